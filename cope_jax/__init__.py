@@ -46,9 +46,9 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(_PLACES[name])
-    found = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
-    globals()[name] = found
-    return found
+    value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -34,7 +34,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Returns a sort key that compares numbers within names by value."""
-    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
+    return [(not run.isdecimal(), int(run) if run.isdecimal() else 0, run) for run in re.split(r"(\d+)", name)]
 
 
 class Registry(Generic[T]):
@@ -101,11 +101,11 @@ def _origin(entry: Any) -> str:
 C = TypeVar("C")
 
 
-def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
+def configure(cls: type[C], options: Mapping[str, Any], owner: str) -> C:
     """Builds the config dataclass `cls` from `options` and checks names and types, also in nested configs.
 
     An int is accepted for a float field, and a list for a tuple; no other type is converted. A wrong name or type
-    raises ConfigError. `what` is the name of what the options configure, such as "rope", for the error message.
+    raises ConfigError. `owner`, such as "rope", is the name in the error message.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -121,8 +121,8 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     values = {}
     for name, value in options.items():
         if name not in fields:
-            raise unknown(f"option of {what}", name, fields)
-        values[name] = _checked_field(value, cls, fields[name], what)
+            raise unknown(f"option of {owner}", name, fields)
+        values[name] = _checked_field(value, cls, fields[name], owner)
     return cls(**values)
 
 
@@ -135,9 +135,9 @@ def field_types(cls: type) -> dict[str, Any]:
         return {field.name: field.type for field in dataclasses.fields(cls)}
 
 
-def _checked_field(value: Any, cls: type, field: dataclasses.Field[Any], what: str) -> Any:
+def _checked_field(value: Any, cls: type, field: dataclasses.Field[Any], owner: str) -> Any:
     try:
-        return checked(value, field_types(cls)[field.name], f"{what}.{field.name}")
+        return checked(value, field_types(cls)[field.name], f"{owner}.{field.name}")
     except ConfigError:
         if type(value) is type(field.default) and value in (field.default,):  # such as infinity for no limit
             return value
@@ -147,7 +147,7 @@ def _checked_field(value: Any, cls: type, field: dataclasses.Field[Any], what: s
 _ODD = re.compile(r"(?i)(?<!\w)(?:[\d.][\w.]*_|0[xob])|(?![0-9])\d")
 
 
-def check_plain_numbers(text: str, what: str) -> None:
+def check_plain_numbers(text: str, source: str) -> None:
     """Raises ConfigError if a number in `text` is not a plain decimal; anything may be inside quotation marks.
 
     >>> check_plain_numbers("(1000, -1e-3, 'run_1_2')", "--config.task.options.lengths")
@@ -157,10 +157,10 @@ def check_plain_numbers(text: str, what: str) -> None:
     cope_jax.errors.ConfigError: --seeds needs plain decimals, such as 1000 and 1e-3, not 1_000
     """
     if _ODD.search(re.sub(r"'[^']*'|\"[^\"]*\"", "", text)):
-        raise ConfigError(f"{what} needs plain decimals, such as 1000 and 1e-3, not {text.strip()}")
+        raise ConfigError(f"{source} needs plain decimals, such as 1000 and 1e-3, not {text.strip()}")
 
 
-def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: float | None) -> None:
+def check_at_least(least: float, owner: str, most: int = 2**31 - 1, /, **values: float | None) -> None:
     """Raises ConfigError for a value that is NaN, infinite or below `least`, or an int above `most`; None is allowed.
 
     The default of `most` is for sizes and counts, which are int32 on devices; seeds may be larger.
@@ -172,15 +172,15 @@ def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: 
     """
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-            raise ConfigError(f"{what}.{name} must be a number, got {abridged(value)} of type {type(value).__name__}")
+            raise ConfigError(f"{owner}.{name} must be a number, got {abridged(value)} of type {type(value).__name__}")
         if value is not None and not least <= value < math.inf:  # `not` makes NaN an error too
             finite = " and finite" if value == math.inf else ""
-            raise ConfigError(f"{what}.{name} must be at least {least}{finite}, got {value}")
+            raise ConfigError(f"{owner}.{name} must be at least {least}{finite}, got {value}")
         if isinstance(value, int) and value > most:
-            raise ConfigError(f"{what}.{name} must be at most {most:,}, got {value:,}")
+            raise ConfigError(f"{owner}.{name} must be at most {most:,}, got {value:,}")
 
 
-def check_fields(config: Any, what: str) -> None:
+def check_fields(config: Any, owner: str) -> None:
     """Checks each field of a config dataclass against its annotation, as `checked` does; call it in `__post_init__`.
 
     The default of a field is always allowed, such as infinity.
@@ -196,7 +196,7 @@ def check_fields(config: Any, what: str) -> None:
     cope_jax.errors.ConfigError: unknown block.norm 'rsm': did you mean 'rms'? Choose from layer, rms
     """
     for field in dataclasses.fields(config):
-        value = _checked_field(getattr(config, field.name), type(config), field, what)
+        value = _checked_field(getattr(config, field.name), type(config), field, owner)
         object.__setattr__(config, field.name, value)  # the dataclass is frozen
 
 

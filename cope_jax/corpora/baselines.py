@@ -28,11 +28,11 @@ def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequenc
     >>> majority_by_word(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
     ['VERB', 'NOUN', 'NOUN']
     """
-    held: dict[str, list[Any]] = defaultdict(list)
+    labels_of: dict[str, list[Any]] = defaultdict(list)
     for word, label in zip(words, labels, strict=True):
-        held[word].append(label)
-    own, other = {word: majority_label(mine) for word, mine in held.items()}, majority_label(labels)
-    return [own.get(word, other) for word in tests]
+        labels_of[word].append(label)
+    majority, other = {word: majority_label(mine) for word, mine in labels_of.items()}, majority_label(labels)
+    return [majority.get(word, other) for word in tests]
 
 
 def unigram_probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str, np.ndarray]:
@@ -79,12 +79,12 @@ def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
     from scipy.sparse import coo_array  # imported here, like scikit-learn, because few commands need it
 
     counted_BL = (batch["mask"] == 1) & ~np.isin(batch["inputs"], list(special))
-    found = []
+    counts = []
     for side in (0, 1):
         rows, indices = np.nonzero(counted_BL & (batch["segments"] == side))
         pieces = batch["inputs"][rows, indices]
-        found.append(coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr())
-    return found
+        counts.append(coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr())
+    return counts
 
 
 class BagOfWords:

@@ -53,12 +53,12 @@ def documents(data_dir: str | None, split: str) -> list[Document]:
     >>> [len(document) for document in documents(None, "train")]
     [7, 7, 6, 8]
     """
-    found: list[Document] = []
+    result: list[Document] = []
     for sentence in read(data_dir, split):
-        if sentence.first or not found:
-            found.append([])
-        found[-1].append(sentence.words)
-    return found
+        if sentence.first or not result:
+            result.append([])
+        result[-1].append(sentence.words)
+    return result
 
 
 def parse(path: epath.Path) -> list[TaggedSentence]:
@@ -89,20 +89,20 @@ def read_table(path: str) -> dict[str, list[TaggedSentence]]:
     Raises:
       ConfigError: the file is no such table, or a split has no sentence. The message gives the line.
     """
-    found: dict[str, list[TaggedSentence]] = {split: [] for split in SPLITS}
+    sentences_of: dict[str, list[TaggedSentence]] = {split: [] for split in SPLITS}
     for where, row in tables.read(path, ("text", "label"), ("split",)):
         text, tags = row["text"], tuple(row["label"].split())
         words = tuple(text.split())
         if len(words) != len(tags):
             raise ConfigError(f"{where} has {len(words)} words and {len(tags)} tags: give each word one tag")
         split = row.get("split", split_of(text, 0.1))
-        if split not in found:
+        if split not in sentences_of:
             raise ConfigError(f"{where} has the split {split!r}: choose from {', '.join(SPLITS)}")
-        found[split].append(TaggedSentence(words, tags))
-    for split, sentences in found.items():
+        sentences_of[split].append(TaggedSentence(words, tags))
+    for split, sentences in sentences_of.items():
         if not sentences:
             raise ConfigError(f"{path} has no sentence for {split}: give more, or name splits in a column 'split'")
-    return found
+    return sentences_of
 
 
 def _sentence(block: list[tuple[int, str]], path: epath.Path) -> TaggedSentence:

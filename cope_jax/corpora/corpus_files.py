@@ -30,9 +30,9 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     >>> find(None, "sms-spam", ["SMSSpamCollection.tsv"]).name
     'SMSSpamCollection.tsv'
     """
-    found = first(data_dir, folder, names)
-    if found is not None:
-        return found
+    path = first(data_dir, folder, names)
+    if path is not None:
+        return path
     root = data_folder(data_dir)
     command = f"; `python -m experiments.download --corpora={download} --out={root}` downloads it" if download else ""
     wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
@@ -48,9 +48,9 @@ def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path
     root = data_folder(data_dir)
     for name in names:
         for pattern in (name, f"{name}.gz"):
-            found = glob_in(root / folder, pattern)
-            if found:
-                return found[0]
+            paths = glob_in(root / folder, pattern)
+            if paths:
+                return paths[0]
     return None
 
 
@@ -65,9 +65,9 @@ def data_folder(data_dir: str | None) -> epath.Path:
 def read_prose(path: epath.PathLike) -> str:
     """The text of a UTF-8 file. Raises ConfigError as `read_text` does, or if a zero byte shows that it is no text."""
     text = read_text(path)
-    place = text.find("\0")
-    if place >= 0:
-        line = text.count("\n", 0, place) + 1
+    zero = text.find("\0")
+    if zero >= 0:
+        line = text.count("\n", 0, zero) + 1
         raise ConfigError(f"{path}, line {line} has a zero byte, so it is not text: remove the file or the byte")
     return text
 
@@ -93,7 +93,7 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
     >>> list(matching(pathlib.Path(SAMPLES), ["files/r*.txt"]))
     ['files/recipe.txt']
     """
-    found: dict[str, pathlib.Path] = {}
+    files: dict[str, pathlib.Path] = {}
     seen: set[pathlib.Path] = set()
     for pattern in globs:
         root, below = _rooted(folder, pattern)
@@ -109,8 +109,8 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
                 continue
             seen.add(path.resolve())
             name = "/".join(parts if root == folder else (root.name, *parts))
-            found[path.as_posix() if name in found else name] = path
-    return dict(sorted(found.items()))
+            files[path.as_posix() if name in files else name] = path
+    return dict(sorted(files.items()))
 
 
 def _rooted(folder: pathlib.Path, pattern: str) -> tuple[pathlib.Path, str]:

@@ -67,7 +67,7 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
     Raises:
       ConfigError: a pattern matches no file, a pattern is not a glob, or the format of a file is unknown.
     """
-    found: dict[str, InputFile] = {}
+    files: dict[str, InputFile] = {}
     for pattern in patterns:
         root, below = rooted(pattern)
         try:
@@ -85,8 +85,8 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
             _format(path.name)
             full = os.fspath(path)
             name = full.removeprefix(f"{os.fspath(root).rstrip('/')}/")
-            found[full] = InputFile(full, name, epath.Path(full).stat().length)
-    return [found[path] for path in sorted(found)]
+            files[full] = InputFile(full, name, epath.Path(full).stat().length)
+    return [files[path] for path in sorted(files)]
 
 
 def pieces(

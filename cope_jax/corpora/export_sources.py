@@ -70,15 +70,15 @@ class Files:
     @functools.cached_property
     def units(self) -> list[list[document_files.InputFile]]:
         """Runs of files of about `_UNIT` bytes."""
-        found: list[list[document_files.InputFile]] = []
+        runs: list[list[document_files.InputFile]] = []
         room = 0
         for file in self.files:
-            if file.size > room or not found:
-                found.append([])
+            if file.size > room or not runs:
+                runs.append([])
                 room = _UNIT
-            found[-1].append(file)
+            runs[-1].append(file)
             room -= file.size
-        return found
+        return runs
 
     @property
     def weights(self) -> Sequence[float]:

@@ -46,10 +46,10 @@ def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
     for document in documents:
         if not len(document):
             continue
-        own = int(document[-1]) == end
-        parts += [document] if own else [document, parts[0]]
-        sizes.append(len(document) + (not own))
-        added.append(not own)
+        has_end = int(document[-1]) == end
+        parts += [document] if has_end else [document, parts[0]]
+        sizes.append(len(document) + (not has_end))
+        added.append(not has_end)
     bounds = np.cumsum([0, *sizes])
     counted = np.ones(bounds[-1], bool)
     counted[bounds[1:][np.array(added, bool)] - 1] = False
@@ -155,7 +155,7 @@ class Packed:
         With "documents", there are also `segments` and `positions` `[n, L]`. Segments are numbered from 1 in each
         example. All fields are padded with 0.
         """
-        rows = [range(int(self._rows[place]), int(self._rows[place + 1])) for place in np.asarray(indices).tolist()]
+        rows = [range(int(self._rows[index]), int(self._rows[index + 1])) for index in np.asarray(indices).tolist()]
         fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
         entries_BL, segments_BL, positions_BL = (fields.pop(name) for name in ("entries", "segments", "positions"))
         counts_BL = (entries_BL >= 0) & (self._every | self._entries.counted[entries_BL])
@@ -180,7 +180,7 @@ class Mixed:
         self._ends = np.cumsum([0, *map(len, parts)])
         self._order = None
         if spread and len(parts) > 1:
-            places = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts])
+            places = np.concatenate([(np.arange(len(packed)) + 0.5) / len(packed) for packed in parts])
             self._order = np.argsort(places, kind="stable")
 
     def __len__(self) -> int:
@@ -189,19 +189,19 @@ class Mixed:
     @property
     def ranges(self) -> list[range]:
         """The indices of the examples of each text. They are valid only without `spread`."""
-        return [range(*self._ends[part : part + 2].tolist()) for part in range(len(self._parts))]
+        return [range(*self._ends[text : text + 2].tolist()) for text in range(len(self._parts))]
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples at `indices`, with the fields of `Packed.take`. Raises ConfigError for an index out of range."""
-        for place in indices[(indices < 0) | (indices >= len(self))]:
-            raise ConfigError(f"there is no example {place}: give an index of at least 0 and less than {len(self)}")
+        for index in indices[(indices < 0) | (indices >= len(self))]:
+            raise ConfigError(f"there is no example {index}: give an index of at least 0 and less than {len(self)}")
         if self._order is not None:
             indices = self._order[indices]
         if len(self._parts) == 1 or not len(indices):
             return self._parts[0].take(indices)
         which = np.searchsorted(self._ends, indices, side="right") - 1
-        own = indices - self._ends[which]
-        rows = [self._parts[part].take(place[None]) for part, place in zip(which, own, strict=True)]
+        within = indices - self._ends[which]
+        rows = [self._parts[text].take(index[None]) for text, index in zip(which, within, strict=True)]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -219,12 +219,12 @@ def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
     having: dict[int, list[int]] = {}  # room -> rows with this room
     for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
         size = sizes[piece]
-        place = bisect.bisect_left(rooms, size)
-        if place < len(rooms):
-            room = rooms[place]
+        index = bisect.bisect_left(rooms, size)
+        if index < len(rooms):
+            room = rooms[index]
             row = having[room].pop()
             if not having[room]:
-                rooms.pop(place)
+                rooms.pop(index)
         else:
             row, room = len(rows), length
             rows.append([])

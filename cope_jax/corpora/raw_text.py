@@ -69,10 +69,10 @@ def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Read
     def checked(split: str) -> list[str]:
         if split not in SPLITS:
             raise unknown(f"split of {corpus}", split, SPLITS)
-        found = [text for text in read(split) if text]
-        if not found:
+        texts = [text for text in read(split) if text]
+        if not texts:
             raise ConfigError(f"{corpus} has no text in its split {split!r}: give more or larger files")
-        return found
+        return texts
 
     return checked
 
@@ -129,12 +129,12 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 
     def read(split: str) -> list[str]:
         patterns = globs or TEXT
-        found = matching(folder, patterns)
-        if not found:
+        files = matching(folder, patterns)
+        if not files:
             raise ConfigError(
                 f"no file in {folder} matches {', '.join(patterns)}: put text there, or give globs with a full path"
             )
-        return [_part(read_prose(path), split) for path in found.values()]
+        return [_part(read_prose(path), split) for path in files.values()]
 
     return read
 
@@ -161,8 +161,8 @@ def _part(text: str, split: str) -> str:
     text = text.replace("\r\n", "\n")
     spaces = (_SPACE.search(text, len(text) * share // 100 - 1) for share in (90, 95))
     ends = [0, *(space.end() if space else len(text) for space in spaces), len(text)]
-    place = SPLITS.index(split)
-    return text[ends[place] : ends[place + 1]]
+    number = SPLITS.index(split)
+    return text[ends[number] : ends[number + 1]]
 
 
 def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
@@ -175,8 +175,8 @@ def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
     ((3.0, 'wikitext-2'), (1.0, 'code'))
     """
     parts = []
-    for part in corpus.split("+"):
-        weight, star, name = part.rpartition("*")
+    for term in corpus.split("+"):
+        weight, star, name = term.rpartition("*")
         READERS.get(name.strip())
         try:
             number = float(weight) if star else 1.0

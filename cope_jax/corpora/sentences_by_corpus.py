@@ -25,13 +25,13 @@ def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document
     >>> len(document), document[0][:4]
     (5, ('The', 'island', 'is', 'flat'))
     """
-    found: list[Document] = []
+    result: list[Document] = []
     if corpus != "ud-ewt":
         name = wikitext.path(data_dir, "train", raw=True).name
-        found += wikitext.documents(data_dir, split, raw=name.endswith((".raw", ".raw.gz")))
+        result += wikitext.documents(data_dir, split, raw=name.endswith((".raw", ".raw.gz")))
     if corpus != "wikitext-2":
-        found += conllu.documents(data_dir, split)
-    return found
+        result += conllu.documents(data_dir, split)
+    return result
 
 
 def by_split(
@@ -48,15 +48,15 @@ def by_split(
     """
     if not files:
         return {split: documents(corpus, data_dir, split) for split in splits}
-    found: dict[str, list[Document]] = {split: [] for split in SPLITS}
+    documents_of: dict[str, list[Document]] = {split: [] for split in SPLITS}
     for file in document_files.find(files):
         for piece, _ in document_files.pieces(file, division="paragraph"):
             lines = (wikitext.split_sentences(line.split()) for line in piece.text.split("\n"))
             if document := [sentence for sentences in lines for sentence in sentences]:
-                found[document_files.split_of(piece.key, 0.05)].append(document)
+                documents_of[document_files.split_of(piece.key, 0.05)].append(document)
     for split in splits:
-        if not found[split]:
+        if not documents_of[split]:
             raise ConfigError(
                 f"{', '.join(files)} has no document for {split}: give more, with blank lines between documents"
             )
-    return {split: found[split] for split in splits}
+    return {split: documents_of[split] for split in splits}

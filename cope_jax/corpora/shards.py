@@ -119,10 +119,10 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
         begun = " yet: run its export again, which continues" if (epath.Path(folder) / "export.json").exists() else ""
         raise ConfigError(f"{folder} has no {MANIFEST}{begun or ': ' + export}")
     content = read_object(path, f"{export} again")
-    held = content.pop("digest", None)
+    digest = content.pop("digest", None)
     if content.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {content.get('format')!r}, not {FORMAT}: {export} again")
-    if held != _digest(content):
+    if digest != _digest(content):
         raise ConfigError(
             f"{path} was changed after the export: restore the file, or delete it and run the export again"
         )
@@ -189,15 +189,15 @@ class Example:
         used = int(self.sizes.sum())
         numbers = np.repeat(np.arange(len(self.sizes)), self.sizes)
         places = np.arange(used) + numbers  # each earlier piece has one token more than inputs
-        found = {name: np.zeros(length, np.int32) for name in ("inputs", "targets", "segments", "positions")}
-        found["inputs"][:used] = self.tokens[places]
-        found["targets"][:used] = self.tokens[places + 1]
-        found["segments"][:used] = numbers + 1
-        found["positions"][:used] = np.arange(used) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
+        fields = {name: np.zeros(length, np.int32) for name in ("inputs", "targets", "segments", "positions")}
+        fields["inputs"][:used] = self.tokens[places]
+        fields["targets"][:used] = self.tokens[places + 1]
+        fields["segments"][:used] = numbers + 1
+        fields["positions"][:used] = np.arange(used) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
         weights = np.zeros(length, np.float32)
         weights[:used] = 1
         weights[self.idle] = 0
-        return {**found, "weights": weights}
+        return {**fields, "weights": weights}
 
 
 class Shards:
@@ -222,7 +222,7 @@ class Shards:
         for shard in self.manifest.shards:
             self._of.setdefault(shard.split, []).append(shard)
         self._ends = {
-            split: list(itertools.accumulate(shard.examples for shard in found)) for split, found in self._of.items()
+            split: list(itertools.accumulate(shard.examples for shard in shards)) for split, shards in self._of.items()
         }
         sizes = sorted(shard.examples for shard in self.manifest.shards if shard.split == "train")
         # A window, and the beginning of the next one, which is read ahead.
@@ -249,9 +249,9 @@ class Shards:
             raise ConfigError(
                 f"there is no example {index}: give an index of at least 0 and less than {self.size(split)}"
             )
-        place = bisect.bisect_right(self._ends[split], index)
-        shard = self._of[split][place]
-        return self._read(shard, [index - self._ends[split][place] + shard.examples])[0].fields(self.manifest.length)
+        number = bisect.bisect_right(self._ends[split], index)
+        shard = self._of[split][number]
+        return self._read(shard, [index - self._ends[split][number] + shard.examples])[0].fields(self.manifest.length)
 
     def stream(self, shard: Shard) -> TokenStream:
         """The text of a shard. Its `bounds` are the documents for the packing "documents", and else only the ends."""
@@ -285,8 +285,8 @@ class Shards:
 
     def _reader(self, shard: Shard) -> Any:
         with self._lock:
-            found = self._readers.pop(shard.file, None)
-            self._readers[shard.file] = self._open(shard) if found is None else found
+            reader = self._readers.pop(shard.file, None)
+            self._readers[shard.file] = self._open(shard) if reader is None else reader
             while len(self._readers) > self._open_shards:
                 self._readers.popitem(last=False)
             return self._readers[shard.file]

@@ -55,8 +55,8 @@ def standard_library() -> pathlib.Path:
 
 def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[tuple[str, int, int]]:
     """The name, size and modification time of each file that `read` would read, to detect changes of the files."""
-    found = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
-    return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in found)
+    states = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
+    return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
@@ -93,8 +93,8 @@ def split_of(path: str) -> str:
     >>> split_of("ast.py"), split_of("csv.py")
     ('train', 'train')
     """
-    place = int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) % 100
-    return next(split for split, end in _SHARES if place < end)
+    percentile = int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) % 100
+    return next(split for split, end in _SHARES if percentile < end)
 
 
 def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
@@ -113,15 +113,15 @@ def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
     shingles: dict[str, np.ndarray] = {}
     duplicates: dict[str, str] = {}
     for name, text in texts.items():
-        own = _shingles(text, hashes)
-        least = np.array([(own * a + b).min() for a, b in zip(odd, shift, strict=True)])
+        new = _shingles(text, hashes)
+        least = np.array([(new * a + b).min() for a, b in zip(odd, shift, strict=True)])
         keys = [(band, least[band * _ROWS : (band + 1) * _ROWS].tobytes()) for band in range(_BANDS)]
         others = dict.fromkeys(other for key in keys for other in seen.get(key, ()))
-        twin = next((other for other in others if _resemblance(own, shingles[other]) > SIMILAR), None)
+        twin = next((other for other in others if _resemblance(new, shingles[other]) > SIMILAR), None)
         if twin is not None:
             duplicates[name] = twin
             continue
-        shingles[name] = own
+        shingles[name] = new
         for key in keys:
             seen.setdefault(key, []).append(name)
     return duplicates
@@ -136,8 +136,8 @@ def _shingles(text: str, hashes: dict[str, int]) -> np.ndarray:
     numbers = np.array([hashes[word] for word in words], np.uint64)
     size = min(SHINGLE, len(numbers))
     mixed = np.zeros(len(numbers) - size + 1, np.uint64)
-    for place in range(size):
-        mixed = mixed * np.uint64(0x100000001B3) + numbers[place : place + len(mixed)]
+    for offset in range(size):
+        mixed = mixed * np.uint64(0x100000001B3) + numbers[offset : offset + len(mixed)]
     return np.unique(mixed)
 
 

@@ -37,23 +37,23 @@ class Stream(Sequence[dict[str, np.ndarray]]):
         size = len(next(iter(fields.values())))
         if not size:
             raise ConfigError("a split has no words: give files with text")
-        part = -(-size // batch_size)
-        self._len = -(-part // length)
+        row_size = -(-size // batch_size)
+        self._len = -(-row_size // length)
         self._length, self._finish = length, finish
         self._rows = {}
         for name, entries in fields.items():
-            rows = np.pad(entries, (0, batch_size * part - size)).reshape(batch_size, part)
-            self._rows[name] = np.pad(rows, ((0, 0), (0, self._len * length - part)))
+            rows = np.pad(entries, (0, batch_size * row_size - size)).reshape(batch_size, row_size)
+            self._rows[name] = np.pad(rows, ((0, 0), (0, self._len * length - row_size)))
         self._batch_size = batch_size
 
     def __len__(self) -> int:
         return self._len
 
     def __getitem__(self, index: Any) -> Any:
-        place = range(self._len)[index]  # IndexError beyond the end, which ends a loop
-        window = slice(place * self._length, (place + 1) * self._length)
+        number = range(self._len)[index]  # IndexError beyond the end, which ends a loop
+        window = slice(number * self._length, (number + 1) * self._length)
         batch = self._finish({name: rows[:, window] for name, rows in self._rows.items()})
-        return {**batch, "reset": np.full(self._batch_size, place == 0, np.float32)}
+        return {**batch, "reset": np.full(self._batch_size, number == 0, np.float32)}
 
 
 def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.ndarray]:
@@ -66,11 +66,14 @@ def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.nda
     return {name: np.pad(entries, (0, length))[indices] for name, entries in fields.items()}
 
 
-def first(n: int, size: int, what: str) -> np.ndarray:
-    """The indices of the first n of the `size` examples of `what`. Raises ConfigError if n is negative or too large."""
+def first(n: int, size: int, owner: str) -> np.ndarray:
+    """The indices of the first n of the `size` examples of `owner`.
+
+    Raises ConfigError if n is negative or too large.
+    """
     _check_number(n)
     if n > size:
-        raise ConfigError(f"{what} has {size} examples, not {n}: ask for at most {size}")
+        raise ConfigError(f"{owner} has {size} examples, not {n}: ask for at most {size}")
     return np.arange(n)
 
 

@@ -41,12 +41,12 @@ class Counts:
         {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
         """
         with np.errstate(over="ignore"):  # perplexity is infinite if the model has diverged
-            found = {"loss": nats / self.tokens, "token_perplexity": float(np.exp(nats / self.tokens))}
+            results = {"loss": nats / self.tokens, "token_perplexity": float(np.exp(nats / self.tokens))}
             if not self.unknown:
-                found["perplexity"] = float(np.exp(nats / self.words))
+                results["perplexity"] = float(np.exp(nats / self.words))
             if not self.unknown and not self.changed:
-                found["bits_per_byte"] = nats / (self.bytes * float(np.log(2)))
-        return found
+                results["bits_per_byte"] = nats / (self.bytes * float(np.log(2)))
+        return results
 
     @property
     def left_out(self) -> str:

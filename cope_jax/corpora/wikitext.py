@@ -54,12 +54,12 @@ def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -
     [' \n = The Isl', ' = The Wolf ']
     """
     lines = read(None, split) if data_dir is None else read_lines(_official(data_dir, split, corpus, raw))
-    found: list[list[str]] = []
+    articles: list[list[str]] = []
     for line, is_title in zip(lines, _titles(lines), strict=True):
-        if not found or (is_title and any(map(str.strip, found[-1]))):
-            found.append([])
-        found[-1].append(line)
-    return ["".join(f"{line}\n" for line in article) for article in found]
+        if not articles or (is_title and any(map(str.strip, articles[-1]))):
+            articles.append([])
+        articles[-1].append(line)
+    return ["".join(f"{line}\n" for line in article) for article in articles]
 
 
 def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
@@ -67,8 +67,8 @@ def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
         raise unknown(f"split of {corpus}", split, SPLITS)
     stem, kind = f"wiki.{SPLITS[split]}", "raw" if raw else "tokens"
     names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]  # the second name marks another order of articles
-    own = first(data_dir, f"{corpus}-raw", names) if raw else None
-    return own or find(data_dir, corpus, names, download=f"{corpus}-raw" if raw else corpus)
+    raw_path = first(data_dir, f"{corpus}-raw", names) if raw else None
+    return raw_path or find(data_dir, corpus, names, download=f"{corpus}-raw" if raw else corpus)
 
 
 def words(data_dir: str | None, split: str) -> list[str]:
@@ -119,19 +119,19 @@ def split_sentences(words: Sequence[str]) -> Document:
     >>> split_sentences('He left . " Why ? " she asked . Nobody knew'.split())
     [('He', 'left', '.'), ('"', 'Why', '?', '"', 'she', 'asked', '.'), ('Nobody', 'knew')]
     """
-    sentences, start, place, quoted = [], 0, 0, False
-    while place < len(words):
-        if words[place] == '"':
+    sentences, start, index, quoted = [], 0, 0, False
+    while index < len(words):
+        if words[index] == '"':
             quoted = not quoted
-        elif words[place] in _ENDS:
-            while place + 1 < len(words) and (words[place + 1] in _CLOSERS or (words[place + 1] == '"' and quoted)):
-                place += 1
-                quoted = quoted and words[place] != '"'
-            following = words[place + 1] if place + 1 < len(words) else ""
+        elif words[index] in _ENDS:
+            while index + 1 < len(words) and (words[index + 1] in _CLOSERS or (words[index + 1] == '"' and quoted)):
+                index += 1
+                quoted = quoted and words[index] != '"'
+            following = words[index + 1] if index + 1 < len(words) else ""
             if not following[:1].islower() and following not in _ENDS:
-                sentences.append(tuple(words[start : place + 1]))
-                start = place + 1
-        place += 1
+                sentences.append(tuple(words[start : index + 1]))
+                start = index + 1
+        index += 1
     if start < len(words):
         sentences.append(tuple(words[start:]))
     return sentences
@@ -143,14 +143,14 @@ def natural(words: Sequence[str]) -> list[str]:
     >>> natural("a 1 @,@ 250 @.@ 5 m 16 @-@ mile walk".split())
     ['a', '1,250.5', 'm', '16', '-', 'mile', 'walk']
     """
-    found: list[str] = []
+    joined: list[str] = []
     joint = ""
     for word in words:
         if word in ("@,@", "@.@"):
             joint += word[1]
         elif joint:
-            found[-1:] = ["".join(found[-1:]) + joint + word]
+            joined[-1:] = ["".join(joined[-1:]) + joint + word]
             joint = ""
         else:
-            found.append("-" if word == "@-@" else word)
-    return [*found, joint] if joint else found
+            joined.append("-" if word == "@-@" else word)
+    return [*joined, joint] if joint else joined

@@ -50,7 +50,7 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
     header, *lines = read_lines(path) or [""]
     if header != _HEADER:
         raise ConfigError(f"{path}, line 1 must name the columns {_HEADER.split()}: fetch the file again")
-    found = []
+    occurrences = []
     for number, line in enumerate(lines, start=2):
         if not line.strip():
             continue
@@ -62,8 +62,8 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
             or not (columns[3].isdecimal() and len(columns[3]) < 10 and int(columns[3]) < len(words))
         ):
             raise ConfigError(f"{path}, line {number} must have a word, split, sense, index and sentence: fix the line")
-        found.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))
-    return found
+        occurrences.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))
+    return occurrences
 
 
 def read_semcor(data_dir: str | None) -> list[Occurrence]:
@@ -84,7 +84,7 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
     [('spring', 'spring.N', 'season'), ('walk', 'walk.V', 'go')]
     """
     path = find(data_dir, "semcor-noad", ["semcor_noad.jsonl"])
-    found = []
+    occurrences = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -92,12 +92,14 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
             entry = parse_json(line)
             words = tuple(entry["t"].split())
             test = zlib.crc32(entry["d"].encode()) % 5 == 0
-            for index, lemma, part, sense in entry["a"]:
+            for index, lemma, word_class, sense in entry["a"]:
                 if type(index) is not int or not 0 <= index < len(words):
                     raise ValueError("the index is outside of the sentence")
                 if type(sense) not in (str, int, float):
                     raise ValueError(f"the sense {sense!r} is neither text nor a number")
-                found.append(Occurrence(words, index, f"{lemma}.{part}", str(sense), "test" if test else "train"))
+                occurrences.append(
+                    Occurrence(words, index, f"{lemma}.{word_class}", str(sense), "test" if test else "train")
+                )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, line {number} is not an annotated sentence ({error}): fix the line") from error
-    return found
+    return occurrences

@@ -33,22 +33,22 @@ def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
             raise ConfigError(f"{out} contains other files: choose an empty folder")
         write_file(out, _IDENTITY, json.dumps(identity, indent=1) + "\n")
         return
-    held = read_object(file, "choose an empty folder")
-    if other := next((name for name in identity if held.get(name) != identity[name]), None):
+    claimed = read_object(file, "choose an empty folder")
+    if other := next((name for name in identity if claimed.get(name) != identity[name]), None):
         if glob_in(out / "parts", "*.json"):
-            differs = _difference(other, held.get(other), identity[other])
+            differs = _difference(other, claimed.get(other), identity[other])
             raise ConfigError(f"{out} contains an export with {differs}: delete the folder, or choose another")
         for name in _TOKENIZER:  # learned for the earlier call, which has written no shard
             (out / name).unlink(missing_ok=True)
         write_file(out, _IDENTITY, json.dumps(identity, indent=1) + "\n")
 
 
-def _difference(name: str, held: Any, given: Any) -> str:
+def _difference(name: str, existing: Any, given: Any) -> str:
     """Names the first entry in which two settings differ."""
-    if isinstance(held, dict) and isinstance(given, dict):
-        name = next(entry for entry in {**held, **given} if held.get(entry) != given.get(entry))
-        held, given = held.get(name), given.get(name)
-    return f"another {name} ({held}, not {given})"
+    if isinstance(existing, dict) and isinstance(given, dict):
+        name = next(entry for entry in {**existing, **given} if existing.get(entry) != given.get(entry))
+        existing, given = existing.get(name), given.get(name)
+    return f"another {name} ({existing}, not {given})"
 
 
 def forget_missing(out: epath.Path, units: int) -> None:
@@ -95,16 +95,16 @@ def check_claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
 
 def all_reports(out: epath.Path, unit: int) -> list[dict[str, Any]] | None:
     """The reports of the chunks of a unit, or None if the unit has not ended."""
-    found = reports_of(out, unit)
-    return found if found and found[-1]["last"] else None
+    reports = reports_of(out, unit)
+    return reports if reports and reports[-1]["last"] else None
 
 
 def reports_of(out: epath.Path, unit: int) -> list[dict[str, Any]]:
     """The reports of all chunks of a unit that have ended."""
-    found: list[dict[str, Any]] = []
-    while (file := out / report_name(unit, len(found))).exists():
-        found.append(_read_report(file))
-    return found
+    reports: list[dict[str, Any]] = []
+    while (file := out / report_name(unit, len(reports))).exists():
+        reports.append(_read_report(file))
+    return reports
 
 
 def _read_report(file: epath.Path) -> dict[str, Any]:

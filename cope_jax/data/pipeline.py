@@ -89,8 +89,8 @@ def train_iterator(
         shuffled = _shuffled(source, mixture, stored, shuffle_seed)
 
         def gathered(i: int) -> Batch:
-            found = [shuffled[i * batch_size + row] for row in rows]
-            return {name: np.stack([row[name] for row in found]) for name in found[0]}
+            gathered_rows = [shuffled[i * batch_size + row] for row in rows]
+            return {name: np.stack([row[name] for row in gathered_rows]) for name in gathered_rows[0]}
 
         dataset = batches.map(gathered)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(readers, _AHEAD * readers)))
@@ -176,13 +176,13 @@ class WindowOrder:
         self._places = functools.lru_cache(maxsize=4)(self._shuffled_window)
 
     def __getitem__(self, index: int) -> int:
-        epoch, place = divmod(index, self._size)
-        number, within = divmod(place, self._window)
+        epoch, position = divmod(index, self._size)
+        number, within = divmod(position, self._window)
         order, ends = self._epoch(epoch)
-        place = number * self._window + int(self._places(epoch, number)[within])
-        block = int(np.searchsorted(ends, place, side="right"))
+        position = number * self._window + int(self._places(epoch, number)[within])
+        block = int(np.searchsorted(ends, position, side="right"))
         chosen = self._blocks[order[block]]
-        return chosen[place - int(ends[block])]  # negative: counted from the end of the block
+        return chosen[position - int(ends[block])]  # negative: counted from the end of the block
 
     def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._blocks))

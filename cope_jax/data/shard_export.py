@@ -109,10 +109,10 @@ def export(
         tokenizer = _tokenizer(source, out, vocabulary, given, identity)
         units = [unit for unit in range(index, len(source.weights), parts) if all_reports(out, unit) is None]
         _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options, identity), units, workers)
-        found = [all_reports(out, unit) for unit in range(len(source.weights))]
-        if None in found:
+        reports = [all_reports(out, unit) for unit in range(len(source.weights))]
+        if None in reports:
             return None
-        chunks = [chunk for unit in found for chunk in unit or ()]
+        chunks = [chunk for unit in reports for chunk in unit or ()]
         manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
         write_file(out, MANIFEST, manifest.text)
         return manifest
@@ -174,7 +174,7 @@ def _write_units(source: Source, out: epath.Path, job: "_Job", units: list[int],
     (out / "parts").mkdir(exist_ok=True)
     tokens = 0
 
-    def told(amount: float, more: int) -> None:
+    def show_progress(amount: float, more: int) -> None:
         nonlocal tokens
         tokens += more
         progress.advance(amount, f"{tokens / 1e6:,.1f} M tokens")
@@ -183,9 +183,9 @@ def _write_units(source: Source, out: epath.Path, job: "_Job", units: list[int],
         if min(workers, len(units)) == 1:
             tokenizer = job.tokenizer()
             for unit in units:
-                _write_unit(source, out, tokenizer, job, unit, told)
+                _write_unit(source, out, tokenizer, job, unit, show_progress)
         else:
-            _in_parallel(source, out, job, units, min(workers, len(units)), told)
+            _in_parallel(source, out, job, units, min(workers, len(units)), show_progress)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,11 +202,16 @@ class _Job:
 
 
 def _in_parallel(
-    source: Source, out: epath.Path, job: _Job, units: list[int], workers: int, told: Callable[[float, int], None]
+    source: Source,
+    out: epath.Path,
+    job: _Job,
+    units: list[int],
+    workers: int,
+    show_progress: Callable[[float, int], None],
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    place, messages = context.Value("q", 0), context.SimpleQueue()
-    arguments = (source, str(out), job, units, place, messages, os.getpid())
+    next_unit, messages = context.Value("q", 0), context.SimpleQueue()
+    arguments = (source, str(out), job, units, next_unit, messages, os.getpid())
     processes = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)]
     try:
         for process in processes:
@@ -217,7 +222,7 @@ def _in_parallel(
                 message = messages.get()
                 if isinstance(message, Exception):
                     raise message
-                told(*message)
+                show_progress(*message)
             if any((process.exitcode or 0) < 0 for process in processes):
                 raise StorageError("a process of the export was killed: rerun the command, with fewer --workers")
             if any(process.exitcode for process in processes):
@@ -232,11 +237,11 @@ def _in_parallel(
                 process.join()  # so that its unfinished files are abandoned
 
 
-def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, messages: Any, parent: int) -> None:
+def _work(source: Source, out: str, job: _Job, units: list[int], next_unit: Any, messages: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
 
-    def told(amount: float, tokens: int) -> None:
+    def show_progress(amount: float, tokens: int) -> None:
         if os.getppid() != parent:  # the command was killed
             os._exit(1)
         messages.put((amount, tokens))
@@ -244,12 +249,12 @@ def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, mes
     try:
         tokenizer = job.tokenizer()
         while True:
-            with place:
-                number = place.value
-                place.value += 1
+            with next_unit:
+                number = next_unit.value
+                next_unit.value += 1
             if number >= len(units):
                 return
-            _write_unit(source, epath.Path(out), tokenizer, job, units[number], told)
+            _write_unit(source, epath.Path(out), tokenizer, job, units[number], show_progress)
     except Exception as error:
         clear = bucket_error(error) or error
         if not isinstance(clear, ConfigError | OSError):  # others may not be sent
@@ -258,7 +263,12 @@ def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, mes
 
 
 def _write_unit(
-    source: Source, out: epath.Path, tokenizer: Tokenizer, job: _Job, unit: int, told: Callable[[float, int], None]
+    source: Source,
+    out: epath.Path,
+    tokenizer: Tokenizer,
+    job: _Job,
+    unit: int,
+    show_progress: Callable[[float, int], None],
 ) -> None:
     """Writes the chunks of a unit that are missing."""
     ended = reports_of(out, unit)
@@ -284,12 +294,12 @@ def _write_unit(
             continue
         encoded = chunk.add(split, piece.text, begins)
         if encoded:
-            told((share - before) * source.weights[unit], encoded)
+            show_progress((share - before) * source.weights[unit], encoded)
             before = share
         if chunk.tokens >= job.options.shard_tokens:
             finish(last=False)
     finish(last=True)
-    told((1 - before) * source.weights[unit], 0)
+    show_progress((1 - before) * source.weights[unit], 0)
 
 
 def _manifest(
@@ -317,7 +327,7 @@ def _manifest(
         tokenizer_sha256=hashlib.sha256(tokenizer.text.encode()).hexdigest(),
         words=source.words,
         source=described,
-        documents={split: found.pop("documents") for split, found in sums.items()},
-        counts={split: Counts(**found) for split, found in sums.items()},
+        documents={split: counted.pop("documents") for split, counted in sums.items()},
+        counts={split: Counts(**counted) for split, counted in sums.items()},
         shards=tuple(sorted(shards, key=lambda shard: (SPLITS.index(shard.split), shard.file))),
     )

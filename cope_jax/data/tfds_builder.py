@@ -56,9 +56,9 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
     if not sizes:
         raise ConfigError(f"no split to write: give sizes for some of {', '.join(task.splits)}")
     if _path(task, data_dir).exists():
-        held = {name: info.num_examples for name, info in _open(task, data_dir, seed).info.splits.items()}
-        if held != dict(sizes):
-            raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {held}: choose another data_dir")
+        existing = {name: info.num_examples for name, info in _open(task, data_dir, seed).info.splits.items()}
+        if existing != dict(sizes):
+            raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {existing}: choose another data_dir")
     else:
         with unfinished(data_dir) as folder:
             made = epath.Path(data_dir) if in_bucket(data_dir) else epath.Path(folder)
@@ -168,8 +168,8 @@ def _files(task: Task) -> dict[str, str]:
 def _identity(task: Task, seed: int) -> dict[str, Any]:
     """Returns what the examples depend on, in the types that JSON returns."""
     digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in _files(task).items()}
-    found = {"task": task.name, "options": task.example_options(), "files": digests, "seed": seed}
-    return json.loads(json.dumps(found))
+    identity = {"task": task.name, "options": task.example_options(), "files": digests, "seed": seed}
+    return json.loads(json.dumps(identity))
 
 
 def _whole(task: Task) -> dict[str, Any]:
@@ -194,20 +194,20 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     wanted = _identity(task, seed)
     try:
         builder = tfds.builder_from_directory(path)
-        held = {"files": {}, **builder.info.metadata}
+        metadata = {"files": {}, **builder.info.metadata}
     except (ValueError, TypeError, LookupError, json_format.Error) as error:
         raise ConfigError(f"{path} is damaged ({first_line(error)}): delete it and write it again") from error
-    if not {*wanted, "whole"} <= {"options", *held}:
+    if not {*wanted, "whole"} <= {"options", *metadata}:
         raise ConfigError(f"{path} was written by an older version of this package: delete it and write it again")
     # Of an option that a dataset does not have, it has the default.
     defaults = {
         field.name: field.default for field in dataclasses.fields(task.config) if field.name in wanted["options"]
     }
-    held["options"] = json.loads(json.dumps({**defaults, **held.get("options", {})}, default=str))
-    if {name: held.get(name) for name in wanted} != wanted:
+    metadata["options"] = json.loads(json.dumps({**defaults, **metadata.get("options", {})}, default=str))
+    if {name: metadata.get(name) for name in wanted} != wanted:
         raise ConfigError(
-            f"{data_dir} holds other data of {task.name} ({_difference(wanted, held)}): choose another data_dir, or "
-            "use the same options and files"
+            f"{data_dir} holds other data of {task.name} ({_difference(wanted, metadata)}): "
+            "choose another data_dir, or use the same options and files"
         )
     return builder
 
@@ -228,10 +228,10 @@ def _check_classes(path: epath.Path) -> None:
         raise ConfigError(f"{path} is damaged ({first_line(error)}): write the data again") from error
 
 
-def _difference(wanted: dict[str, Any], held: dict[str, Any]) -> str:
+def _difference(wanted: dict[str, Any], existing: dict[str, Any]) -> str:
     """Returns the names of the options and files that differ, with the values of the options."""
-    here, there = wanted["files"], held["files"]
+    here, there = wanted["files"], existing["files"]
     others = [f"{name} differs" for name in sorted(here | there) if here.get(name) != there.get(name)]
-    wanted, held = ({"seed": side["seed"], **side["options"]} for side in (wanted, held))
-    differ = sorted(key for key in wanted | held if wanted.get(key) != held.get(key))
-    return ", ".join([f"{key} is {held.get(key)} there and {wanted.get(key)} here" for key in differ] + others)
+    wanted, existing = ({"seed": side["seed"], **side["options"]} for side in (wanted, existing))
+    differ = sorted(key for key in wanted | existing if wanted.get(key) != existing.get(key))
+    return ", ".join([f"{key} is {existing.get(key)} there and {wanted.get(key)} here" for key in differ] + others)

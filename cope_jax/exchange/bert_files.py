@@ -77,11 +77,12 @@ def check_vocabulary(folder: Path, vocab_size: int) -> None:
             raise ConfigError(f"{folder}: {VOCABULARY} and {TOKENIZER} differ: fetch the files of one model again")
 
 
-def _check(pieces: Sequence[str], vocab_size: int, what: object) -> None:
+def _check(pieces: Sequence[str], vocab_size: int, source: object) -> None:
     if len(pieces) != vocab_size:  # a lost line would give all later pieces the vectors of others
         raise ConfigError(
-            f"{what} has {len(pieces)} pieces, but the model's vocab_size is {vocab_size}: use the vocabulary of this "
-            "model; if its last rows only pad the table, end the file with a line such as [unused9000] for each"
+            f"{source} has {len(pieces)} pieces, but the model's vocab_size is {vocab_size}: "
+            "use the vocabulary of this model; if its last rows only pad the table, "
+            "end the file with a line such as [unused9000] for each"
         )
 
 
@@ -127,21 +128,21 @@ def find_minilm() -> Path:
 
 
 def _read(values: Mapping[str, Any], path: str) -> BertConfig:
-    held = typed(_Values, values, path)
+    read = typed(_Values, values, path)
     return BertConfig(
-        vocab_size=held.vocab_size,
-        max_length=held.max_position_embeddings,
-        num_layers=held.num_hidden_layers,
-        type_vocab_size=held.type_vocab_size,
+        vocab_size=read.vocab_size,
+        max_length=read.max_position_embeddings,
+        num_layers=read.num_hidden_layers,
+        type_vocab_size=read.type_vocab_size,
         encoding=EncodingConfig((("learned", {}),)),
         block=bert_block(
-            held.hidden_size,
-            held.num_attention_heads,
-            mlp_dim=held.intermediate_size,
-            activation=ACTIVATIONS[held.hidden_act],
-            norm_epsilon=held.layer_norm_eps,
-            dropout=held.hidden_dropout_prob,
-            initial_stddev=held.initializer_range,
+            read.hidden_size,
+            read.num_attention_heads,
+            mlp_dim=read.intermediate_size,
+            activation=ACTIVATIONS[read.hidden_act],
+            norm_epsilon=read.layer_norm_eps,
+            dropout=read.hidden_dropout_prob,
+            initial_stddev=read.initializer_range,
         ),
     )
 

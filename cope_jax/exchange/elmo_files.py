@@ -104,10 +104,10 @@ def _read_weights(model: Elmo, file: Any, weights_path: str | Path, options_path
             raise ConfigError(
                 f"{weights_path} has the data of {entry.name!r} in another file: use weights that are in one file"
             )
-        found, expected = dataset.shape, entry.read().shape
-        if found != expected:
+        shape, expected = dataset.shape, entry.read().shape
+        if shape != expected:
             raise ConfigError(
-                f"{weights_path}: {entry.name} has shape {list(found or ())}, but {options_path} needs "
+                f"{weights_path}: {entry.name} has shape {list(shape or ())}, but {options_path} needs "
                 f"{list(expected)}; use the two files of one model"
             )
         entry.write(np.asarray(dataset, np.float32))
@@ -167,8 +167,8 @@ def _open(path: str | Path, mode: str) -> Any:
         return h5py.File(path, mode)
     except OSError as error:
         reason = error.strerror or "it is not an HDF5 file"
-        what, mend = ("read", "give the weights of an ELMo") if mode == "r" else ("write", "choose another path")
-        raise ConfigError(f"cannot {what} the weights {path} ({reason}): {mend}") from error
+        verb, mend = ("read", "give the weights of an ELMo") if mode == "r" else ("write", "choose another path")
+        raise ConfigError(f"cannot {verb} the weights {path} ({reason}): {mend}") from error
 
 
 def _datasets(file: Any) -> set[str]:
@@ -191,9 +191,9 @@ def _entries(model: Elmo) -> Iterator[_Entry]:
         yield _Entry(f"CNN/W_cnn_{number}", (kernel,), lambda kernel: kernel[None], lambda kernel: kernel[0])
         yield _Entry(f"CNN/b_cnn_{number}", (bias,))
     for number, highway in enumerate(encoder.highways):
-        for part, linear in (("carry", highway.carry), ("transform", highway.transform)):
-            yield _Entry(f"CNN_high_{number}/W_{part}", (linear.kernel,))
-            yield _Entry(f"CNN_high_{number}/b_{part}", (linear.bias,))
+        for gate, linear in (("carry", highway.carry), ("transform", highway.transform)):
+            yield _Entry(f"CNN_high_{number}/W_{gate}", (linear.kernel,))
+            yield _Entry(f"CNN_high_{number}/b_{gate}", (linear.bias,))
     yield _Entry("CNN_proj/W_proj", (encoder.projection.kernel,))
     yield _Entry("CNN_proj/b_proj", (encoder.projection.bias,))
     for direction, stack in enumerate(model.directions):

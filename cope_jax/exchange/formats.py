@@ -153,10 +153,10 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Ma
         raise ConfigError(f"the format {OWN} cannot represent this config ({first_line(error)})") from error
     if not same:
         raise ConfigError(f"the format {OWN} cannot represent this config: give each option a value of its type")
-    tensors, held = {}, flatten_dict(params)
+    tensors, arrays = {}, flatten_dict(params)
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        _check(held.get(path), path, leaf, "the parameters")
-        tensors[_name(path)] = np.asarray(held[path])
+        _check(arrays.get(path), path, leaf, "the parameters")
+        tensors[_name(path)] = np.asarray(arrays[path])
     safetensors_io.write(Path(folder), about, tensors)
 
 

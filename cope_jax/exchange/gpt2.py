@@ -37,22 +37,22 @@ _ALIASES = {
 
 
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    held = typed(_Values, values, path)
-    require(values, path, **{alias: (getattr(held, name),) for alias, name in _ALIASES.items()})
+    read = typed(_Values, values, path)
+    require(values, path, **{alias: (getattr(read, name),) for alias, name in _ALIASES.items()})
     return DecoderConfig(
-        vocab_size=held.vocab_size,
-        max_length=held.n_positions,
-        num_layers=held.n_layer,
+        vocab_size=read.vocab_size,
+        max_length=read.n_positions,
+        num_layers=read.n_layer,
         encoding=EncodingConfig((("learned", {}),)),
-        tie_embeddings=held.tie_word_embeddings,
+        tie_embeddings=read.tie_word_embeddings,
         logit_scale=1.0,
         block=BlockConfig(
-            model_dim=held.n_embd,
-            num_heads=held.n_head,
-            mlp_dim=held.n_inner,
-            activation=ACTIVATIONS[held.activation_function],  # type: ignore[arg-type]  # a name
-            norm_epsilon=held.layer_norm_epsilon,
-            dropout=held.resid_pdrop,
+            model_dim=read.n_embd,
+            num_heads=read.n_head,
+            mlp_dim=read.n_inner,
+            activation=ACTIVATIONS[read.activation_function],  # type: ignore[arg-type]  # a name
+            norm_epsilon=read.layer_norm_epsilon,
+            dropout=read.resid_pdrop,
         ),
     )
 

@@ -105,34 +105,34 @@ def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
 
 
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    held = typed(_Values, values, path)
-    if held.mlp_bias != held.attention_bias:
+    read = typed(_Values, values, path)
+    if read.mlp_bias != read.attention_bias:
         raise ConfigError(f"{path}: attention_bias and mlp_bias differ, but must be equal; choose another model")
-    if held.hidden_size % max(1, held.num_attention_heads):
+    if read.hidden_size % max(1, read.num_attention_heads):
         raise ConfigError(
-            f"{path}: hidden_size={held.hidden_size} is not a multiple of "
-            f"num_attention_heads={held.num_attention_heads}, as transformers demands: choose another model"
+            f"{path}: hidden_size={read.hidden_size} is not a multiple of "
+            f"num_attention_heads={read.num_attention_heads}, as transformers demands: choose another model"
         )
     block = BlockConfig(
-        model_dim=held.hidden_size,
-        num_heads=held.num_attention_heads,
-        num_kv_heads=held.num_key_value_heads,
-        head_dim=held.head_dim,
-        mlp_dim=held.intermediate_size,
+        model_dim=read.hidden_size,
+        num_heads=read.num_attention_heads,
+        num_kv_heads=read.num_key_value_heads,
+        head_dim=read.head_dim,
+        mlp_dim=read.intermediate_size,
         activation="swiglu",
         norm="rms",
-        norm_epsilon=held.rms_norm_eps,
-        use_bias=held.attention_bias,
-        dropout=held.attention_dropout,
+        norm_epsilon=read.rms_norm_eps,
+        use_bias=read.attention_bias,
+        dropout=read.attention_dropout,
     )
     encoding = EncodingConfig((("rope", _read_rope(values, path)),))
-    encoding.build(block.attention_shape(held.max_position_embeddings), rngs=nnx.Rngs(0))  # checks the options
+    encoding.build(block.attention_shape(read.max_position_embeddings), rngs=nnx.Rngs(0))  # checks the options
     return DecoderConfig(
-        vocab_size=held.vocab_size,
-        max_length=held.max_position_embeddings,
-        num_layers=held.num_hidden_layers,
+        vocab_size=read.vocab_size,
+        max_length=read.max_position_embeddings,
+        num_layers=read.num_hidden_layers,
         encoding=encoding,
-        tie_embeddings=held.tie_word_embeddings,
+        tie_embeddings=read.tie_word_embeddings,
         logit_scale=1.0,
         block=block,
     )

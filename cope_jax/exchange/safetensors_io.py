@@ -69,17 +69,17 @@ def read_tokens(folder: Path) -> dict[str, Any]:
     Raises:
       ConfigError: a file cannot be read, or a value is neither a number nor a list of numbers.
     """
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for file in (folder / GENERATION, folder / CONFIG):
         values = read_object(file) if file.exists() else {}
         for name in TOKENS:
             value = values.get(name)
-            if value is None or name in found:
+            if value is None or name in tokens:
                 continue
             if not all(type(number) is int for number in (value if isinstance(value, list) else [value])):
                 raise ConfigError(f"{file}: {name} must be the number of a token, got {value!r}")
-            found[name] = value
-    return found
+            tokens[name] = value
+    return tokens
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -97,13 +97,13 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         )
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(places.values())):
-        held = _read_file(inside(folder, file, links=True))
-        for name in (name for name, place in places.items() if place == file):
-            if name not in held:
+        in_file = _read_file(inside(folder, file, links=True))
+        for name in (name for name, file_of_name in places.items() if file_of_name == file):
+            if name not in in_file:
                 raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} lists: fetch the two files again")
-            tensors[name] = held.pop(name)
-        if held:
-            raise ConfigError(f"{folder / file} has {min(held)}, which {INDEX} does not list: fetch the files again")
+            tensors[name] = in_file.pop(name)
+        if in_file:
+            raise ConfigError(f"{folder / file} has {min(in_file)}, which {INDEX} does not list: fetch the files again")
     return tensors
 
 
@@ -171,14 +171,14 @@ def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
     Absent parameters are initialised with seed 0. ConfigError: a parameter has another shape than the config says.
     """
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
-    held, leaves = flatten_dict(params), dict(nnx.to_flat_state(state))
-    for path, array in held.items():
+    arrays, leaves = flatten_dict(params), dict(nnx.to_flat_state(state))
+    for path, array in arrays.items():
         if path in leaves and array.shape != leaves[path].shape:
             raise ConfigError(
                 f"{'.'.join(map(str, path))} has shape {list(array.shape)}, but the config needs "
                 f"{list(leaves[path].shape)}: use the vocabulary and the parameters of this model"
             )
-    if leaves.keys() - held.keys():
+    if leaves.keys() - arrays.keys():
         # Initialised under jit, because one operation after another takes many times as long.
         drawn = jax.jit(lambda: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(0)))))()
         params = overlay(drawn, params)

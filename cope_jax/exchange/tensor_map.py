@@ -163,19 +163,19 @@ class Format:
           ConfigError: the format cannot represent the config, or the parameters do not fit it.
         """
         written, wanted = self._written(config), self._shapes(config)
-        held = flatten_dict(self.adapt(config, params), sep="/")
+        by_path = flatten_dict(self.adapt(config, params), sep="/")
         tensors = {}
         for entry in self._entries(wanted):
-            found = {path: held.get(path) for path in entry.paths}
-            if entry.name.startswith(self.optional) and found[entry.paths[0]] is None:
+            arrays = {path: by_path.get(path) for path in entry.paths}
+            if entry.name.startswith(self.optional) and arrays[entry.paths[0]] is None:
                 continue
-            for path, array in found.items():
+            for path, array in arrays.items():
                 if array is None or np.shape(array) != wanted[path]:
                     raise ConfigError(
                         f"parameter {path} has shape {list(np.shape(array))}, but the config needs "
                         f"{list(wanted[path])}: give the parameters of this config"
                     )
-            whole = np.concatenate([np.asarray(array) for array in found.values()], axis=-1)
+            whole = np.concatenate([np.asarray(array) for array in arrays.values()], axis=-1)
             rows = whole if entry.stacked else whole[None]
             for name, row in zip(entry.names(config.num_layers), rows, strict=True):
                 tensors[name] = row.T if entry.transposed else row
@@ -199,8 +199,8 @@ class Format:
 
     def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         """The shape of each parameter by path."""
-        found = safetensors_io.shapes(self.model, config)
-        return {"/".join(map(str, path)): leaf.shape for path, leaf in found.items()}
+        leaves = safetensors_io.shapes(self.model, config)
+        return {"/".join(map(str, path)): leaf.shape for path, leaf in leaves.items()}
 
     def _entries(self, wanted: Mapping[str, Any]) -> Iterator[_Entry]:
         """Yields the tensors of a model; the keys of `wanted` are the paths of its parameters."""
@@ -247,7 +247,7 @@ def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mappin
 def _function(config: Any) -> dict[str, Any]:
     """The options that decide what a model computes, by name, with all options of its encoding."""
     parts = config.encoding.options()
-    options = {f"{name}.{field}": value for name, part in parts.items() for field, value in vars(part).items()}
+    options = {f"{name}.{field}": value for name, chosen in parts.items() for field, value in vars(chosen).items()}
     return {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size} | options | deciding_options(config)
 
 

@@ -145,9 +145,9 @@ def _request(
     tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
     check_tokens("stop_token", np.array(stops, object), vocab_size)
     longest = int(lengths_B.max())
-    what = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"
+    request = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"
     # The last token is never read, so it needs no position.
-    check_positions(model, longest + max_new_tokens - 1, what, "ask for fewer tokens")
+    check_positions(model, longest + max_new_tokens - 1, request, "ask for fewer tokens")
     graph, state = nnx.split(model)
     params = SamplingParams(
         keys_B=_keys(key, len(tokens_BL)),

@@ -63,11 +63,11 @@ class Continuation:
         before = self._decode(np.array(self._before, np.int32))
         return self._decode(np.array(self._before + self._tokens, np.int32))[len(before) :]
 
-    def _settle(self, text: str, held: Callable[[str], int]) -> str:
+    def _settle(self, text: str, withheld: Callable[[str], int]) -> str:
         # Stop texts are ordered by their ends, so that the result does not depend on how much text there is already.
-        found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, self._shown)) >= 0]
-        self.ended = bool(found)
-        settled = text[: min(found)[1]] if found else text[: len(text) - held(text)]
+        stops = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop, self._shown)) >= 0]
+        self.ended = bool(stops)
+        settled = text[: min(stops)[1]] if stops else text[: len(text) - withheld(text)]
         new = settled[self._shown :]
         self._shown += len(new)
         self.text += new

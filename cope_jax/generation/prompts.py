@@ -34,10 +34,10 @@ def pad_left(
     return tokens_BL, lengths_B
 
 
-def check_positions(model: Any, length: int, what: str, remedy: str) -> None:
+def check_positions(model: Any, length: int, request: str, remedy: str) -> None:
     """Raises ConfigError if a table of a decoder's encoding has fewer than `length` rows, one for each position.
 
-    The message begins with `what`, which says what is too long, and ends with `remedy`.
+    The message begins with `request`, which says what is too long, and ends with `remedy`.
     """
     width = model.config.block.model_dim
     positions_1L = np.arange(length, dtype=np.int32)[None]
@@ -45,7 +45,7 @@ def check_positions(model: Any, length: int, what: str, remedy: str) -> None:
     try:
         jax.eval_shape(lambda x_1LD: model.encoding.embed(x_1LD, positions_1L), x_1LD)
     except ConfigError as error:
-        raise ConfigError(f"{what}, because {str(error).partition(':')[0]}: {remedy}") from error
+        raise ConfigError(f"{request}, because {str(error).partition(':')[0]}: {remedy}") from error
 
 
 def _row(prompt: Any) -> np.ndarray:

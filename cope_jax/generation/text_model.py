@@ -33,15 +33,15 @@ def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
     Raises:
       ConfigError: there is no model, the model cannot generate, or the tokenizer is missing or does not fit the model.
     """
-    found, able = load_folder(folder), models.able("generate")
-    if found.name not in able:
-        task = "" if found.experiment is None else f" on {found.experiment.task.name}"
+    loaded, able = load_folder(folder), models.able("generate")
+    if loaded.name not in able:
+        task = "" if loaded.experiment is None else f" on {loaded.experiment.task.name}"
         raise ConfigError(
-            f"{folder} contains a {found.name}{task}; this command cannot generate text with it: "
+            f"{folder} contains a {loaded.name}{task}; this command cannot generate text with it: "
             f"give a run of a {' or '.join(able)}"
         )
-    codec = found.codec
+    codec = loaded.codec
     if codec is None:
         raise ConfigError(f"{folder} has no tokenizer: put tokenizer.json, words.txt, or GPT-2's two files there")
-    length = found.config.max_length if found.task is None else found.task.length("train")
-    return TextGenerator(found.title(seed), found.model(seed), codec, length)
+    length = loaded.config.max_length if loaded.task is None else loaded.task.length("train")
+    return TextGenerator(loaded.title(seed), loaded.model(seed), codec, length)

@@ -66,9 +66,9 @@ class AttentionOptions(nnx.Module):
 
         if self.config.kv_shift:
             for name, kernel in (("k", self.key_shift), ("v", self.value_shift)):
-                x, one = arrays[name], jnp.ones(arrays[name].shape[2:])
+                x, current = arrays[name], jnp.ones(arrays[name].shape[2:])
                 share = jax.nn.sigmoid(project("kv_shift", x_BLD, kernel[...]))[..., None].astype(x.dtype)
-                before = over_tokens(f"{name}_shift", x, jnp.stack([one, 0 * one]))
+                before = over_tokens(f"{name}_shift", x, jnp.stack([current, 0 * current]))
                 arrays[name] = share * before + (1 - share) * x
         if self.config.convolution:
             for name in arrays:

@@ -150,8 +150,8 @@ class RecurrentMixer(nnx.Module):
     def _check(self, encoding: Encoding, context: Context) -> None:
         if not context.causal:
             raise ConfigError(f"block.mixer={self.config.mixer} reads from left to right: choose mixer=attention")
-        for name, part in getattr(encoding, "parts", {}).items():
-            if any(getattr(type(part), hook) is not getattr(Encoding, hook) for hook in OF_ATTENTION):
+        for name, member in getattr(encoding, "parts", {}).items():
+            if any(getattr(type(member), hook) is not getattr(Encoding, hook) for hook in OF_ATTENTION):
                 mixer = self.config.mixer
                 raise ConfigError(
                     f"the encoding {name!r} has no effect with block.mixer={mixer}: choose one that acts on the "

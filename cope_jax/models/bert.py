@@ -220,7 +220,7 @@ class BertEmbedder(ModelEmbedder):
         pieces, starts = self._tokenizer.encode_words(sentence)
         of_words = [pieces[i:j][: self._room] for i, j in itertools.pairwise([*starts, len(pieces)])]
         windows = []
-        for words, owned in overlapping([len(own) for own in of_words], self._room):
+        for words, owned in overlapping([len(pieces_of_word) for pieces_of_word in of_words], self._room):
             row, _ = self._tokenizer.frame([piece for word in words for piece in of_words[word]])
             ends = 1 + np.cumsum([0, *(len(of_words[word]) for word in words)])
             spans = np.stack([ends[:-1], ends[:-1] + 1 if self._pooling == "first" else ends[1:]], axis=1)

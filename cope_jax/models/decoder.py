@@ -141,7 +141,7 @@ class Decoder(Model):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         shape = config.block.attention_shape(config.max_length)
-        shared, own = config.encoding.split(config.encoding_sharing)
+        shared, of_block = config.encoding.split(config.encoding_sharing)
         width, dtype = config.block.model_dim, config.block.dtype
         normal = jax.nn.initializers.normal
 
@@ -155,7 +155,7 @@ class Decoder(Model):
             rngs=rngs,
         )
         self.encoding = shared.build(shape, rngs=rngs)
-        sizes = (config.block, own, shape, config.num_layers)
+        sizes = (config.block, of_block, shape, config.num_layers)
 
         def block(rngs: nnx.Rngs) -> Block:
             return TapeBlock(*sizes, config.tape, rngs=rngs) if config.tape else Block(*sizes, rngs=rngs)

@@ -106,15 +106,15 @@ class ModelEmbedder(abc.ABC):
         first = members[0][1].row
         rows = np.zeros((1 << (len(members) - 1).bit_length(), length, *first.shape[1:]), first.dtype)
         lengths = np.ones(len(rows), np.int32)  # 1 for rows that only fill the batch, because none may be empty
-        for place, (_, window) in enumerate(members):
-            rows[place, : len(window.row)] = window.row
-            lengths[place] = len(window.row)
+        for row, (_, window) in enumerate(members):
+            rows[row, : len(window.row)] = window.row
+            lengths[row] = len(window.row)
         layers_JBLD = np.asarray(self.forward(rows, lengths), np.float32)
-        for place, (number, window) in enumerate(members):
+        for row, (number, window) in enumerate(members):
             if results[number] is None:
                 shape = (len(layers_JBLD), len(sentences[number]), layers_JBLD.shape[-1])
                 results[number] = np.zeros(shape, np.float32)
-            results[number][:, window.words] = pool(layers_JBLD[:, place], window.spans)
+            results[number][:, window.words] = pool(layers_JBLD[:, row], window.spans)
 
     def _padded(self, length: int) -> int:
         longest = self._lengths[-1]

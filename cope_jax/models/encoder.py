@@ -98,14 +98,14 @@ class EncoderConfig(EncoderOptions):
     layout: Layout = WHOLE
 
     def __post_init__(self):
-        what = self.name or "bert"
-        check_fields(self, what)
-        check_at_least(1, what, vocab_size=self.vocab_size, max_length=self.max_length)
-        check_at_least(1, what, MOST_LAYERS, num_layers=self.num_layers)
-        check_at_least(1, what, type_vocab_size=self.type_vocab_size)
+        name = self.name or "bert"
+        check_fields(self, name)
+        check_at_least(1, name, vocab_size=self.vocab_size, max_length=self.max_length)
+        check_at_least(1, name, MOST_LAYERS, num_layers=self.num_layers)
+        check_at_least(1, name, type_vocab_size=self.type_vocab_size)
         if self.block.norm_position != "post":
             raise ConfigError(
-                f"{what} does not support block.norm_position={self.block.norm_position!r}, because BERT's encoder has "
+                f"{name} does not support block.norm_position={self.block.norm_position!r}, because BERT's encoder has "
                 "no norm after its last block: set 'post'"
             )
 
@@ -131,7 +131,7 @@ class Encoder(nnx.Module):
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
         block, width = config.block, config.block.model_dim
         shape = block.attention_shape(config.max_length)
-        shared, own = config.encoding.split(config.encoding_sharing)
+        shared, of_block = config.encoding.split(config.encoding_sharing)
         initial = jax.nn.initializers.truncated_normal(width**-0.5 if (s := block.initial_stddev) is None else s)
 
         def embedding(rows: int, axes: tuple[str | None, str]) -> nnx.Embed:
@@ -144,7 +144,7 @@ class Encoder(nnx.Module):
         self.encoding = shared.build(shape, rngs=rngs)
         self.norm = Norm(block, rngs=rngs)
         self.blocks = create_stack(
-            lambda rngs: Block(block, own, shape, config.num_layers, rngs=rngs), config.num_layers, rngs=rngs
+            lambda rngs: Block(block, of_block, shape, config.num_layers, rngs=rngs), config.num_layers, rngs=rngs
         )
         self.pooler = create_linear(block, width, width, ("embed", "heads"), rngs=rngs)
 

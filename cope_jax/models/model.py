@@ -125,15 +125,15 @@ class Model(nnx.Module):
         )
 
 
-def overlay(whole: Any, part: Any) -> Any:
-    """Returns the nested dicts `whole` with the leaves of `part` in place of the leaves at the same paths.
+def overlay(whole: Any, changes: Any) -> Any:
+    """Returns the nested dicts `whole` with the leaves of `changes` at the same paths.
 
     >>> overlay({"encoder": {"a": 1, "b": 2}, "head": 3}, {"encoder": {"b": 4}})
     {'encoder': {'a': 1, 'b': 4}, 'head': 3}
     """
-    if not isinstance(whole, Mapping) or not isinstance(part, Mapping):
-        return part
-    return {**whole, **{name: overlay(whole.get(name), value) for name, value in part.items()}}
+    if not isinstance(whole, Mapping) or not isinstance(changes, Mapping):
+        return changes
+    return {**whole, **{name: overlay(whole.get(name), value) for name, value in changes.items()}}
 
 
 def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
@@ -179,15 +179,15 @@ def deciding_options(config: Any) -> dict[str, Any]:
     """
     others = {"name", "layout", "encoding", "vocab_size", "max_length", "block"}
     options = {field.name for field in dataclasses.fields(config)} - OF_TRAINING - others
-    found = {name: getattr(config, name) for name in sorted(options)}
+    decisive = {name: getattr(config, name) for name in sorted(options)}
     if hasattr(config, "block"):
         block, shape = config.block, config.block.attention_shape(None)
         whole = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         whole["mlp_dim"] = block.mlp_dim or 4 * block.model_dim
         for name, value in (dataclasses.asdict(block) | whole).items():
             if name not in OF_TRAINING:
-                found[f"block.{name}"] = value
-    return found
+                decisive[f"block.{name}"] = value
+    return decisive
 
 
 def attends(options: Any) -> bool:

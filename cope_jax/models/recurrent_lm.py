@@ -170,8 +170,8 @@ def create_directions(
 def _join(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, SumAndWeight]:
     """Metrics over all tokens, from (sums, weight) of each direction. Two directions also give the loss of each."""
     sums, weights = zip(*parts, strict=True)
-    joined = {name: (sum(part[name] for part in sums), sum(weights)) for name in sums[0]}
+    joined = {name: (sum(measures[name] for measures in sums), sum(weights)) for name in sums[0]}
     if len(parts) == 2:
-        for name, part, weight in zip(("forward_loss", "backward_loss"), sums, weights, strict=True):
-            joined[name] = (part["loss"], weight)
+        for name, measures, weight in zip(("forward_loss", "backward_loss"), sums, weights, strict=True):
+            joined[name] = (measures["loss"], weight)
     return joined

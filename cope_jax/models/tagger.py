@@ -189,11 +189,11 @@ class Tagger(Model):
         entire batch.
         """
         check_shapes("tagger", {"targets": batch["targets"], "weights": batch["weights"]})
-        found = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])
-        tag_loss = found.pop("loss")
+        measures = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])
+        tag_loss = measures.pop("loss")
         count = tag_loss[1]
         penalty = jnp.zeros((), count.dtype) if self.mix is None else self.mix.penalty(self.config.penalty)
-        return {"tag_loss": tag_loss, "penalty": (penalty * count, count), **found}, carry
+        return {"tag_loss": tag_loss, "penalty": (penalty * count, count), **measures}, carry
 
     def mix_weights(self) -> np.ndarray:
         """Returns the share of each layer in the vectors that the tagger reads, `[J]`.
@@ -220,9 +220,9 @@ class Tagger(Model):
         if self.config.vectors:
             vectors_BLJD = _field(batch, "vectors")
             if vectors_BLJD.shape[2:] != tuple(self.config.vector_shape or ()):
-                found = list(vectors_BLJD.shape[2:])
+                shape = list(vectors_BLJD.shape[2:])
                 raise ConfigError(
-                    f"the tagger's vectors have (layers, width) {found}, not {self.config.vector_shape}: use the "
+                    f"the tagger's vectors have (layers, width) {shape}, not {self.config.vector_shape}: use the "
                     "embedder that the tagger was created for"
                 )
             layers_JBLD = jnp.moveaxis(vectors_BLJD, 2, 0)

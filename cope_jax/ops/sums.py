@@ -87,5 +87,5 @@ def _sum(x: Array, block: int, suffix: bool) -> Array:
 
 def _triangular(x: Array, suffix: bool) -> Array:
     m = x.shape[-1]
-    ones = jnp.ones((m, m), x.dtype)
-    return jnp.matmul(x, jnp.tril(ones) if suffix else jnp.triu(ones), precision=jax.lax.Precision.HIGHEST)
+    square = jnp.ones((m, m), x.dtype)
+    return jnp.matmul(x, jnp.tril(square) if suffix else jnp.triu(square), precision=jax.lax.Precision.HIGHEST)

@@ -54,8 +54,8 @@ class Bucket:
     def read(self, name: str) -> tuple[bytes | None, bytes]:
         """The content of an object, None if there is no such object; and its generation, for `write`."""
         with self.clear_errors():
-            found = self._objects.read(self._path + name).result()
-        return (found.value if found.state == "value" else None), found.stamp.generation
+            result = self._objects.read(self._path + name).result()
+        return (result.value if result.state == "value" else None), result.stamp.generation
 
     def write(self, name: str, data: bytes | None, expected: bytes | None = None) -> bytes | None:
         """Writes an object whole, or removes it if `data` is None.
@@ -67,8 +67,8 @@ class Bucket:
         with self.clear_errors():
             written = self._objects.write(self._path + name, data, **options).result().generation or None
         if written is None and data is not None:
-            found, generation = self.read(name)  # it may be written, and only the server's answer was lost
-            written = generation if found == data else None
+            content, generation = self.read(name)  # it may be written, and only the server's answer was lost
+            written = generation if content == data else None
         return written
 
     def names(self, prefix: str = "") -> list[str]:

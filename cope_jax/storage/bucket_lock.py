@@ -74,7 +74,7 @@ class Lock:
                 self.bucket.write(self.name, None, generation)
 
     def _acquire(self) -> bytes:
-        seen, began, told, refused = b"", time.monotonic(), False, 0
+        seen, began, announced, refused = b"", time.monotonic(), False, 0
         while True:
             content, generation = self.bucket.read(self.name)
             if content is not None and not seen:
@@ -83,7 +83,7 @@ class Lock:
             if content is None or gone:
                 if taken := self._sign(0, generation):
                     if self.bucket.write(self.name, b"", generation) is None:
-                        if told:
+                        if announced:
                             print(f"{self.bucket.url}: the other run is gone, so this one continues", file=sys.stderr)
                         return taken
                     self.bucket.write(self.name, None)
@@ -101,8 +101,8 @@ class Lock:
                 raise ConfigError(
                     f"{self.bucket.url} is in use by {holder}: wait until it ends, stop it, or choose another --workdir"
                 )
-            elif not told:
-                told = True
+            elif not announced:
+                announced = True
                 wait = f"waiting up to {LOST:.0f} s to see whether it still runs"
                 print(f"{self.bucket.url} is locked by {_holder(content)}: {wait}", file=sys.stderr)
             time.sleep(BEAT / 10)

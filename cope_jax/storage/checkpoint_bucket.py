@@ -68,16 +68,16 @@ class CheckpointBucket:
         for name in self._bucket.names():
             step, _, below = name.partition("/")
             attempts.setdefault(step, set()).add(below.partition("/")[0])
-        for step, found in attempts.items():
-            if step_of(step) is None or _DAMAGED in found:
+        for step, names in attempts.items():
+            if step_of(step) is None or _DAMAGED in names:
                 continue
             complete = ""
-            if COMPLETE in found:
+            if COMPLETE in names:
                 with contextlib.suppress(ValueError, LookupError, TypeError):  # a damaged marker
                     complete = self._marker(step)["attempt"]
-                if not complete or complete not in found:
+                if not complete or complete not in names:
                     continue
-            for attempt in found - {COMPLETE, complete, ""}:
+            for attempt in names - {COMPLETE, complete, ""}:
                 self._bucket.remove(f"{step}/{attempt}/")
 
     def name(self, step: int) -> str:
@@ -88,14 +88,16 @@ class CheckpointBucket:
 
     def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
         leaves = {checksum.name(path): _data(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-        own = {
+        written_here = {
             name: [shard for shard in leaf.addressable_shards if shard.replica_id == 0] for name, leaf in leaves.items()
         }
-        for shards in own.values():
+        for shards in written_here.values():
             for shard in shards:
                 shard.data.copy_to_host_async()
         # Copies, because the state may be donated.
-        copied = {name: [(shard.index, np.array(shard.data)) for shard in shards] for name, shards in own.items()}
+        copied = {
+            name: [(shard.index, np.array(shard.data)) for shard in shards] for name, shards in written_here.items()
+        }
         arrays = {
             name: _Shards(leaf.shape, _chunk(leaf), np.dtype(leaf.dtype), copied[name]) for name, leaf in leaves.items()
         }
@@ -199,7 +201,7 @@ def _write_arrays(bucket: Bucket, folder: str, arrays: dict[str, _Shards], creat
     """Writes shards. With `create`, also the metadata of all arrays, which other processes need not wait for."""
     import tensorstore
 
-    held = {name: array for name, array in arrays.items() if create or array.shards}
+    written_here = {name: array for name, array in arrays.items() if create or array.shards}
     with bucket.clear_errors():
         opened = [
             bucket.array(
@@ -211,11 +213,11 @@ def _write_arrays(bucket: Bucket, folder: str, arrays: dict[str, _Shards], creat
                 dtype=array.dtype,
                 chunk_layout=tensorstore.ChunkLayout(chunk_shape=array.chunk),
             )
-            for name, array in held.items()
+            for name, array in written_here.items()
         ]
         writing = [
             store.result()[index].write(values)
-            for store, array in zip(opened, held.values(), strict=True)
+            for store, array in zip(opened, written_here.values(), strict=True)
             for index, values in array.shards
         ]
         for written in writing:
@@ -250,6 +252,6 @@ def _assemble(leaf: Any, shards: dict[str, np.ndarray]) -> jax.Array:
     array = jax.make_array_from_callback(data.shape, data.sharding, lambda index: shards[str(index)])
     if data is leaf:
         return array
-    found: list[Any] = []
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), leaf)  # only a traced key says which kind it is
-    return jax.random.wrap_key_data(array, impl=found[0])
+    kinds: list[Any] = []
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)  # only a traced key says which kind it is
+    return jax.random.wrap_key_data(array, impl=kinds[0])

@@ -40,8 +40,8 @@ class CheckpointFolder:
             self._named = self._link.enter_context(_linked(self._named))
 
     def steps(self) -> list[int]:
-        found = (step_of(path.name) for path in self._directory.iterdir() if path.is_dir())
-        return [step for step in found if step is not None]
+        steps = (step_of(path.name) for path in self._directory.iterdir() if path.is_dir())
+        return [step for step in steps if step is not None]
 
     def remove_unfinished(self) -> None:
         for half_written in self._directory.glob(f"*{_UNFINISHED}*"):

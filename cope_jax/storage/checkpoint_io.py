@@ -124,14 +124,14 @@ def _compare(store: CheckpointStore, step: int, like: PyTree, partial: bool) -> 
       ConfigError: names, shapes or types differ.
     """
     label, wanted = _read_label(store, step), _arrays(like)
-    held = label["arrays"]
+    saved = label["arrays"]
     if partial:
         groups = {name.partition(".")[0] for name in wanted}
-        held = {name: kind for name, kind in held.items() if name.partition(".")[0] in groups}
-    for name in [*wanted, *held]:
-        if held.get(name) != wanted.get(name):
+        saved = {name: kind for name, kind in saved.items() if name.partition(".")[0] in groups}
+    for name in [*wanted, *saved]:
+        if saved.get(name) != wanted.get(name):
             raise ConfigError(
-                f"checkpoint {store.name(step)} is of another model ({name}: {held.get(name, 'nothing')}, "
+                f"checkpoint {store.name(step)} is of another model ({name}: {saved.get(name, 'nothing')}, "
                 f"not {wanted.get(name, 'nothing')}): use the config that it was trained with, or another --workdir"
             )
     return label

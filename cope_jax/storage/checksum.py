@@ -56,10 +56,10 @@ def _fingerprint(leaf: Array) -> Array:
         leaf = leaf.astype(jnp.uint8)
     width = min(leaf.dtype.itemsize, 4)  # eight bytes become two numbers along a new last axis
     bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * width}")).astype(jnp.uint32)
-    place = jnp.zeros(bits.shape, jnp.uint32)
+    position = jnp.zeros(bits.shape, jnp.uint32)
     for axis, size in enumerate(bits.shape):
-        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-    return jnp.sum(_hash(bits ^ _hash(place)), dtype=jnp.uint32)
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    return jnp.sum(_hash(bits ^ _hash(position)), dtype=jnp.uint32)
 
 
 def _hash(x: Array) -> Array:

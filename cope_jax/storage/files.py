@@ -43,12 +43,12 @@ def in_bucket(path: epath.PathLike) -> bool:
     Raises:
       ConfigError: it is a URL of another kind.
     """
-    scheme, found, _ = os.fspath(path).partition("://")
-    if found and scheme not in ("gs", "s3", "hf"):  # hf:// is a repository of the Hugging Face Hub
+    scheme, separator, _ = os.fspath(path).partition("://")
+    if separator and scheme not in ("gs", "s3", "hf"):  # hf:// is a repository of the Hugging Face Hub
         raise ConfigError(
             f"{path} is not a folder or file: give a path on disk, or one that begins with gs:// or s3://"
         )
-    return bool(found)
+    return bool(separator)
 
 
 def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
@@ -71,7 +71,7 @@ def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
     path = None
     if not re.match(r"[A-Za-z]:|.*[\0\\]", str(name), re.DOTALL) and {"", ".", ".."}.isdisjoint(parts):
         with contextlib.suppress(UnicodeEncodeError):
-            path = folder.joinpath(*parts) if max(len(part.encode()) for part in parts) < 256 else None
+            path = folder.joinpath(*parts) if max(len(piece.encode()) for piece in parts) < 256 else None
     if path is None or not (links or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))):
         raise ConfigError(f"{name!r} cannot name a file in {folder}: rename it")
     return path

@@ -72,8 +72,8 @@ class Mirror:
         for root in folder.parents:
             if sign := _sign(root):
                 with contextlib.suppress(ValueError, TypeError, LookupError):
-                    held, parts = parse_json(sign), folder.relative_to(root).parts[1:]
-                    return cls(folder, Bucket("/".join([held["url"], *parts])), held["token"])
+                    content, parts = parse_json(sign), folder.relative_to(root).parts[1:]
+                    return cls(folder, Bucket("/".join([content["url"], *parts])), content["token"])
         return None
 
     def fetch(self) -> None:
@@ -195,7 +195,7 @@ def _mark(folder: Path) -> Path:
 
 def _is_copied(name: Path) -> bool:
     """Whether `push` and `fetch` copy a file: no lock, no unfinished file, and no part of a checkpoint."""
-    unfinished = name.name.endswith(".partial") or any(part.startswith(".partial") for part in name.parts)
+    unfinished = name.name.endswith(".partial") or any(piece.startswith(".partial") for piece in name.parts)
     return not unfinished and _PRIVATE.union(_CHECKPOINTS).isdisjoint(name.parts)
 
 

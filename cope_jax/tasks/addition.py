@@ -101,7 +101,7 @@ class Addition(SyntheticTask):
         shape = (n, self._length(level) + 1)
         tokens, positions, weights = np.full(shape, PAD), np.zeros(shape, np.int32), np.zeros(shape, bool)
         for row, (of_operands, places) in enumerate(zip(digits, sizes, strict=True)):
-            operands = [_number(own[:size]) for own, size in zip(of_operands, places, strict=True)]
+            operands = [_number(padded[:size]) for padded, size in zip(of_operands, places, strict=True)]
             longest = len(str(max(operands)))
             lengths = [longest if coupled else len(str(operand)) for operand in operands]
             written = [str(operand).zfill(length) for operand, length in zip(operands, lengths, strict=True)]

@@ -91,7 +91,7 @@ class _Split:
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int):
         kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))
-        indices = {word: place for place, word in enumerate(kinds, start=3)}
+        indices = {word: index for index, word in enumerate(kinds, start=3)}
         marks = [chars.sentence_mark(mark, max_characters) for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)]
         padding = np.zeros((1, max_characters), np.int32)
         self.table_UC = np.concatenate([padding, np.stack(marks), chars.characters(kinds, max_characters)])

@@ -70,8 +70,8 @@ def _modular_arithmetic_brackets(rng: np.random.Generator, n: int) -> tuple[str,
 def _solve_equation(rng: np.random.Generator, n: int) -> tuple[str, str]:
     """One digit of an expression is x; its value is what the expression is equal to, which is written after `:`."""
     text, value = _expression(rng, n - 2, "+-")
-    place = int(rng.choice([place for place, symbol in enumerate(text) if symbol.isdecimal()]))
-    return f"{text[:place]}x{text[place + 1 :]}:{value % MODULUS}", text[place]
+    index = int(rng.choice([index for index, symbol in enumerate(text) if symbol.isdecimal()]))
+    return f"{text[:index]}x{text[index + 1 :]}:{value % MODULUS}", text[index]
 
 
 def _stack_manipulation(rng: np.random.Generator, n: int) -> tuple[str, str]:
@@ -100,8 +100,8 @@ def _duplicate_string(rng: np.random.Generator, n: int) -> tuple[str, str]:
 def _missing_duplicate_string(rng: np.random.Generator, n: int) -> tuple[str, str]:
     """A string twice, with one place hidden by 2; if n is odd, 3 fills the end."""
     word = _bits(rng, n // 2)
-    twice, place = word + word, int(rng.integers(2 * len(word)))
-    return (twice[:place] + "2" + twice[place + 1 :]).ljust(n, "3"), twice[place]
+    twice, hidden = word + word, int(rng.integers(2 * len(word)))
+    return (twice[:hidden] + "2" + twice[hidden + 1 :]).ljust(n, "3"), twice[hidden]
 
 
 def _odds_first(rng: np.random.Generator, n: int) -> tuple[str, str]:

@@ -102,12 +102,12 @@ class Copying(QuestionTask):
         if form == "copy":
             return word, word
         while True:
-            place = int(rng.integers(size - 2 * n + 1))
-            query = word[place : place + n]
+            start = int(rng.integers(size - 2 * n + 1))
+            query = word[start : start + n]
             if word.find(query) == word.rfind(query):
                 break
             word = _letters(rng, size)
-        answer = word[place + n : place + 2 * n]
+        answer = word[start + n : start + 2 * n]
         return (f"{query}|{word}" if form == "prefix_ngram" else f"{word}|{query}"), answer
 
 

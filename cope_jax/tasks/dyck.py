@@ -94,14 +94,14 @@ class Dyck(SyntheticTask):
         kinds_NL = rng.integers(2, size=(n, length))
         tokens_NL, closing_NL = np.zeros((2, n, length), np.int32)
         stack_ND, depth_N, rows = np.zeros((n, length), np.int32), np.zeros(n, np.int32), np.arange(n)
-        for place in range(length):
-            opens_N = opens_NL[:, place]
+        for position in range(length):
+            opens_N = opens_NL[:, position]
             depth_N += opens_N
-            stack_ND[rows[opens_N], depth_N[opens_N] - 1] = kinds_NL[opens_N, place]
+            stack_ND[rows[opens_N], depth_N[opens_N] - 1] = kinds_NL[opens_N, position]
             top_N = stack_ND[rows, depth_N - 1]
-            tokens_NL[:, place] = top_N + len(OPEN) * ~opens_N
+            tokens_NL[:, position] = top_N + len(OPEN) * ~opens_N
             depth_N -= ~opens_N
-            closing_NL[:, place] = np.where(depth_N > 0, len(OPEN) + stack_ND[rows, depth_N - 1], 0)
+            closing_NL[:, position] = np.where(depth_N > 0, len(OPEN) + stack_ND[rows, depth_N - 1], 0)
         batch = next_token_batch(tokens_NL, np.ones((n, length - 1)))
         valid_NLV = np.eye(len(OPEN + CLOSE), dtype=np.float32)[closing_NL[:, :-1]]
         valid_NLV[..., : len(OPEN)] = 1
@@ -123,11 +123,11 @@ class Dyck(SyntheticTask):
             paths_RDL[..., left] /= np.exp2(np.frexp(paths_RDL[..., left].max())[1])
         opens_NL = np.zeros((n, length), bool)
         depth_N, reached_N = np.zeros((2, n), np.int32)
-        for place in range(length):
-            left = length - place - 1
+        for position in range(length):
+            left = length - position - 1
             up_N = paths_RDL[reached_N | (depth_N + 1 == deepest), depth_N + 1, left]
             down_N = np.where(depth_N > 0, paths_RDL[reached_N, depth_N - 1, left], 0)
-            opens_NL[:, place] = rng.random(n) * (up_N + down_N) < up_N
-            depth_N += np.where(opens_NL[:, place], 1, -1)
+            opens_NL[:, position] = rng.random(n) * (up_N + down_N) < up_N
+            depth_N += np.where(opens_NL[:, position], 1, -1)
             reached_N |= depth_N == deepest
         return opens_NL

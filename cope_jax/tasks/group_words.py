@@ -83,8 +83,8 @@ class GroupWords(SyntheticTask):
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         words = rng.choice(self._inputs, size=(n, int(level)))
         targets = words.copy()
-        for place in range(1, words.shape[1]):
-            targets[:, place] = self._product[targets[:, place - 1], words[:, place]]
+        for position in range(1, words.shape[1]):
+            targets[:, position] = self._product[targets[:, position - 1], words[:, position]]
         weights = np.ones(words.shape, np.float32)
         return {"inputs": words.astype(np.int32), "targets": targets.astype(np.int32), "weights": weights}
 
@@ -100,7 +100,7 @@ def _elements(group: str) -> list[Permutation]:
 
 
 def _cycle(size: int, by: int) -> Permutation:
-    return tuple((place + by) % size for place in range(size))
+    return tuple((element + by) % size for element in range(size))
 
 
 def _is_even(element: Permutation) -> bool:

@@ -38,10 +38,10 @@ def contexts(batch: "Batch") -> np.ndarray:
     inputs_LN = batch["inputs"].T.astype(np.uint64)
     contexts_LN = np.empty_like(inputs_LN)
     state_N = np.zeros(inputs_LN.shape[1], np.uint64)
-    for place, tokens_N in enumerate(inputs_LN):
+    for position, tokens_N in enumerate(inputs_LN):
         state_N = (state_N ^ (tokens_N + np.uint64(1))) * _MULTIPLIER
         state_N ^= state_N >> np.uint64(32)
-        contexts_LN[place] = state_N
+        contexts_LN[position] = state_N
     return contexts_LN.T
 
 

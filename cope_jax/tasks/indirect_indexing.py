@@ -75,6 +75,6 @@ class IndirectIndexing(QuestionTask):
 
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         letters = "".join(string.ascii_letters[letter] for letter in rng.permutation(len(string.ascii_letters))[:size])
-        place, most = int(rng.integers(size)), self.config.shift
-        target = int(rng.integers(max(0, place - most), min(size, place + most + 1)))
-        return f"{letters},{letters[place]},{target - place:+d}", letters[target]
+        index, most = int(rng.integers(size)), self.config.shift
+        target = int(rng.integers(max(0, index - most), min(size, index + most + 1)))
+        return f"{letters},{letters[index]},{target - index:+d}", letters[target]

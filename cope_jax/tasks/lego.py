@@ -74,5 +74,5 @@ class Lego(QuestionTask):
         ]
         asked = int(rng.integers(size // 2, size))
         if self.config.permuted:
-            written = [written[place] for place in rng.permutation(size)]
+            written = [written[index] for index in rng.permutation(size)]
         return "".join(written) + names[asked], "+" if np.prod(signs[: asked + 1]) > 0 else "-"

@@ -140,16 +140,16 @@ class MaskedLM(Task):
         train = self.dataset("train", examples, seed)
         most = np.bincount(train["next"]).argmax()
         classifier = BagOfWords(self.vocab_size, [special.pad, special.cls, special.sep, special.mask]).fit(train)
-        found = []
+        results = []
         for split in self.evaluation_splits:
             test = _joined(batches(split))
             likely, overlap = float(np.mean(test["next"] == most)), classifier.accuracy(test)
-            found += [
+            results += [
                 Baseline(split, "masked words", "most frequent piece", self.unigram_accuracy(split), "mlm_error"),
                 Baseline(split, "next sentences", "more frequent answer", likely, "nsp_error"),
                 Baseline(split, "next sentences", "bag of words", overlap, "nsp_error"),
             ]
-        return found
+        return results
 
     def unigram_accuracy(self, split: str) -> float:
         """The share of the pieces of `split`, without `[UNK]`, that equal the most frequent training piece."""
@@ -219,9 +219,9 @@ def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple
     first, second = text[start:middle], text[middle:end]
     elsewhere = middle == end or rng.random() < 0.5
     if elsewhere:
-        own = text.documents[start]
+        document = text.documents[start]
         other = int(rng.integers(0, len(text.starts) - 2))
-        other += other >= own
+        other += other >= document
         begin = int(rng.integers(text.starts[other], text.starts[other + 1]))
         second = text[begin : text.until(begin, max(1, target - len(first)))]
     kept_first, kept_second = _kept(len(first), len(second), most)

@@ -129,9 +129,9 @@ class Mqar(SyntheticTask):
             share = gaps ** (self.config.power - 1)
             chosen = rng.choice(len(gaps), size=len(keys), replace=False, p=share / share.sum())
             for key, value, gap in zip(keys, values, chosen, strict=True):
-                place = begin + every * int(gap)
-                inputs[row, place : place + size] = key
-                targets[row, place + size - 1], weights[row, place + size - 1] = value, 1
+                start = begin + every * int(gap)
+                inputs[row, start : start + size] = key
+                targets[row, start + size - 1], weights[row, start + size - 1] = value, 1
         return {"inputs": inputs.astype(np.int32), "targets": targets.astype(np.int32), "weights": weights}
 
     def _pairs(self, rng: np.random.Generator, count: int) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -144,5 +144,5 @@ class Mqar(SyntheticTask):
         side = int(np.ceil(np.sqrt(count)))
         tokens = rng.permutation(np.arange(1, half))[: 2 * side].tolist()
         grid = [(first, second) for first in tokens[:side] for second in tokens[side:]]
-        pairs = [grid[place] for place in rng.permutation(len(grid))[:count]]
+        pairs = [grid[index] for index in rng.permutation(len(grid))[:count]]
         return pairs, (rng.integers(half, size=count) + half).tolist()

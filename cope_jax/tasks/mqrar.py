@@ -80,8 +80,8 @@ class Mqrar(SyntheticTask):
         order = np.argsort(keys, axis=1, kind="stable")
         sorted_keys = np.take_along_axis(keys, order, axis=1)
         same = sorted_keys[:, config.back :] == sorted_keys[:, : -config.back]
-        row, place = np.nonzero(same)
-        now, before = order[row, place + config.back], order[row, place]
+        row, rank = np.nonzero(same)
+        now, before = order[row, rank + config.back], order[row, rank]
         targets[row, 2 * now] = values[row, before]
         weights[row, 2 * now] = 1
         return {"inputs": inputs, "targets": targets, "weights": weights}

@@ -23,8 +23,8 @@ class Persistent:
 
     def origin(self) -> str:
         """Where the data come from, in a few words for the log; "" if examples are sampled."""
-        if own := self._own_file() or self._own_files():
-            return ", ".join(own)
+        if files := self._own_file() or self._own_files():
+            return ", ".join(files)
         data_dir = getattr(self.config, "data_dir", "")
         return "the small built-in sample, because data_dir is not set" if data_dir is None else str(data_dir)
 

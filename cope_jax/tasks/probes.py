@@ -105,18 +105,18 @@ class Probes(QuestionTask):
         kind = self.config.probe
         digits = "".join(map(str, rng.integers(10, size=size)))
         if kind == "fixed_offset":
-            place = int(rng.integers(1, size + 1))
-            return f"FO:{digits}#{place:04d}", digits[-place]
+            index = int(rng.integers(1, size + 1))
+            return f"FO:{digits}#{index:04d}", digits[-index]
         if kind == "needle":
-            return f"N:{digits}", "".join(str(int(digit in digits[:place])) for place, digit in enumerate(digits))
+            return f"N:{digits}", "".join(str(int(digit in digits[:index])) for index, digit in enumerate(digits))
         if kind == "induction":
-            return f"I:{digits}", "".join(_successor(digits[: place + 1]) for place in range(size))
+            return f"I:{digits}", "".join(_successor(digits[: index + 1]) for index in range(size))
         queried, *others = (string.ascii_lowercase[letter] for letter in rng.permutation(26))
         keys = [others[number] for number in rng.integers(len(others), size=size)]
         values = list(digits)
         places = sorted(rng.choice(size, size=1 if kind == "assoc_recall" else 2, replace=False).tolist())
-        for place in places:
-            keys[place] = queried
+        for index in places:
+            keys[index] = queried
         if len(places) == 2:  # the earlier digit is another one
             values[places[0]] = str((int(values[places[1]]) + int(rng.integers(1, 10))) % 10)
         pairs = "".join(key + value for key, value in zip(keys, values, strict=True))

@@ -113,23 +113,23 @@ class ShardedText(TextTask):
         """The folders, read on first use, because a run works without them."""
         if not self.config.folders:
             raise ConfigError(_NO_FOLDER)
-        found = [Shards(folder, window=self.config.window) for folder in self.config.folders]
+        shards = [Shards(folder, window=self.config.window) for folder in self.config.folders]
         digest = hashlib.sha256(self.tokenizer.text.encode()).hexdigest()
-        for folder, held in ((part.folder, part.manifest) for part in found):
-            if (held.length, held.tokenizer) != (self.config.length, self.config.tokenizer):
-                made = f"length={held.length} and task.options.tokenizer={held.tokenizer}"
+        for folder, manifest in ((folder_shards.folder, folder_shards.manifest) for folder_shards in shards):
+            if (manifest.length, manifest.tokenizer) != (self.config.length, self.config.tokenizer):
+                made = f"length={manifest.length} and task.options.tokenizer={manifest.tokenizer}"
                 raise ConfigError(f"{folder} has other examples: set task.options.{made}")
-            if held.tokenizer_sha256 != digest:
+            if manifest.tokenizer_sha256 != digest:
                 given = self.config.vocab or self.config.folders[0]
                 if given == folder:
                     raise ConfigError(f"{folder}/{self.tokenizer.file} was changed after the export: restore the file")
                 raise ConfigError(
                     f"{folder} was made with another tokenizer than {given}: export it again with --vocab={given}"
                 )
-            if held.packing != found[0].manifest.packing:
-                other = f"{held.packing!r}, unlike {found[0].folder}"
+            if manifest.packing != shards[0].manifest.packing:
+                other = f"{manifest.packing!r}, unlike {shards[0].folder}"
                 raise ConfigError(f"{folder} has the packing {other}: leave one of them out")
-        return found
+        return shards
 
     @property
     def packing(self) -> Packing:
@@ -142,28 +142,28 @@ class ShardedText(TextTask):
 
     @functools.cached_property
     def metric(self) -> str:
-        known = all(part.manifest.words for part in self._parts)
+        known = all(shards.manifest.words for shards in self._parts)
         unknown = any(self.counts(split).unknown for split in self.evaluation_splits)
         return "perplexity" if known and not unknown else "token_perplexity"
 
     def size(self, split: str) -> int:
         self.length(split)
-        return sum(part.size(split) for part in self._parts)
+        return sum(shards.size(split) for shards in self._parts)
 
     def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
         self.length(split)
         if len(self.config.folders) == 1 or split != "train":
             return ()
         weights = self.config.weights or (1.0,) * len(self.config.folders)
-        ends = [0, *itertools.accumulate(part.size(split) for part in self._parts)]
+        ends = [0, *itertools.accumulate(shards.size(split) for shards in self._parts)]
         return tuple((weight, range(*end)) for weight, end in zip(weights, itertools.pairwise(ends), strict=True))
 
     def blocks(self, split: str) -> Blocks:
-        found, start = [], 0
-        for part in self._parts:
-            found += [range(start + block.start, start + block.stop) for block in part.ranges(split)]
-            start += part.size(split)
-        return Blocks(found, self.config.window)
+        ranges, start = [], 0
+        for shards in self._parts:
+            ranges += [range(start + block.start, start + block.stop) for block in shards.ranges(split)]
+            start += shards.size(split)
+        return Blocks(ranges, self.config.window)
 
     def take(self, split: str, indices: np.ndarray) -> Batch:
         size = self.size(split)
@@ -171,11 +171,11 @@ class ShardedText(TextTask):
         for index in np.asarray(indices).tolist():
             if not 0 <= index < size:
                 raise ConfigError(f"there is no example {index}: give an index of at least 0 and less than {size}")
-            for part in self._parts:
-                if index < part.size(split):
-                    rows.append(part.take(split, index))
+            for shards in self._parts:
+                if index < shards.size(split):
+                    rows.append(shards.take(split, index))
                     break
-                index -= part.size(split)
+                index -= shards.size(split)
         names = ("inputs", "targets", "weights") + (() if self.crosses_documents else ("segments", "positions"))
         if not rows:
             blank = self._parts[0].take(split, 0)
@@ -184,12 +184,12 @@ class ShardedText(TextTask):
 
     def counts(self, split: str) -> Counts:
         self.length(split)
-        found = [dataclasses.astuple(part.manifest.counts[split]) for part in self._parts]
-        return Counts(*map(sum, zip(*found, strict=True)))
+        counts = [dataclasses.astuple(shards.manifest.counts[split]) for shards in self._parts]
+        return Counts(*map(sum, zip(*counts, strict=True)))
 
     def token_streams(self, split: str) -> list[TokenStream]:
         """The text of each shard of a split, which is read into memory."""
-        return [part.stream(shard) for part in self._parts for shard in part.of(split)]
+        return [shards.stream(shard) for shards in self._parts for shard in shards.of(split)]
 
     def origin(self) -> str:
         size = f"{self.counts('train').tokens:,} tokens to train on, from {' and '.join(self.config.folders)}"
@@ -210,4 +210,4 @@ class ShardedText(TextTask):
         return {name: value for name, value in options.items() if name not in ("folders", "vocab", "window")}
 
     def _digests(self) -> dict[str, Any]:
-        return {"manifests": [part.manifest.digest for part in self._parts]}
+        return {"manifests": [shards.manifest.digest for shards in self._parts]}

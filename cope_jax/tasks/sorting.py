@@ -69,6 +69,6 @@ class Sorting(QuestionTask):
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         if self.config.form == "single":
             chosen = rng.permutation(len(SINGLE))[:size]
-            return "".join(SINGLE[one] for one in chosen), "".join(SINGLE[one] for one in sorted(chosen))
+            return "".join(SINGLE[letter] for letter in chosen), "".join(SINGLE[letter] for letter in sorted(chosen))
         numbers = rng.choice(np.arange(10, 10_000), size=size, replace=False).tolist()
         return "".join(f"{number}," for number in numbers), "".join(f"{number}," for number in sorted(numbers))

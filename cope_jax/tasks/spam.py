@@ -136,6 +136,6 @@ def _divide(labels: np.ndarray, config: Spam.Config) -> tuple[np.ndarray, np.nda
     if config.train is not None:
         most = len(train) - 2  # the division must leave over one message of each class
         check(config.train <= most, f"spam.train must be at most {most}: leave it out for all {len(train)} messages")
-        part = model_selection.StratifiedShuffleSplit(1, train_size=config.train, random_state=config.repeat)
-        train = np.sort(train[next(part.split(train, labels[train]))[0]])
+        subset = model_selection.StratifiedShuffleSplit(1, train_size=config.train, random_state=config.repeat)
+        train = np.sort(train[next(subset.split(train, labels[train]))[0]])
     return train, test

@@ -56,8 +56,8 @@ class StoredTask(Task):
             return self.take(split, drawn(rng, n, self.size(split)))
         weights = np.array([weight for weight, _ in mixture])
         check_request(rng, n)
-        parts = [mixture[part][1] for part in rng.choice(len(mixture), n, p=weights / weights.sum())]
-        return self.take(split, np.array([rng.integers(part.start, part.stop) for part in parts], np.int64))
+        parts = [mixture[number][1] for number in rng.choice(len(mixture), n, p=weights / weights.sum())]
+        return self.take(split, np.array([rng.integers(number.start, number.stop) for number in parts], np.int64))
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         return self.take(split, first(n, self.size(split), f"the split {split!r} of {self.name}"))
@@ -88,8 +88,8 @@ class TextTask(StoredTask):
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Adds perplexities and bits per byte; drops `sequence_error`, because a window is not a sequence."""
         counts = self.counts(split)
-        own = {name: value for name, value in metrics.items() if name != "sequence_error"}
-        return own | counts.per_unit(metrics["loss"] * counts.tokens)
+        reported = {name: value for name, value in metrics.items() if name != "sequence_error"}
+        return reported | counts.per_unit(metrics["loss"] * counts.tokens)
 
     def left_out(self) -> str:
         """Says which results are left out in validation and test, and why; "" if none is."""
@@ -116,8 +116,8 @@ class TextTask(StoredTask):
         return loading.files(self.tokenizer)
 
     def same_saved_files(self, folder: epath.PathLike) -> bool | None:
-        found = loading.find(folder)
-        return None if found is None else loading.same(found, self.tokenizer)
+        saved = loading.find(folder)
+        return None if saved is None else loading.same(saved, self.tokenizer)
 
     @classmethod
     def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:

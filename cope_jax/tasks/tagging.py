@@ -82,7 +82,9 @@ class Tagging(StoredTask):
             self._sentences = {split: conllu.read(config.data_dir, split) for split in SPLITS}
         else:
             self._sentences = conllu.read_table(config.file)
-            self.tags = tuple(sorted({tag for part in self._sentences.values() for line in part for tag in line.tags}))
+            self.tags = tuple(
+                sorted({tag for sentences in self._sentences.values() for line in sentences for tag in line.tags})
+            )
         self.num_tags = len(self.tags)
         self.vocabulary = Vocabulary.build(map(str.lower, self._words("train")), min_count=2)
         self._pieces = WordPiece.load(config.pieces, lowercase=config.lowercase) if config.pieces else None
@@ -132,14 +134,14 @@ class Tagging(StoredTask):
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches("train")])
-        most, found = np.bincount(tags).argmax(), []
+        most, results = np.bincount(tags).argmax(), []
         for split in self.evaluation_splits:
             right = np.concatenate([(b["targets"] == most)[b["weights"] > 0] for b in batches(split)])
-            found += [
+            results += [
                 Baseline(split, "tags", "most frequent tag", float(right.mean()), "token_error"),
                 Baseline(split, "tags", "most frequent of the word", self.majority(split), "token_error"),
             ]
-        return found
+        return results
 
     def majority(self, split: str) -> float:
         """The accuracy on `split` without any context, if each word gets its most frequent tag in training.

@@ -148,21 +148,21 @@ class Text(TextTask):
         return self._text(self._parse(split)[0])[0]
 
     def origin(self) -> str:
-        found = self._corpora.fingerprint("train")
-        size = f"{found['documents']:,} documents of {found['bytes']:,} bytes to train on"
+        source = self._corpora.fingerprint("train")
+        size = f"{source['documents']:,} documents of {source['bytes']:,} bytes to train on"
         return "; ".join(filter(None, (f"{self.config.corpus} from {self._corpora.place}: {size}", self.left_out())))
 
     def data_digest(self) -> dict[str, str]:
-        found = {split: self._corpora.fingerprint(split) for split in SPLITS}
-        return {_SOURCES: json.dumps(found, indent=1) + "\n"}
+        sources = {split: self._corpora.fingerprint(split) for split in SPLITS}
+        return {_SOURCES: json.dumps(sources, indent=1) + "\n"}
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
         file = epath.Path(folder) / _SOURCES
         if not file.exists():
             return None
-        held = read_object(file, "delete it to skip this check")
+        saved = read_object(file, "delete it to skip this check")
         texts = {self._parse(split)[0] for split in splits}
-        return all(held.get(text) == self._corpora.fingerprint(text) for text in texts)
+        return all(saved.get(text) == self._corpora.fingerprint(text) for text in texts)
 
     def example_options(self) -> dict[str, Any]:
         carried = ("data_dir", "globs", "vocab", "vocab_size")

@@ -86,6 +86,6 @@ class VariableTracking(QuestionTask):
         spare = size - 4 * len(written)
         breaks = np.sort(rng.integers(spare + 1, size=len(written)))
         gaps = np.diff(breaks, prepend=0, append=spare)
-        text = "".join(NOISE * gap + part for gap, part in zip(gaps, [*written, ""], strict=True))
+        text = "".join(NOISE * gap + statement for gap, statement in zip(gaps, [*written, ""], strict=True))
         asked = int(rng.integers(config.chains))
         return f"{text}?{values[asked]}", "".join(chains[asked])

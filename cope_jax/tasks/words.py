@@ -91,6 +91,6 @@ def _fields(vocabulary: word_level.Vocabulary, text: list[str], backward: bool) 
     fields: dict[str, np.ndarray] = {}
     numbers = vocabulary.encode([wikitext.EOS, *text])
     for prefix, read in (("", numbers), ("backward_", numbers[::-1]))[: 2 if backward else 1]:
-        ones = np.ones(len(text), np.float32)
-        fields |= {f"{prefix}inputs": read[:-1], f"{prefix}targets": read[1:], f"{prefix}weights": ones}
+        weights = np.ones(len(text), np.float32)
+        fields |= {f"{prefix}inputs": read[:-1], f"{prefix}targets": read[1:], f"{prefix}weights": weights}
     return fields

@@ -155,7 +155,7 @@ class BPE:
         return self._size
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        found: list[np.ndarray] = []
+        numbers: list[np.ndarray] = []
         for start in range(0, len(texts), _CHUNK):
             chunk = [_bytes(text).decode() for text in texts[start : start + _CHUNK]]
             try:
@@ -164,8 +164,8 @@ class BPE:
                 if type(error).__name__ != "PanicException":  # of Rust; it is no Exception, and cannot be imported
                     raise
                 raise ConfigError(f"the tokenizer fails on the text ({first_line(error)}): give another one") from error
-            found += [np.array(one.ids, np.int32) for one in encoded]
-        return found
+            numbers += [np.array(encoding.ids, np.int32) for encoding in encoded]
+        return numbers
 
     def decode(self, tokens: np.ndarray) -> str:
         """The text of the tokens. Invalid UTF-8, such as a cut character, becomes �."""

@@ -28,16 +28,16 @@ def may_change(tokenizer: Any) -> str:
     """Names the first part of a `tokenizers.Tokenizer` that may change a text; "" if all texts come back unchanged."""
     content = json.loads(tokenizer.to_str())
     normalizers, splitters, decoders = _stages(tokenizer)
-    for part in normalizers:
-        if part["type"] not in _NORMALIZERS:
-            return f"the normalizer {part['type']}"
-    for part in splitters:
-        if part["type"] not in _SPLITTERS or part.get("behavior") == "Removed" or part.get("add_prefix_space"):
-            return f"the pre-tokenizer {part['type']}"
-    if [part["type"] for part in (*normalizers, *splitters)].count("ByteLevel") != 1:
+    for stage in normalizers:
+        if stage["type"] not in _NORMALIZERS:
+            return f"the normalizer {stage['type']}"
+    for stage in splitters:
+        if stage["type"] not in _SPLITTERS or stage.get("behavior") == "Removed" or stage.get("add_prefix_space"):
+            return f"the pre-tokenizer {stage['type']}"
+    if [stage["type"] for stage in (*normalizers, *splitters)].count("ByteLevel") != 1:
         return "text that is not turned into bytes once"
-    if [part["type"] for part in decoders] not in (["ByteLevel"], ["ByteLevel", "Fuse"]):
-        return f"the decoder {', '.join(part['type'] for part in decoders) or 'that is missing'}"
+    if [stage["type"] for stage in decoders] not in (["ByteLevel"], ["ByteLevel", "Fuse"]):
+        return f"the decoder {', '.join(stage['type'] for stage in decoders) or 'that is missing'}"
     model = content["model"]
     whole = model["type"] == "BPE" and not (model["continuing_subword_prefix"] or model["end_of_word_suffix"])
     if not whole or not model["vocab"].keys() >= set(alphabet()):
@@ -57,7 +57,7 @@ def divides(tokenizer: Any) -> bool:
     """
     content = json.loads(tokenizer.to_str())
     normalizers, splitters, _ = _stages(tokenizer)
-    if normalizers or [part["type"] for part in splitters] != ["ByteLevel"]:
+    if normalizers or [stage["type"] for stage in splitters] != ["ByteLevel"]:
         return False
     if splitters[0]["add_prefix_space"] or not splitters[0]["use_regex"]:
         return False
@@ -71,11 +71,11 @@ def _stages(tokenizer: Any) -> list[list[Part]]:
     return [[] if stage is None else list(_flat(json.loads(stage.__getstate__()))) for stage in stages]
 
 
-def _flat(part: Part) -> Iterable[Part]:
-    if part["type"] != "Sequence":
-        yield part
+def _flat(stage: Part) -> Iterable[Part]:
+    if stage["type"] != "Sequence":
+        yield stage
         return
-    for inner in next(value for value in part.values() if isinstance(value, list)):
+    for inner in next(value for value in stage.values() if isinstance(value, list)):
         yield from _flat(inner)
 
 

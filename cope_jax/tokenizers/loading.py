@@ -67,8 +67,8 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
         )
     if not file.is_dir():
         return _tokenizer_json(file)
-    if found := _byte_level(file):
-        return found
+    if tokenizer := _byte_level(file):
+        return tokenizer
     raise ConfigError(
         f"{path} has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges.txt there"
     )
@@ -91,9 +91,9 @@ def files(tokenizer: Tokenizer) -> dict[str, str]:
     return beside | {tokenizer.file: tokenizer.text}
 
 
-def same(one: Tokenizer, other: Tokenizer) -> bool:
+def same(first: Tokenizer, second: Tokenizer) -> bool:
     """Whether both tokenizers have the same tokens, numbers and merges, even if their files have different formats."""
-    return one.file == other.file and _meaning(one) == _meaning(other)
+    return first.file == second.file and _meaning(first) == _meaning(second)
 
 
 def _meaning(tokenizer: Tokenizer) -> Any:
@@ -137,33 +137,35 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     except Exception as error:  # the library raises this class itself
         raise ConfigError(f"{path} is not a valid tokenizer.json ({first_line(error)}): fetch it again") from error
     try:
-        found = BPE(tokenizer, _end_beside(path, tokenizer.get_vocab(with_added_tokens=True)))
+        bpe = BPE(tokenizer, _end_beside(path, tokenizer.get_vocab(with_added_tokens=True)))
     except ConfigError as error:
         raise ConfigError(f"in {path}, {error}") from error
     another = "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
     try:
-        back = found.decode(found.encode([_PROBE])[0])
+        back = bpe.decode(bpe.encode([_PROBE])[0])
     except Exception as error:  # the library raises this class itself if there is no token for unknown text
         raise ConfigError(f"{path} cannot encode every text ({first_line(error)}): {another}") from error
     if back.removeprefix(" ") != _PROBE:  # some tokenizers add a space before every text, which loses nothing
         raise ConfigError(f"{path} loses text ({_PROBE!r} comes back as {back!r}): {another}")
-    end = found.decode(np.array([found.end]))
-    if found.end in found.encode([end])[0]:
+    end = bpe.decode(np.array([bpe.end]))
+    if bpe.end in bpe.encode([end])[0]:
         raise ConfigError(f"{path} takes the text {end!r} for the end of a text: {another}")
-    return found
+    return bpe
 
 
 def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
     numbers = read_object(vocabulary)
-    if not all(type(number) is int for number in numbers.values()):
+    if not all(type(line_number) is int for line_number in numbers.values()):
         raise ConfigError(f"{vocabulary} does not map tokens to their numbers: fetch it again")
     pairs = []
-    for place, line in enumerate(read_text(merges).split("\n"), start=1):
-        if (place == 1 and line.startswith("#version")) or not line:
+    for line_number, line in enumerate(read_text(merges).split("\n"), start=1):
+        if (line_number == 1 and line.startswith("#version")) or not line:
             continue
         pieces = line.removesuffix("\r").split(" ")
         if len(pieces) != 2 or not all(pieces):
-            raise ConfigError(f"{merges}, line {place} must have two tokens with a space between: fetch the file again")
+            raise ConfigError(
+                f"{merges}, line {line_number} must have two tokens with a space between: fetch the file again"
+            )
         pairs.append((pieces[0], pieces[1]))
     try:
         return BPE.create(numbers, pairs, _end_beside(vocabulary, numbers))
@@ -173,6 +175,6 @@ def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
 
 def _named(folder: epath.Path, name: str) -> epath.Path | None:
     """Returns the file of this name in a folder, or else a file whose name ends with this name."""
-    found = sorted(path for suffix in ("", ".gz") for path in glob_in(folder, f"*{name}{suffix}"))
-    exact = [path for path in found if path.name in (name, f"{name}.gz")]
-    return next(iter(exact or found), None)
+    paths = sorted(path for suffix in ("", ".gz") for path in glob_in(folder, f"*{name}{suffix}"))
+    exact = [path for path in paths if path.name in (name, f"{name}.gz")]
+    return next(iter(exact or paths), None)

@@ -51,8 +51,8 @@ def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
     Raises:
       ConfigError: there is no such file, a field is unknown, or a value has the wrong type.
     """
-    found = named(os.fspath(checked(name, str | os.PathLike, "the name of a config")))
-    return ExperimentConfig.from_mapping(overlay(found.to_dict(), changes))
+    original = named(os.fspath(checked(name, str | os.PathLike, "the name of a config")))
+    return ExperimentConfig.from_mapping(overlay(original.to_dict(), changes))
 
 
 def named(name: str) -> ConfigDict:
@@ -66,7 +66,7 @@ def named(name: str) -> ConfigDict:
         raise ConfigError(f"the config {path} is a pipe, which may never end: give a file")
     try:
         get_config = runpy.run_path(path).get("get_config")
-        found = get_config(*argument) if callable(get_config) else None
+        content = get_config(*argument) if callable(get_config) else None
     except ConfigError:
         raise
     except OSError as error:
@@ -75,9 +75,9 @@ def named(name: str) -> ConfigDict:
         ) from error
     except Exception as error:  # the file fails, or is not Python at all
         raise _not_a_config(path, f"{type(error).__name__}: {' '.join(str(error).split())}") from error
-    if not isinstance(found, ConfigDict):
+    if not isinstance(content, ConfigDict):
         raise _not_a_config(path, "it has no such function")
-    return found
+    return content
 
 
 def _not_a_config(path: str, reason: str) -> ConfigError:

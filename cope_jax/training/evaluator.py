@@ -53,8 +53,8 @@ class Evaluator:
         apart = task.packable and not jax.tree.leaves(carry)
         lengths = {split: task.length(split) for split in splits}
         longest = max(lengths.values(), default=0)
-        rows = {split: own if apart and task.as_trained(split) else longest for split, own in lengths.items()}
-        times_of = {split: rows[split] // own if apart else 1 for split, own in lengths.items()}
+        rows = {split: length if apart and task.as_trained(split) else longest for split, length in lengths.items()}
+        times_of = {split: rows[split] // length if apart else 1 for split, length in lengths.items()}
         self._batches: dict[str, list[dict[str, Any]]] = {}
         for split, examples in splits.items():
             times = times_of[split]
@@ -132,10 +132,10 @@ def _join(batch: Mapping[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
     >>> {name: x.tolist() for name, x in _join(batch, 2).items()}
     {'inputs': [[5, 6, 7, 8]], 'positions': [[0, 1, 0, 1]], 'segments': [[0, 0, 3, 3]]}
     """
-    rows, own = batch["inputs"].shape[:2]
-    segments_BL = batch.get("segments", np.zeros((rows, own), np.int32))  # documents count from 1, up to the length
-    segments_BL = segments_BL + (own + 1) * (np.arange(rows, dtype=np.int32) % times)[:, None]
+    rows, length = batch["inputs"].shape[:2]
+    segments_BL = batch.get("segments", np.zeros((rows, length), np.int32))  # documents count from 1, up to the length
+    segments_BL = segments_BL + (length + 1) * (np.arange(rows, dtype=np.int32) % times)[:, None]
     joined = {**batch, "segments": segments_BL}
     if len(joined["positions"]) == 1:
         joined["positions"] = np.tile(joined["positions"], (times, 1))
-    return {name: x.reshape(-1, times * own) for name, x in joined.items()}
+    return {name: x.reshape(-1, times * length) for name, x in joined.items()}

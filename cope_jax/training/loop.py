@@ -111,8 +111,8 @@ class Run:
         if restored is None:
             return self.program.init(self.seeds, self.start()), 0, 0.0
         step, state, progress = restored
-        for iterator, place in zip(self.iterators, progress["data"], strict=True):
-            iterator.set_state(place)
+        for iterator, data_state in zip(self.iterators, progress["data"], strict=True):
+            iterator.set_state(data_state)
         return state, step, progress["seconds"]
 
     def _train(
@@ -177,8 +177,8 @@ class Run:
     ) -> tuple[list[dict[str, Any]], list[float]]:
         """Returns the metrics of a dispatch that began at `step`, one row for each seed, and the loss of each row."""
         rows, losses = [], []
-        for seed, one in zip(self.seeds, self.program.seed_batch.unstack(measured), strict=True):
-            finite = one.pop("finite") == 1
+        for seed, series in zip(self.seeds, self.program.seed_batch.unstack(measured), strict=True):
+            finite = series.pop("finite") == 1
             skipped = step + 1 + np.flatnonzero(~finite)
             self._lost[seed] = 0 if finite.any() else self._lost.get(seed, 0) + len(skipped)
             stuck = self._lost[seed] >= MAX_CONSECUTIVE_SKIPS
@@ -186,14 +186,14 @@ class Run:
                 at = skipped[0] - step - 1
                 others = "" if stuck else "skip such updates with --config.job.on_non_finite=skip, or "
                 raise NonFiniteError(
-                    f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g}, "
-                    f"gradient norm {one['grad_norm'][at]:g} and update norm {one['update_norm'][at]:g}"
+                    f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {series['loss'][at]:g}, "
+                    f"gradient norm {series['grad_norm'][at]:g} and update norm {series['update_norm'][at]:g}"
                     f"{f', one of {self._lost[seed]} steps in a row' if stuck else ''}; saved checkpoints are intact: "
                     f"{others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size:
                 bar.write(f"warning: loss, gradient or update of seed {seed} is not finite: skipped steps {skipped}")
-            means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in one.items()}
+            means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in series.items()}
             row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed, **means}
             rows.append(row | ({"skipped": skipped.tolist()} if skipped.size else {}))
             losses.append(np.nan if means["loss"] is None else means["loss"])

@@ -63,7 +63,7 @@ def _weights(params: Any) -> Any:
     def decays(path: Any, _: Any) -> bool:
         names = [key.key for key in path if isinstance(key.key, str)]
         return "mix" not in names and not any(
-            part in names[-1] for part in ("bias", "scale", "convolution", "log_rate")
+            ending in names[-1] for ending in ("bias", "scale", "convolution", "log_rate")
         )
 
     return jax.tree_util.tree_map_with_path(decays, params)

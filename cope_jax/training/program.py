@@ -125,23 +125,23 @@ class Program:
         """Builds global arrays `[T, B, ...]`, or `[S, T, B, ...]` for several seeds, from this process's rows."""
         rows, axis = self.rows(batch_size), len(self._lead) + 1
 
-        def place(local: np.ndarray) -> jax.Array:
-            def part(index: Any) -> np.ndarray:
+        def to_global(local: np.ndarray) -> jax.Array:
+            def rows_at(index: Any) -> np.ndarray:
                 wanted = np.arange(batch_size)[index[axis]]
                 return local[(*index[:axis], np.searchsorted(rows, wanted), *index[axis + 1 :])]
 
             shape = (*local.shape[:axis], batch_size, *local.shape[axis + 1 :])
-            return jax.make_array_from_callback(shape, self.batch_sharding, part)
+            return jax.make_array_from_callback(shape, self.batch_sharding, rows_at)
 
-        return jax.tree.map(place, batches)
+        return jax.tree.map(to_global, batches)
 
     def place_whole(self, batch: PyTree) -> PyTree:
         """Builds global arrays `[B, ...]` or `[1, ...]` from arrays that are complete in every process."""
 
-        def place(x: np.ndarray) -> jax.Array:
+        def to_global(x: np.ndarray) -> jax.Array:
             return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self.whole, x.__getitem__)
 
-        return jax.tree.map(place, batch)
+        return jax.tree.map(to_global, batch)
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*self._lead, *spec))
@@ -165,6 +165,6 @@ class Program:
 def _placed(start: Any, shardings: Any) -> Any:
     """Places the parameters of nested dicts by their shardings; a single sharding applies to all parameters."""
     if isinstance(start, Mapping):
-        part = shardings if isinstance(shardings, Mapping) else None
-        return {name: _placed(value, shardings if part is None else part[name]) for name, value in start.items()}
+        inner = shardings if isinstance(shardings, Mapping) else None
+        return {name: _placed(value, shardings if inner is None else inner[name]) for name, value in start.items()}
     return jax.device_put(start, shardings)

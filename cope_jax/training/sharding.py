@@ -43,28 +43,28 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
     Raises:
       ConfigError: the number of devices does not fit the config.
     """
-    found = list(jax.devices() if devices is None else devices)
+    devices = list(jax.devices() if devices is None else devices)
     sizes = dataclasses.asdict(config)
     named = math.prod(size for size in sizes.values() if size != -1)
     rest = [name for name, size in sizes.items() if size == -1]
     text = " × ".join(f"{name}={size}" for name, size in sizes.items())
-    if rest and len(found) % named:
+    if rest and len(devices) % named:
         raise ConfigError(
-            f"job.mesh {text} needs a multiple of {named} devices, got {len(found)}: set sizes whose product divides "
-            f"{len(found)}"
+            f"job.mesh {text} needs a multiple of {named} devices, got {len(devices)}: set sizes whose product divides "
+            f"{len(devices)}"
         )
-    sizes |= {name: len(found) // named for name in rest}
+    sizes |= {name: len(devices) // named for name in rest}
     asked = math.prod(sizes.values())
-    if asked > len(found):
-        raise ConfigError(f"job.mesh {text} asks for {asked} devices, but there are {len(found)}: set smaller sizes")
-    processes = {device.process_index for device in found}
-    if asked < len(found) and len(processes) > 1:
+    if asked > len(devices):
+        raise ConfigError(f"job.mesh {text} asks for {asked} devices, but there are {len(devices)}: set smaller sizes")
+    processes = {device.process_index for device in devices}
+    if asked < len(devices) and len(processes) > 1:
         raise ConfigError(
-            f"job.mesh {text} uses {asked} of {len(found)} devices, but several processes must use all: set one axis "
+            f"job.mesh {text} uses {asked} of {len(devices)} devices, but several processes must use all: set one axis "
             "to -1"
         )
     return jax.make_mesh(
-        tuple(sizes[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=found[:asked]
+        tuple(sizes[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:asked]
     )
 
 
@@ -149,7 +149,7 @@ def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, spe
 
 def rows_here(sharding: NamedSharding, rows: int) -> np.ndarray:
     """The ascending indices of an array's rows on this process's devices; `sharding` splits the array's first axis."""
-    held = np.zeros(rows, bool)
+    is_here = np.zeros(rows, bool)
     for index in sharding.addressable_devices_indices_map((rows,)).values():
-        held[index] = True
-    return np.flatnonzero(held)
+        is_here[index] = True
+    return np.flatnonzero(is_here)

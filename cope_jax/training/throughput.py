@@ -134,8 +134,8 @@ def peak_flops(device_kind: str) -> float | None:
     >>> peak_flops("NVIDIA H100 80GB HBM3"), peak_flops("TPU v5 lite"), peak_flops("cpu")
     (989500000000000.0, 197000000000000.0, None)
     """
-    found = [kind for kind in PEAK_FLOPS if device_kind.startswith(kind) and not device_kind[len(kind) :][:1].isalnum()]
-    return PEAK_FLOPS[max(found, key=len)] if found else None
+    kinds = [kind for kind in PEAK_FLOPS if device_kind.startswith(kind) and not device_kind[len(kind) :][:1].isalnum()]
+    return PEAK_FLOPS[max(kinds, key=len)] if kinds else None
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: float) -> float:
@@ -149,16 +149,16 @@ def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: fl
 
 def peak_memory(devices: Iterable[Any]) -> float:
     """The highest memory use so far of a device, in GiB; on a CPU, which reports none, of this process."""
-    held = _memory(device for device in devices if device.process_index == jax.process_index())
+    memory = _memory(device for device in devices if device.process_index == jax.process_index())
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
-    return held.get("memory_peak_gib", kibibytes / 2**20)
+    return memory.get("memory_peak_gib", kibibytes / 2**20)
 
 
 def _memory(devices: Iterable[Any]) -> dict[str, float]:
-    found = [stats for device in devices if (stats := device.memory_stats())]  # a CPU has None
+    statistics = [stats for device in devices if (stats := device.memory_stats())]  # a CPU has None
     names = {"memory_gib": "bytes_in_use", "memory_peak_gib": "peak_bytes_in_use"}
     return {
-        name: max(stats[key] for stats in found) / 2**30
+        name: max(stats[key] for stats in statistics) / 2**30
         for name, key in names.items()
-        if found and all(key in stats for stats in found)
+        if statistics and all(key in stats for stats in statistics)
     }

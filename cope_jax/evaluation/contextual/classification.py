@@ -104,7 +104,7 @@ class CrossValidation:
     def by_fold(self, metric: str) -> np.ndarray:
         """The values of one field of `Metrics`, one for each fold."""
         pairs = zip(self.labels, self.predictions, strict=True)
-        return np.array([getattr(metrics(labels, found), metric) for labels, found in pairs])
+        return np.array([getattr(metrics(labels, predicted), metric) for labels, predicted in pairs])
 
     def pooled(self) -> Metrics:
         """The metrics over the test texts of all folds together."""
@@ -112,11 +112,11 @@ class CrossValidation:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Maps each metric to its `mean` over folds, `low` and `high` of `corrected_interval`, and `pooled` value."""
-        found = {}
+        summaries = {}
         for metric, pooled in dataclasses.asdict(self.pooled()).items():
             mean, low, high = corrected_interval(self.by_fold(metric), self.test_share)
-            found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled}
-        return found
+            summaries[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled}
+        return summaries
 
 
 def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:

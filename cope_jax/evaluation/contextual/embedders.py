@@ -21,9 +21,9 @@ def embed(
     title = f"{embedder.name}: {label}"
     with Progress(len(sentences), "sentence", label=title, active=label is not None) as progress:
         for start in range(0, len(sentences), chunk):
-            found = embedder(sentences[start : start + chunk])
-            yield from found
-            progress.advance(len(found))
+            vectors = embedder(sentences[start : start + chunk])
+            yield from vectors
+            progress.advance(len(vectors))
 
 
 def occurrence_vectors(
@@ -38,19 +38,19 @@ def occurrence_vectors(
 
     A sentence that occurs several times is embedded only once. For `label`, see `embed`.
     """
-    for number, (sentence, place) in enumerate(zip(sentences, places, strict=True)):
-        if not 0 <= place < len(sentence):
+    for number, (sentence, index) in enumerate(zip(sentences, places, strict=True)):
+        if not 0 <= index < len(sentence):
             raise ConfigError(
-                f"occurrence {number} refers to word number {place}, but its sentence has only {len(sentence)} words: "
+                f"occurrence {number} refers to word number {index}, but its sentence has only {len(sentence)} words: "
                 "count from 0"
             )
     numbers: dict[tuple[str, ...], list[int]] = {}
     for number, sentence in enumerate(sentences):
         numbers.setdefault(tuple(sentence), []).append(number)
-    found = np.zeros((len(sentences), 0, 0), dtype)
-    for own, layers_JLD in zip(numbers.values(), embed(embedder, list(numbers), label=label), strict=True):
-        if not found.size:
-            found = np.zeros((len(sentences), len(layers_JLD), layers_JLD.shape[-1]), dtype)
-        for number in own:
-            found[number] = layers_JLD[:, places[number]]
-    return found
+    vectors = np.zeros((len(sentences), 0, 0), dtype)
+    for occurrences, layers_JLD in zip(numbers.values(), embed(embedder, list(numbers), label=label), strict=True):
+        if not vectors.size:
+            vectors = np.zeros((len(sentences), len(layers_JLD), layers_JLD.shape[-1]), dtype)
+        for number in occurrences:
+            vectors[number] = layers_JLD[:, places[number]]
+    return vectors

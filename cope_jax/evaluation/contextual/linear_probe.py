@@ -46,11 +46,11 @@ class Probe:
 
     def predict(self, x_NJD: np.ndarray, block: int = 8192) -> np.ndarray:
         """The predicted class of each vector, `[N]`."""
-        found = []
+        classes = []
         for start in range(0, len(x_NJD), block):
             x = (x_NJD[start : start + block].astype(np.float32) - self.mean_JD) / self.std_JD
-            found.append(np.argmax(np.einsum("njd,j->nd", x, self.mix_J) @ self.kernel_DV + self.bias_V, axis=1))
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+            classes.append(np.argmax(np.einsum("njd,j->nd", x, self.mix_J) @ self.kernel_DV + self.bias_V, axis=1))
+        return np.concatenate(classes) if classes else np.zeros(0, np.int64)
 
     def accuracy(self, x_NJD: np.ndarray, labels_N: np.ndarray) -> float:
         """The share of vectors whose predicted class is correct."""

@@ -78,7 +78,7 @@ class OccurrenceIndex:
         return len(self._rows)
 
     def nearest(
-        self, sentence: Sentence, place: int, *, count: int = 10, words: Words = "any", per_word: int | None = None
+        self, sentence: Sentence, index: int, *, count: int = 10, words: Words = "any", per_word: int | None = None
     ) -> dict[str, list[Neighbour]]:
         """Finds, for each layer, the occurrences nearest to a word in a sentence by cosine, the nearest first.
 
@@ -87,7 +87,7 @@ class OccurrenceIndex:
 
         Args:
           sentence: the words of the sentence.
-          place: the index of the word in the sentence.
+          index: the index of the word in the sentence.
           count: number of occurrences for each layer.
           words: "same" or "other" restricts the search to the same word or to other words, ignoring case.
           per_word: maximum number of occurrences of the same word. If None, there is no maximum.
@@ -95,11 +95,11 @@ class OccurrenceIndex:
         check_at_least(1, "neighbours", count=count, per_word=per_word)
         if words not in ("any", "same", "other"):
             raise ConfigError(f"neighbours.words must be 'any', 'same' or 'other', got {words!r}")
-        (query_JD,) = occurrence_vectors(self.embedder, [sentence], [place])
-        is_same = self._words == sentence[place].lower()
+        (query_JD,) = occurrence_vectors(self.embedder, [sentence], [index])
+        is_same = self._words == sentence[index].lower()
         allowed = {"any": np.ones_like(is_same), "same": is_same, "other": ~is_same}[words]
-        own = [number for number, other in enumerate(self.sentences) if other == tuple(sentence)]
-        allowed = allowed & ~(np.isin(self._rows[:, 0], own) & (self._rows[:, 1] == place))
+        copies = [number for number, other in enumerate(self.sentences) if other == tuple(sentence)]
+        allowed = allowed & ~(np.isin(self._rows[:, 0], copies) & (self._rows[:, 1] == index))
         return {
             layer: self._best(units_ND, unit_D, allowed, count, per_word)
             for layer, units_ND, unit_D in zip(self.embedder.layers, self._units_JND, normalise(query_JD), strict=True)
@@ -118,8 +118,8 @@ class OccurrenceIndex:
                 break
             if allowed[row] and (per_word is None or seen.get(word, 0) < per_word):
                 seen[word] = seen.get(word, 0) + 1
-                number, place = map(int, self._rows[row])
-                best.append(Neighbour(self.sentences[number], place, float(cosines[row])))
+                number, index = map(int, self._rows[row])
+                best.append(Neighbour(self.sentences[number], index, float(cosines[row])))
         return best
 
 
@@ -150,15 +150,15 @@ def compare(
     the same word, ignoring case. `count` is the number of static neighbours, and of neighbours for each query and
     layer. For `words` and `per_word`, see `OccurrenceIndex.nearest`.
     """
-    found = {sentence[place].lower() for sentence, place in queries}
-    if len(found) != 1:
-        raise ConfigError(f"all queries must be for one word, got {', '.join(sorted(found)) or 'none'}")
-    (word,) = found
+    forms = {sentence[number].lower() for sentence, number in queries}
+    if len(forms) != 1:
+        raise ConfigError(f"all queries must be for one word, got {', '.join(sorted(forms)) or 'none'}")
+    (word,) = forms
     return Comparison(
         word,
-        tuple(Neighbour(tuple(sentence), place, 1.0) for sentence, place in queries),
+        tuple(Neighbour(tuple(sentence), number, 1.0) for sentence, number in queries),
         most_similar(vectors, word, count) if word in vectors else [],
-        [index.nearest(s, place, count=count, words=words, per_word=per_word) for s, place in queries],
+        [index.nearest(s, number, count=count, words=words, per_word=per_word) for s, number in queries],
         index.embedder.name,
     )
 
@@ -168,13 +168,13 @@ def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int =
 
     At most max(1, `most` // 2) of them have the word. Raises ConfigError if no sentence of the text has the word.
     """
-    having = [place for place, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
+    having = [number for number, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
     if not having:
         raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")
     rng = np.random.default_rng(seed)
     first = rng.permutation(having)[: max(1, most // 2)]
     rest = rng.permutation(np.setdiff1d(np.arange(len(text)), having))[: most - len(first)]
-    return [text[place] for place in sorted([*first, *rest])]
+    return [text[number] for number in sorted([*first, *rest])]
 
 
 def table(comparison: Comparison, layers: Sequence[str] | None = None) -> Table:

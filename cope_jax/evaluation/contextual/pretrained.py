@@ -26,18 +26,18 @@ from cope_jax.storage.files import read_object
 from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
-def lowercase(found: Loaded) -> bool:
+def lowercase(loaded: Loaded) -> bool:
     """Whether a pretrained model lowercases its text. ConfigError: it changes text otherwise than BERT."""
-    if found.experiment is not None:
-        return bool(found.experiment.task.options.get("lowercase", True))
-    path = found.folder / "tokenizer_config.json"
+    if loaded.experiment is not None:
+        return bool(loaded.experiment.task.options.get("lowercase", True))
+    path = loaded.folder / "tokenizer_config.json"
     values = read_object(path) if path.exists() else {}
     lower = values.get("do_lower_case", True)
     require(values, str(path), do_lower_case=(True, False))
     require(values, str(path), strip_accents=(None, lower), tokenize_chinese_chars=(True,))
-    if "do_lower_case" not in values and _cased(found.folder):
+    if "do_lower_case" not in values and _cased(loaded.folder):
         raise ConfigError(
-            f"the vocabulary of {found.folder} has capital letters, but no tokenizer_config.json says whether texts "
+            f"the vocabulary of {loaded.folder} has capital letters, but no tokenizer_config.json says whether texts "
             'keep theirs: write {"do_lower_case": false} or true there'
         )
     return bool(lower)
@@ -55,9 +55,9 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
     `name` is the name of the embedder; if it is None, the kind of model is the name. Raises ConfigError if there is no
     such model.
     """
-    found = load_folder(text)
+    loaded = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)
-    embedder: ModelEmbedder = found.model().embedder(found.folder, lowercase=lowercase(found), name=name)
+    embedder: ModelEmbedder = loaded.model().embedder(loaded.folder, lowercase=lowercase(loaded), name=name)
     return embedder
 
 
@@ -68,14 +68,14 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
     layers. `model` is a folder or "minilm", as in `load`; the title of its embedder must be `title`. Raises ConfigError
     if there is no such model, if it is of another kind, or if the folder has vectors of another model or of other data.
     """
-    found = load_folder(model)
-    stamp = {"folder": str(found.folder.resolve()), "step": found.step}
+    loaded = load_folder(model)
+    stamp = {"folder": str(loaded.folder.resolve()), "step": loaded.step}
     settings = {"model": stamp, "data_dir": config.task.options.get("data_dir")}
     done = folder / "made.json"
     if done.exists():
-        held = workdirs.read_json(done, of=dict)["of"]
-        if held != settings:
-            raise ConfigError(f"{folder} contains vectors of {held}, not of {settings}: choose another --workdir")
+        existing = workdirs.read_json(done, of=dict)["of"]
+        if existing != settings:
+            raise ConfigError(f"{folder} contains vectors of {existing}, not of {settings}: choose another --workdir")
         return folder
     embedder = load(model)
     if embedder.title != title:
@@ -105,20 +105,20 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
     Raises:
       ConfigError: there is no such model, or it is not an encoder.
     """
-    found = load_folder(model)
-    encoder = found.config
+    loaded = load_folder(model)
+    encoder = loaded.config
     if not isinstance(encoder, EncoderConfig):
         raise ConfigError(
-            f"{found.folder} contains {found.name}: choose a run of bert, or a Hugging Face folder of BERT"
+            f"{loaded.folder} contains {loaded.name}: choose a run of bert, or a Hugging Face folder of BERT"
         )
-    chosen = {vocabulary: str(found.folder / "vocab.txt"), "lowercase": lowercase(found)}
+    chosen = {vocabulary: str(loaded.folder / "vocab.txt"), "lowercase": lowercase(loaded)}
     same = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(EncoderOptions) if f.name != "name"}
     return dataclasses.replace(
         config,
         task=TaskConfig(config.task.name, {**config.task.options, **chosen}),
         model=dataclasses.replace(config.model, **same, frozen=frozen),
         encoding=encoder.encoding.text(),
-        training=dataclasses.replace(config.training, start=str(found.folder), max_position=encoder.max_length),
+        training=dataclasses.replace(config.training, start=str(loaded.folder), max_position=encoder.max_length),
     )
 
 
@@ -133,11 +133,11 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
         logits_BC = nnx.merge(graph, state)(batch["inputs"], batch["segments"], batch["mask"])
         return jnp.argmax(logits_BC, axis=-1)
 
-    size, found = task.size(split), []
+    size, classes = task.size(split), []
     assert size is not None
     for batch in pipeline.evaluation_batches(task, split, examples=size, batch_size=64, seed=0):
-        found.append(np.asarray(predict(state, batch)))
-    return np.concatenate(found)[:size]
+        classes.append(np.asarray(predict(state, batch)))
+    return np.concatenate(classes)[:size]
 
 
 def mix_weights(workdir: Path) -> list[float] | None:

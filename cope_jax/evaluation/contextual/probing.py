@@ -78,9 +78,9 @@ def probe_layers(
     (x, words, labels), (test_x, test_words, test_labels) = train, test
     names = sorted(set(labels))
     numbers = {label: number for number, label in enumerate(names)}
-    y, test_y = (np.array([numbers.get(label, -1) for label in own], np.int32) for own in (labels, test_labels))
-    random, test_random = (control_labels(own, labels, seed=config.seed) for own in (words, test_words))
-    r, test_r = (np.array([numbers[label] for label in own], np.int32) for own in (random, test_random))
+    y, test_y = (np.array([numbers.get(label, -1) for label in column], np.int32) for column in (labels, test_labels))
+    random, test_random = (control_labels(column, labels, seed=config.seed) for column in (words, test_words))
+    r, test_r = (np.array([numbers[label] for label in column], np.int32) for column in (random, test_random))
     scores = []
     for j, layer in enumerate(layers):
         x_N1D, test_N1D = x[:, j : j + 1], test_x[:, j : j + 1]
@@ -164,8 +164,8 @@ def record(probing: Probing, size: int) -> dict[str, Any]:
     best, candidates = best_layers(probing, size)
     plain = dataclasses.asdict(probing)
     plain["floors"] = plain.pop("baselines")
-    for score, own in zip(plain["scores"], probing.scores, strict=True):
-        score |= {"interval": wilson_interval(own.accuracy, size), "selectivity": own.selectivity}
+    for score, layer_score in zip(plain["scores"], probing.scores, strict=True):
+        score |= {"interval": wilson_interval(layer_score.accuracy, size), "selectivity": layer_score.selectivity}
     layers = [score.layer for score in probing.scores]
     return plain | {
         "best_layer": layers[best],
@@ -196,22 +196,24 @@ def mix_summary(probing: Probing) -> str:
     return f"{mixed}, centre of gravity {probing.centre_of_gravity:.2f}, {expected}"
 
 
-def paragraph(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int]) -> str:
+def paragraph(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int]) -> str:
     """Writes a paragraph that compares `CLAIM` with the results.
 
-    `found` maps the name of an embedder, and then a task, to the results. `sizes` maps a task to its number of test
+    `probings` maps the name of an embedder, and then a task, to the results. `sizes` maps a task to its number of test
     labels.
     """
     parts = [f"Claimed: {CLAIM} (Peters et al. 2018; Tenney et al. 2019). Seen:"]
-    for name, by_task in found.items():
-        seen = {task: best_layers(own, sizes[task]) for task, own in by_task.items()}
-        findings = ", ".join(_finding(task, own, sizes[task], *seen[task]) for task, own in by_task.items())
-        centres = {task: own.centre_of_gravity for task, own in by_task.items()}
+    for name, by_task in probings.items():
+        seen = {task: best_layers(probing, sizes[task]) for task, probing in by_task.items()}
+        findings = ", ".join(_finding(task, probing, sizes[task], *seen[task]) for task, probing in by_task.items())
+        centres = {task: probing.centre_of_gravity for task, probing in by_task.items()}
         parts.append(
             f"In {name} (layers 0 to {len(by_task[TAGS].scores) - 1}) {findings}; the mixes have their centres at"
             f" {centres[TAGS]:.2f} and {centres[SENSES]:.2f}. {_verdict(seen)}."
         )
-    floors = {task: own.baselines["majority of the word"] for task, own in next(iter(found.values())).items()}
+    floors = {
+        task: probing.baselines["majority of the word"] for task, probing in next(iter(probings.values())).items()
+    }
     words = " and ".join(f"{100 * value:.1f} % of {task}" for task, value in floors.items())
     parts.append(
         f"Each word's most frequent label is already right for {words}. The control task of {SENSES} has few words,"

@@ -57,26 +57,26 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
     for split, metric, value in triples:
         if value is not None:
             values.setdefault((split, metric), []).append(value)
-    return {key: statistics.mean(own) for key, own in values.items()}, source if values else None
+    return {key: statistics.mean(seed_values) for key, seed_values in values.items()}, source if values else None
 
 
 def measure(
-    task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int
+    task: Task, config: ExperimentConfig, results: Mapping[tuple[str, str], float], examples: int
 ) -> list[BesideRun]:
     """Measures all baselines of a task on its evaluation splits.
 
-    Baselines are measured on the examples on which `config` measures the run. `own` has the results of the run, from
+    Baselines are measured on the examples on which `config` measures the run. `results` are those of the run, from
     `run_figures`. A baseline may learn from at most `examples` examples.
     """
 
     def run(baseline: Baseline) -> float | None:
-        value = own.get((baseline.split, baseline.metric))
+        value = results.get((baseline.split, baseline.metric))
         if value is None:
             return None
         return float(np.exp(value)) if baseline.measure == "perplexity" else 1 - value
 
-    found = task.baselines(lambda split: _batches(task, split, config), examples, config.training.data_seed)
-    return [BesideRun(one, run(one)) for one in found]
+    baselines = task.baselines(lambda split: _batches(task, split, config), examples, config.training.data_seed)
+    return [BesideRun(baseline, run(baseline)) for baseline in baselines]
 
 
 def known() -> list[str]:
@@ -91,10 +91,12 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
     ['unigram', '823.46', '–']
     """
     rows = []
-    for own, run in baselines:
-        is_share = own.measure != "perplexity"
-        figures = (figure(value, 2, 100 if is_share else 1) for value in (own.value, run))
-        rows.append([own.split, f"{own.measure} (%)" if is_share else own.measure, own.name, *figures])
+    for baseline, run in baselines:
+        is_share = baseline.measure != "perplexity"
+        figures = (figure(value, 2, 100 if is_share else 1) for value in (baseline.value, run))
+        rows.append(
+            [baseline.split, f"{baseline.measure} (%)" if is_share else baseline.measure, baseline.name, *figures]
+        )
     return Table(title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3)
 
 

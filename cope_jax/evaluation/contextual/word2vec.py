@@ -75,7 +75,7 @@ def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) 
         return []
     cosines = normalise(np.stack([vectors[other] for other in words])) @ normalise(vectors[word])
     best = np.argsort(-cosines, kind="stable")[:count]
-    return [(words[place], float(cosines[place])) for place in best]
+    return [(words[number], float(cosines[number])) for number in best]
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:
@@ -130,11 +130,11 @@ class ContextMean(ContextFree):
         super().__init__(vectors, name)
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
-        found = []
+        means = []
         for vectors_1LD in super().__call__(sentences):
             has_vector_1L1 = vectors_1LD.any(axis=-1, keepdims=True).astype(np.float32)
             count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
             others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD
             # For a single word the difference may be rounding error, which is not a direction.
-            found.append(np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32))
-        return found
+            means.append(np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32))
+        return means

@@ -66,10 +66,10 @@ def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[
     check_at_least(1, "senses", cap=most)
     rng = np.random.default_rng(seed)
     kept = [
-        own if len(own) <= most else rng.choice(own, most, replace=False)
-        for _, own in sorted(_places(occurrences).items())
+        indices if len(indices) <= most else rng.choice(indices, most, replace=False)
+        for _, indices in sorted(_places(occurrences).items())
     ]
-    return [occurrences[place] for place in sorted(int(place) for own in kept for place in own)]
+    return [occurrences[index] for index in sorted(int(index) for indices in kept for index in indices)]
 
 
 def read_occurrences(
@@ -82,15 +82,15 @@ def read_occurrences(
     occurrences = CORPORA[corpus](data_dir)
     senses = senses_by_frequency([occurrence for occurrence in occurrences if occurrence.split == "train"])
     ambiguous = [occurrence for occurrence in occurrences if len(senses.get(occurrence.lemma, ())) > 1]
-    found = [
+    chosen = [
         cap([occurrence for occurrence in ambiguous if occurrence.split == split], most)
         for split, most in (("train", train), ("test", test))
     ]
-    if not all(found):
+    if not all(chosen):
         raise ConfigError(
             f"{corpus} has no lemma with two senses or more in both training and test: give the complete corpus"
         )
-    return found[0], found[1]
+    return chosen[0], chosen[1]
 
 
 def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
@@ -98,7 +98,7 @@ def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
     counts: dict[str, Counter[str]] = {}
     for occurrence in train:
         counts.setdefault(occurrence.lemma, Counter())[occurrence.sense] += 1
-    return {lemma: [sense for sense, _ in own.most_common()] for lemma, own in counts.items()}
+    return {lemma: [sense for sense, _ in senses.most_common()] for lemma, senses in counts.items()}
 
 
 def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> list[str | None]:
@@ -157,8 +157,8 @@ def disambiguate(
     if not train or not test:
         raise ConfigError("senses need occurrences in training and test: give a corpus that has both splits")
     train_NJD, test_MJD = (
-        occurrence_vectors(embedder, [o.words for o in own], [o.index for o in own], label=label)
-        for own in (train, test)
+        occurrence_vectors(embedder, [o.words for o in occurrences], [o.index for o in occurrences], label=label)
+        for occurrences in (train, test)
     )
     scores = [score("most frequent", "", test, most_frequent(train, test))]
     for number, layer in enumerate(embedder.layers):
@@ -181,8 +181,8 @@ def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[
 def _places(occurrences: Sequence[Occurrence]) -> dict[str, list[int]]:
     """The indices of the occurrences of each lemma."""
     places: dict[str, list[int]] = {}
-    for place, occurrence in enumerate(occurrences):
-        places.setdefault(occurrence.lemma, []).append(place)
+    for index, occurrence in enumerate(occurrences):
+        places.setdefault(occurrence.lemma, []).append(index)
     return places
 
 
@@ -204,11 +204,11 @@ def _by_lemma(
     of a lemma are numbered from 0 by descending frequency.
     """
     rows, queries = _places(train), _places(test)
-    found: list[str | None] = [None] * len(test)
+    predicted: list[str | None] = [None] * len(test)
     for lemma, senses in senses_by_frequency(train).items():
         if lemma in queries:
             labels = np.array([senses.index(train[row].sense) for row in rows[lemma]])
             best = predict(train_ND[rows[lemma]], labels, len(senses), test_MD[queries[lemma]])
             for row, sense in zip(queries[lemma], best, strict=True):
-                found[row] = senses[sense]
-    return found
+                predicted[row] = senses[sense]
+    return predicted

@@ -148,7 +148,7 @@ def rank(
             heads.append(
                 HeadScore(layer, head, aucs, best, (low, high), mean_with, mean_without, identity(gates_N, tokens_N))
             )
-    return sorted(heads, key=lambda found: -found.aucs.get(found.best, 0.0))
+    return sorted(heads, key=lambda score: -score.aucs.get(score.best, 0.0))
 
 
 def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3) -> list[tuple[str, float]]:
@@ -162,7 +162,7 @@ def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least:
     places: dict[str, list[float]] = {}
     for word, gate in zip(words, gates_N, strict=True):
         places.setdefault(word, []).append(float(gate))
-    means = [(word, float(np.mean(found))) for word, found in places.items() if len(found) >= least]
+    means = [(word, float(np.mean(gates))) for word, gates in places.items() if len(gates) >= least]
     return sorted(means, key=lambda pair: -pair[1])[:count]
 
 

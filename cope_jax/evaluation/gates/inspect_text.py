@@ -34,7 +34,7 @@ def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) 
         length = min(task.length(split), max(map(len, texts)))
         parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
         # A mixture gives windows of each corpus, in proportion to its size.
-        places = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts])
+        places = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in parts])
         return np.concatenate(parts)[np.argsort(places, kind="stable")[:count]]
     size = task.size(split)
     batch = task.dataset(split, count if size is None else min(count, size))
@@ -59,7 +59,7 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     gates_LHBL = head_scores.mean_gates(model, tokens_BL)
     parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]
-    words_N, tokens_N = np.array([part for parts in parts_BL for part in parts], object), tokens_BL.reshape(-1)
+    words_N, tokens_N = np.array([piece for parts in parts_BL for piece in parts], object), tokens_BL.reshape(-1)
     # A token that marks the start of a text does not count, unless it is whitespace, which may also end a line.
     counted_N = ~np.isin(tokens_N, codec.begin) | np.array([word.isspace() for word in words_N])
     gates_LHN = gates_LHBL.reshape(*gates_LHBL.shape[:2], -1)[..., counted_N]
@@ -69,7 +69,7 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     bound = head_scores.chance(gates_LHN.reshape(-1, gates_LHN.shape[-1]), has_N, rng)
     heads = head_scores.rank(gates_LHN, has_N, tokens_N, rng)
     top = [head_scores.top_tokens(gates_LHN[head.layer, head.head], words_N.tolist(), 3) for head in heads]
-    top_tokens = [" ".join(f"{word!r} {gate:.2f}" for word, gate in own) for own in top]
+    top_tokens = [" ".join(f"{word!r} {gate:.2f}" for word, gate in tokens) for tokens in top]
     return TextGates(heads, bound, top_tokens, len(tokens_N), gates_LHBL, parts_BL[0])
 
 
@@ -106,32 +106,34 @@ def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
     >>> [np.flatnonzero(found[name]).tolist() for name in ("word start", "sentence end", "punctuation", "digit")]
     [[0, 1, 2, 4, 5, 8], [6], [3, 6], [2, 4]]
     """
-    befores = ["", *(part[-1:] for part in parts)]
-    for place in range(1, len(befores)):  # an empty piece is skipped
-        befores[place] = befores[place] or befores[place - 1]
-    afters = [*("".join(parts[place : place + 4])[:1] for place in range(1, len(parts))), ""]
+    befores = ["", *(piece[-1:] for piece in parts)]
+    for index in range(1, len(befores)):  # an empty piece is skipped
+        befores[index] = befores[index] or befores[index - 1]
+    afters = [*("".join(parts[index : index + 4])[:1] for index in range(1, len(parts))), ""]
     rows = {
-        "word start": [_starts_word(part, before) for part, before in zip(parts, befores, strict=False)],
-        "whitespace": [any(map(str.isspace, part)) for part in parts],
-        "newline": ["\n" in part for part in parts],
-        "punctuation": [_is_punctuation(part) for part in parts],
-        "sentence end": [_ends_sentence(part, after) for part, after in zip(parts, afters, strict=True)],
-        "digit": [any(map(str.isdigit, part)) for part in parts],
-        "bracket": [not BRACKETS.isdisjoint(part) for part in parts],
+        "word start": [_starts_word(piece, before) for piece, before in zip(parts, befores, strict=False)],
+        "whitespace": [any(map(str.isspace, piece)) for piece in parts],
+        "newline": ["\n" in piece for piece in parts],
+        "punctuation": [_is_punctuation(piece) for piece in parts],
+        "sentence end": [_ends_sentence(piece, after) for piece, after in zip(parts, afters, strict=True)],
+        "digit": [any(map(str.isdigit, piece)) for piece in parts],
+        "bracket": [not BRACKETS.isdisjoint(piece) for piece in parts],
     }
     return {name: np.array(row, bool) for name, row in rows.items()}
 
 
-def _starts_word(part: str, before: str) -> bool:
-    return any(now.isalnum() and not last.isalnum() for last, now in zip(f"{before or ' '}{part}", part, strict=False))
+def _starts_word(piece: str, before: str) -> bool:
+    return any(
+        now.isalnum() and not last.isalnum() for last, now in zip(f"{before or ' '}{piece}", piece, strict=False)
+    )
 
 
-def _is_punctuation(part: str) -> bool:
-    signs = "".join(part.split())
+def _is_punctuation(piece: str) -> bool:
+    signs = "".join(piece.split())
     return bool(signs) and all(unicodedata.category(sign)[0] in "PS" for sign in signs)
 
 
-def _ends_sentence(part: str, after: str) -> bool:
-    if after and not after.isspace() and not part[-1:].isspace():
+def _ends_sentence(piece: str, after: str) -> bool:
+    if after and not after.isspace() and not piece[-1:].isspace():
         return False
-    return part.rstrip().rstrip(_CLOSING).endswith(_ENDS)
+    return piece.rstrip().rstrip(_CLOSING).endswith(_ENDS)

@@ -143,8 +143,8 @@ def best_selection(seen: Inspection) -> Selection:
     lowers the score by `PER_NAME`.
     """
     tokens = seen.tokens[: seen.query + 1]
-    what = "positions" if seen.shading == "gates" else "attention"
-    found = []
+    added = "positions" if seen.shading == "gates" else "attention"
+    selections = []
     for layer, head in itertools.product(seen.layers, seen.heads):
         row_M = seen.maps[seen.shading][layer, head, seen.query, : len(tokens)]
         means = dict(top_tokens(row_M, tokens, len(tokens), 1))
@@ -158,10 +158,10 @@ def best_selection(seen: Inspection) -> Selection:
         sums = [float(row_M[of_M].sum()) for of_M in (chosen_M, ~chosen_M)]
         says = (
             f"layer {layer}, head {head}: {chosen_M.sum()} of {len(tokens)} tokens, {names}, add {sums[0]:.2f} to the "
-            f"{what}, all others {sums[1]:.2f}"
+            f"{added}, all others {sums[1]:.2f}"
         )
-        found.append(Selection(score, layer, head, frozenset(wide), says))
-    return max(found, key=lambda selection: selection.score)
+        selections.append(Selection(score, layer, head, frozenset(wide), says))
+    return max(selections, key=lambda selection: selection.score)
 
 
 def _names(tokens: Sequence[str]) -> str:
@@ -238,15 +238,17 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
     gates, the bars show attention.
     """
     chosen, tokens = best_selection(seen), seen.tokens[: seen.query + 1]
-    rows = {name: own[chosen.layer, chosen.head, seen.query, : len(tokens)] for name, own in seen.maps.items()}
+    rows = {
+        name: map_LHQM[chosen.layer, chosen.head, seen.query, : len(tokens)] for name, map_LHQM in seen.maps.items()
+    }
     lines, columns, longest = -(-len(tokens) // PER_ROW), min(len(tokens), PER_ROW), max(map(len, tokens))
     size = (max(COLUMN_WIDTH, TEXT_WIDTH * columns / PER_ROW), 1.1 + lines * (1.1 + 0.075 * longest))
     figure = Figure(figsize=size, layout="constrained")
     for number, axes in enumerate(figure.subplots(lines, 1, squeeze=False)[:, 0]):
         places = range(number * PER_ROW, min(len(tokens), (number + 1) * PER_ROW))
-        colours = [COLOURS[0] if tokens[place] in chosen.tokens else "0.65" for place in places]
+        colours = [COLOURS[0] if tokens[index] in chosen.tokens else "0.65" for index in places]
         axes.bar(places, rows[seen.shading][places.start : places.stop], 0.8, color=colours)
-        axes.set_xticks(places, [tokens[place] for place in places], rotation=90 if longest > 2 else 0)
+        axes.set_xticks(places, [tokens[index] for index in places], rotation=90 if longest > 2 else 0)
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(places.start - 0.6, places.start + columns - 0.4)
         axes.set_ylim(0, 1)
@@ -254,8 +256,8 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
         if "positions" in rows:
             above = {"fontsize": 6, "color": "0.35", "transform": axes.get_xaxis_transform()}
             axes.text(places.start - 0.8, 1.06, "position", ha="right", **above)
-            for place in places:
-                axes.text(place, 1.06, f"{rows['positions'][place]:.1f}", ha="center", **above)
+            for index in places:
+                axes.text(index, 1.06, f"{rows['positions'][index]:.1f}", ha="center", **above)
     axes.get_xticklabels()[-1].set_fontweight("bold")
     query = f"query {seen.query} {tokens[-1]!r} (bold) predicts {seen.predicted!r}, probability {seen.probability:.2f}"
     head = (textwrap.fill(line, int(size[0] / (1.3 * CHARACTER))) for line in (title, query, chosen.says) if line)
@@ -300,7 +302,7 @@ def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
     return figure
 
 
-def choose(what: str, number: int | None, count: int) -> Sequence[int]:
+def choose(axis: str, number: int | None, count: int) -> Sequence[int]:
     """The numbers of the layers or heads to show: only `number`, or all `count` numbers if `number` is None.
 
     Raises ConfigError if there is no such layer or head.
@@ -308,7 +310,7 @@ def choose(what: str, number: int | None, count: int) -> Sequence[int]:
     if number is None:
         return range(count)
     if not 0 <= number < count:
-        raise ConfigError(f"{what} must be between 0 and {count - 1}, got {number}")
+        raise ConfigError(f"{axis} must be between 0 and {count - 1}, got {number}")
     return [number]
 
 

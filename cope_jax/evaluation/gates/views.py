@@ -66,12 +66,12 @@ def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> 
     """
     headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
     rows, bold = [], []
-    for place, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
+    for number, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
         value, (low, high) = head.aucs.get(head.best, float("nan")), head.interval
         means = [figure(mean) for mean in (head.mean_with, head.mean_without, head.identity)]
         interval = f"{figure(low, 3)}–{figure(high, 3)}"
         rows.append([str(head.layer), str(head.head), head.best, figure(value, 3), interval, *means, widest])
-        bold += [(place, column) for column in range(len(headings)) if value > bound]
+        bold += [(number, column) for column in range(len(headings)) if value > bound]
     return Table("", headings, rows, text_columns=len(headings), bold=bold)
 
 
@@ -81,9 +81,9 @@ def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
     A console breaks the lines between words.
     """
     text = Text()
-    for part, gate in zip(parts, gates_L, strict=True):
-        text.append(part.replace("\n", "↵"), style=shade_style(float(gate)))
-        text.append("\n" * part.count("\n"), style=Style())
+    for piece, gate in zip(parts, gates_L, strict=True):
+        text.append(piece.replace("\n", "↵"), style=shade_style(float(gate)))
+        text.append("\n" * piece.count("\n"), style=Style())
     return text
 
 

@@ -104,21 +104,21 @@ def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
         return {"all splits": {words(name): _column(rows, [name]) for name in names}}
     views: dict[str, dict[str, Column]] = {IN: {}, OUT: {}}
     for setting, names in splits.items():
-        own = [row for row in rows if row["setting"] == setting]
-        views[IN][setting] = _column(own, names[:1])
-        views[OUT][setting] = _column(own, names[1:] or names)
+        selected = [row for row in rows if row["setting"] == setting]
+        views[IN][setting] = _column(selected, names[:1])
+        views[OUT][setting] = _column(selected, names[1:] or names)
     return views
 
 
 def _column(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     """The mean error over splits, of each encoding and seed."""
-    found: dict[str, dict[int, list[float]]] = {}
+    values_of: dict[str, dict[int, list[float]]] = {}
     examples: dict[str, int] = {}
     for row in rows:
         if row["split"] in splits:
-            found.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
+            values_of.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
             examples[row["split"]] = row["examples"]
-    errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in found.items()}
+    errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in values_of.items()}
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
     return Column(errors, sum(examples.values()) if bounded else None)
 
@@ -130,7 +130,7 @@ def cells_of(columns: Mapping[str, Column], unit: Unit) -> dict[str, dict[str, C
         best = significance.indistinguishable(errors, examples)
         decimals = unit.places(unit.scale * fmean(seeds.values()) for seeds in errors.values())
         cells[column] = {name: _cell(seeds, name in best, unit, decimals) for name, seeds in errors.items()}
-    return cells | _ranks({column: held.errors for column, held in columns.items()})
+    return cells | _ranks({column: entry.errors for column, entry in columns.items()})
 
 
 def _ranks(columns: Mapping[str, Errors]) -> dict[str, dict[str, Cell]]:
@@ -162,29 +162,29 @@ def _cell(seeds: Mapping[int, float], best: bool, unit: Unit, decimals: int) -> 
         return Cell(None, "not finite", "A loss was not finite.", few=True)
     shown = [mean, stdev(values)] if len(values) > 1 else [mean]
     symbol = unit.suffix(" ")
-    told = [f"mean {unit.scale * mean:.3g}{symbol}, median {unit.scale * median(values):.3g}{symbol}"]
-    told.append(f"worst {unit.scale * max(values):.3g}{symbol}, best {unit.scale * min(values):.3g}{symbol}")
+    lines = [f"mean {unit.scale * mean:.3g}{symbol}, median {unit.scale * median(values):.3g}{symbol}"]
+    lines.append(f"worst {unit.scale * max(values):.3g}{symbol}, best {unit.scale * min(values):.3g}{symbol}")
     if unit is SHARE:
         share = significance.solved(values)
-        told.append(
+        lines.append(
             f"solved by {share.solved} of {share.count} seeds "
             f"(95 % interval: {100 * share.low:.0f} to {100 * share.high:.0f} %)"
         )
-    told.append("seeds: " + ", ".join(f"{unit.scale * value:.3g}" for value in values[:25]))
+    lines.append("seeds: " + ", ".join(f"{unit.scale * value:.3g}" for value in values[:25]))
     text = " ± ".join(f"{unit.scale * value:,.{decimals}f}" for value in shown)
-    return Cell(mean, text, "\n".join(told), best, len(seeds) < significance.LEAST)
+    return Cell(mean, text, "\n".join(lines), best, len(seeds) < significance.LEAST)
 
 
 def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], unit: Unit) -> str:
     """The unit of a table, and how many steps and seeds its cells have, in words."""
     steps = {row["step"] for row in rows}
-    seeds = {len(values) for held in columns.values() for values in held.errors.values()}
+    seeds = {len(values) for column in columns.values() for values in column.errors.values()}
     ranges = [(steps, "step"), (seeds, "seed")]
-    told = [
-        f"{' to '.join(f'{end:,}' for end in sorted({min(found), max(found)}))} {name}{'s' * (max(found) > 1)}"
-        for found, name in ranges
+    texts = [
+        f"{' to '.join(f'{end:,}' for end in sorted({min(counts), max(counts)}))} {name}{'s' * (max(counts) > 1)}"
+        for counts, name in ranges
     ]
-    return f"{unit.suffix(' in ')}, {', '.join(told)}"
+    return f"{unit.suffix(' in ')}, {', '.join(texts)}"
 
 
 def legend(unit: Unit, mark: str) -> str:

@@ -105,10 +105,10 @@ LEGEND = (
 
 def versions(environment: Record) -> str:
     """The commit, the version of JAX and the device of runs, in one line."""
-    found = [environment, *environment.get("others", [])]
+    environments = [environment, *environment.get("others", [])]
     parts = [
-        ("commit", {(one["commit"] or "unknown")[:12] for one in found}),
-        ("jax", {one["jax"] for one in found}),
-        ("on", {one["device_kind"] for one in found}),
+        ("commit", {(run["commit"] or "unknown")[:12] for run in environments}),
+        ("jax", {run["jax"] for run in environments}),
+        ("on", {run["device_kind"] for run in environments}),
     ]
     return ", ".join(f"{name} {' and '.join(sorted(values))}" for name, values in parts)

@@ -68,12 +68,12 @@ def cost_points(rows: Iterable[Record]) -> list[Record]:
         {
             "setting": setting,
             "encoding": encoding,
-            "error": fmean(row["value"] for row in held),
-            "seconds": fmean(row["wall_seconds"] for row in held),
-            "parameters": held[0]["parameters"],
-            "GiB": max((row["memory_gib"] for row in held if row.get("memory_gib") is not None), default=None),
+            "error": fmean(row["value"] for row in group),
+            "seconds": fmean(row["wall_seconds"] for row in group),
+            "parameters": group[0]["parameters"],
+            "GiB": max((row["memory_gib"] for row in group if row.get("memory_gib") is not None), default=None),
         }
-        for (setting, encoding), held in groups.items()
+        for (setting, encoding), group in groups.items()
     ]
 
 

@@ -141,7 +141,7 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
     count = len(COLOURS)
     names = {label: re.split(r"[^\w-]", label)[0] for label in labels}
-    found: dict[str, dict[str, Any]] = {}
+    look_of: dict[str, dict[str, Any]] = {}
     taken: set[tuple[int, int]] = set()
     for label, name in sorted(names.items(), key=lambda pair: (pair[0] != pair[1], pair[0])):  # names alone come first
         colour, marker = _hash(name), _hash(label[len(name) :] or name)
@@ -149,8 +149,8 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
         pair = next((pair for pair in pairs if pair not in taken), (colour, marker))
         taken.add(pair)
         style = "-" if label == name else (0, (4, 1))
-        found[label] = {"color": COLOURS[pair[0]], "marker": MARKERS[pair[1]], "linestyle": style}
-    return {label: found[label] for label in labels}
+        look_of[label] = {"color": COLOURS[pair[0]], "marker": MARKERS[pair[1]], "linestyle": style}
+    return {label: look_of[label] for label in labels}
 
 
 def _hash(text: str) -> int:
@@ -161,7 +161,7 @@ def band(
     axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], look: Mapping[str, Any], **options: Any
 ) -> None:
     """Draws a line through the mean of the values at each x, and a band from the lowest to the highest value."""
-    lowest, highest, means = ([float(f(own)) for own in values] for f in (np.min, np.max, np.mean))
+    lowest, highest, means = ([float(f(at_x)) for at_x in values] for f in (np.min, np.max, np.mean))
     axes.fill_between(x, lowest, highest, color=look["color"], alpha=0.15, linewidth=0)
     axes.plot(x, means, zorder=3, **look, **options)
 
@@ -182,7 +182,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]], marks: str, by: str = "encodin
     '4,000 steps; mean of 2 seeds; bars: standard deviation'
     """
     groups = [[row for row in rows if row.get(by) == name] for name in {row.get(by): 0 for row in rows}]
-    steps = [max(row["step"] for row in own) for own in groups]
-    seeds = [len({row["seed"] for row in own}) for own in groups]
-    trained, number = (" to ".join(f"{n:,}" for n in sorted({min(own), max(own)})) for own in (steps, seeds))
+    steps = [max(row["step"] for row in group) for group in groups]
+    seeds = [len({row["seed"] for row in group}) for group in groups]
+    trained, number = (" to ".join(f"{n:,}" for n in sorted({min(group), max(group)})) for group in (steps, seeds))
     return f"{trained} steps; " + (f"mean of {number} seeds; {marks}" if max(seeds) > 1 else "1 seed")

@@ -46,11 +46,11 @@ def write_plots(
     `model` is the name of the model in titles. Returns the paths of the PNGs, and a one-line reason for each plot that
     was left out.
     """
-    what = "error" if task.metric.endswith("error") else task.metric
+    measure = "error" if task.metric.endswith("error") else task.metric
     plots: dict[str, Callable[[], Figure]] = {
-        f"{what}_by_split.png": lambda: error_by_split(task, records, encodings, model),
+        f"{measure}_by_split.png": lambda: error_by_split(task, records, encodings, model),
         "learning_curves.png": lambda: learning_curves(task, curves, encodings, model),
-        f"{what}_by_length.png": lambda: error_by_length(task, records, encodings, model),
+        f"{measure}_by_length.png": lambda: error_by_length(task, records, encodings, model),
     }
     paths, skipped = [], []
     for name, plot in plots.items():
@@ -76,13 +76,15 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
     width, highest = 0.8 / len(encodings), unit_of(task.metric).highest
     for number, (encoding, look) in enumerate(looks(encodings).items()):
         places = np.arange(len(splits)) + (number - (len(encodings) - 1) / 2) * width
-        own = [errors.get((encoding, split), []) for split in splits]
-        means = [float(np.mean(errors)) if errors else np.nan for errors in own]
+        seed_errors = [errors.get((encoding, split), []) for split in splits]
+        means = [float(np.mean(errors)) if errors else np.nan for errors in seed_errors]
         axes.bar(places, means, 0.86 * width, color=look["color"], alpha=0.3)
-        _points(axes, places, own, look | {"linestyle": "none"}, encoding, spread=0.6 * width, highest=highest)
+        _points(axes, places, seed_errors, look | {"linestyle": "none"}, encoding, spread=0.6 * width, highest=highest)
     axes.set_xticks(range(len(splits)), [words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
-    _error_axis(axes, task, [0.0, *(value for own in errors.values() for value in own)])  # bars begin at 0
+    _error_axis(
+        axes, task, [0.0, *(value for seed_errors in errors.values() for value in seed_errors)]
+    )  # bars begin at 0
     legend(figure, axes, _title(task, model), _caption(task, records, encodings, splits))
     return figure
 
@@ -106,11 +108,11 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
     for number, (encoding, look) in enumerate(looks(encodings).items()):
         aside = 0.008 * (number - (len(encodings) - 1) / 2)  # because many errors are exactly 0 or 100 %
         places = values * (values[-1] / values[0]) ** aside if doubling else values + aside * np.ptp(values)
-        own = [errors.get((encoding, split), []) for _, split in points]
-        _points(axes, places, own, look, encoding, spread=0.0, highest=highest)
+        seed_errors = [errors.get((encoding, split), []) for _, split in points]
+        _points(axes, places, seed_errors, look, encoding, spread=0.0, highest=highest)
     level_axis(axes, [(value, task.as_trained(split)) for value, split in points])
     axes.set_xlabel(task.sweep_label)
-    _error_axis(axes, task, [value for own in errors.values() for value in own])
+    _error_axis(axes, task, [value for seed_errors in errors.values() for value in seed_errors])
     legend(figure, axes, _title(task, model), _caption(task, records, encodings, [split for _, split in points]))
     return figure
 
@@ -180,18 +182,22 @@ def _points(
 
     `highest` is the highest possible value, or None if values are unbounded. Error bars stop at 0 and at `highest`.
     """
-    shown = [(place, own, summary) for place, own in zip(places, errors, strict=True) if (summary := summarise(own))]
+    shown = [
+        (x, seed_errors, summary)
+        for x, seed_errors in zip(places, errors, strict=True)
+        if (summary := summarise(seed_errors))
+    ]
     means = np.array([summary.mean for _, _, summary in shown])
     stds = np.array([summary.std or 0.0 for _, _, summary in shown])
-    at = [place for place, _, _ in shown]
+    at = [x for x, _, _ in shown]
     axes.plot(at, means, label=label, clip_on=False, zorder=3, **look)
     if stds.any():
         bars = [np.minimum(stds, means), np.minimum(stds, np.inf if highest is None else highest - means)]
         axes.errorbar(at, means, yerr=bars, fmt="none", color=look["color"], elinewidth=0.9, capsize=2, clip_on=False)
-    for place, own, _ in shown:
-        if len(own) > 1:
-            seeds = place + np.linspace(-spread / 2, spread / 2, len(own))
-            axes.scatter(seeds, own, s=6, color=look["color"], alpha=0.5, linewidths=0, clip_on=False)
+    for x, seed_errors, _ in shown:
+        if len(seed_errors) > 1:
+            seeds = x + np.linspace(-spread / 2, spread / 2, len(seed_errors))
+            axes.scatter(seeds, seed_errors, s=6, color=look["color"], alpha=0.5, linewidths=0, clip_on=False)
 
 
 def _curve(axes: Axes, rows: Sequence[Record], task: Task, look: Mapping[str, Any], label: str) -> None:

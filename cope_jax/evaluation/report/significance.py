@@ -139,13 +139,13 @@ def differences(
     are shown, at most one in twenty is expected to be due to chance.
     """
     pairs = itertools.combinations(errors, 2)
-    tested = {(a, b): found for a, b in pairs if (found := difference(errors[a], errors[b], examples))}
+    tested = {(a, b): compared for a, b in pairs if (compared := difference(errors[a], errors[b], examples))}
     if not tested:
         return {}
-    corrected = stats.false_discovery_control([found.p for found in tested.values()], method="bh")
+    corrected = stats.false_discovery_control([compared.p for compared in tested.values()], method="bh")
     return {
-        pair: dataclasses.replace(found, shown=bool(p <= 1 - CONFIDENCE))
-        for (pair, found), p in zip(tested.items(), corrected, strict=True)
+        pair: dataclasses.replace(compared, shown=bool(p <= 1 - CONFIDENCE))
+        for (pair, compared), p in zip(tested.items(), corrected, strict=True)
     }
 
 
@@ -158,9 +158,9 @@ def indistinguishable(errors: Mapping[str, Mapping[int, float]], examples: int |
     >>> indistinguishable(errors)
     {'a'}
     """
-    found = differences(errors, examples)
-    worse = {pair[one.mean < 0] for pair, one in found.items() if one.shown}
-    return set(itertools.chain(*found)) - worse if worse else set()
+    shown = differences(errors, examples)
+    worse = {pair[compared.mean < 0] for pair, compared in shown.items() if compared.shown}
+    return set(itertools.chain(*shown)) - worse if worse else set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,7 @@ def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str,
     if not rows:
         return {}
     table = stats.rankdata(np.nan_to_num(np.round(rows, 4), nan=np.inf), axis=1)  # an error that is not finite is last
-    found = {}
+    by_name = {}
     for name, column in zip(names, table.T, strict=True):
         mean = float(column.mean())
         low = high = mean
@@ -192,5 +192,5 @@ def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str,
                 (column,), np.mean, confidence_level=CONFIDENCE, method="percentile", rng=np.random.default_rng(seed)
             )
             low, high = map(float, resampled.confidence_interval)
-        found[name] = Rank(mean, low, high)
-    return found
+        by_name[name] = Rank(mean, low, high)
+    return by_name

@@ -58,16 +58,16 @@ class Table:
                 min_width=min(longest, 11),
                 no_wrap=number >= self.text_columns and any(self.headings),
             )
-        for place, row in enumerate(self.rows):
-            shown.add_row(*(self._shown(cell, (place, number) in self.bold) for number, cell in enumerate(row)))
+        for row_number, row in enumerate(self.rows):
+            shown.add_row(*(self._shown(cell, (row_number, number) in self.bold) for number, cell in enumerate(row)))
         return shown
 
     def markdown(self) -> str:
         """The table as Markdown, under its title."""
         marks = ["---"] * self.text_columns + ["---:"] * (len(self.headings) - self.text_columns)
         rows = [
-            [self._written(cell, (place, number) in self.bold) for number, cell in enumerate(row)]
-            for place, row in enumerate(self.rows)
+            [self._written(cell, (row_number, number) in self.bold) for number, cell in enumerate(row)]
+            for row_number, row in enumerate(self.rows)
         ]
         title = [f"**{self.title}**", ""] if self.title else []
         return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in (map(escaped, self.headings), marks, *rows))])

@@ -100,8 +100,8 @@ class HarnessModel:
             before = self.lost.get(request.task_name, (0, 0))
             self.lost[request.task_name] = before[0] + words, before[1] + changed
             texts.append(_windows(tokens, self.length))
-        found = iter(self._score([part for text in texts for part in text], "loglikelihood_rolling"))
-        return [sum(next(found)[0] for _ in text) for text in texts]
+        results = iter(self._score([window for text in texts for window in text], "loglikelihood_rolling"))
+        return [sum(next(results)[0] for _ in text) for text in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Continues the contexts of (context, settings).
@@ -152,9 +152,9 @@ class HarnessModel:
     def _score(self, parts: Sequence[tuple[np.ndarray, int]], label: str) -> list[tuple[float, bool]]:
         """Measures the last `count` tokens of each (tokens, count). See `loglikelihood` for the results."""
         kept = [number for number, (_, count) in enumerate(parts) if count]
-        found = [(0.0, True)] * len(parts)
+        results = [(0.0, True)] * len(parts)
         if not kept:
-            return found
+            return results
         lengths = np.array([len(parts[number][0]) for number in kept])
         sizes, starts = lengths - 1, np.cumsum(lengths) - lengths
         pieces = Pieces(starts, sizes, sizes - np.array([parts[number][1] for number in kept]))
@@ -162,12 +162,12 @@ class HarnessModel:
         tokens = np.concatenate([parts[number][0] for number in kept])
         windows = Windows(tokens, pieces, fit(sizes.tolist(), width), width)
         nats, best = self._read(windows, label)
-        for place, number in enumerate(kept):
-            own = slice(starts[place] + pieces.context[place], starts[place] + sizes[place])
-            if not np.isfinite(nats[own]).all():
+        for row, number in enumerate(kept):
+            counted = slice(starts[row] + pieces.context[row], starts[row] + sizes[row])
+            if not np.isfinite(nats[counted]).all():
                 raise ConfigError("a likelihood is not finite: the model has diverged, use an earlier checkpoint")
-            found[number] = -float(nats[own].sum()), bool(best[own].all())
-        return found
+            results[number] = -float(nats[counted].sum()), bool(best[counted].all())
+        return results
 
     def _read(self, windows: Windows, label: str) -> tuple[np.ndarray, np.ndarray]:
         """For each entry that counts: the loss of its target, and whether the target is the most probable token."""
@@ -200,8 +200,8 @@ class HarnessModel:
             stop_token=self._ends,
             padded=min(room, _power_of_two(max(map(len, prompts)))),
         )
-        for part in parts:
-            for row, tokens in zip(rows, part[: len(rows)], strict=True):
+        for tokens_of_rows in parts:
+            for row, tokens in zip(rows, tokens_of_rows[: len(rows)], strict=True):
                 row.add(tokens[~np.isin(tokens, self._ends)])
             if all(row.ended for row in rows):
                 break
@@ -224,14 +224,14 @@ def load(
     Raises:
       ConfigError: there is no such model, or its text has no probability.
     """
-    found = load_folder(folder)
-    if found.name not in models.able("score") or not (found.task is None or isinstance(found.task, TextTask)):
-        task = "" if found.task is None else f" on {found.task.name}"
-        raise ConfigError(f"{folder} holds a {found.name}{task}: choose a decoder of text")
+    loaded = load_folder(folder)
+    if loaded.name not in models.able("score") or not (loaded.task is None or isinstance(loaded.task, TextTask)):
+        task = "" if loaded.task is None else f" on {loaded.task.name}"
+        raise ConfigError(f"{folder} holds a {loaded.name}{task}: choose a decoder of text")
     generator = text_model.load(folder, seed)
     length = generator.length if length is None else length
     if batch_size is None:
-        tokens = 0 if found.experiment is None else found.experiment.evaluation.batch_size * generator.length
+        tokens = 0 if loaded.experiment is None else loaded.experiment.evaluation.batch_size * generator.length
         batch_size = max(1, tokens // length) if tokens else 16
     codec = generator.codec
     return HarnessModel(generator.model, codec, length, ends=codec.ends or codec.begin, batch_size=batch_size)

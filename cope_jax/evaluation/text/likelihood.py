@@ -139,8 +139,8 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
             seen[batch["entries"][counts]] = batch["positions"][counts] + 1
             progress.advance(int(counts.sum()))
     if not np.isfinite(nats).all():
-        place = int(np.argmin(np.isfinite(nats)))
-        raise ConfigError(f"the loss of token {place} is not finite: the model has diverged, use an earlier checkpoint")
+        first = int(np.argmin(np.isfinite(nats)))
+        raise ConfigError(f"the loss of token {first} is not finite: the model has diverged, use an earlier checkpoint")
     return Losses(nats, seen)
 
 

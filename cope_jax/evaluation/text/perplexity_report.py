@@ -43,9 +43,9 @@ def read(
     nats, seen = [], []
     for entries in task.token_streams(split):
         windows = sliding(entries.tokens, length, stride, max(1, min(width, len(entries))), _bounds(task, entries))
-        found = losses(model, windows, batch_size, label)
-        nats.append(found.nats[entries.counted])
-        seen.append(found.seen[entries.counted])
+        measured = losses(model, windows, batch_size, label)
+        nats.append(measured.nats[entries.counted])
+        seen.append(measured.seen[entries.counted])
     return Losses(np.concatenate(nats), np.concatenate(seen))
 
 
@@ -60,20 +60,20 @@ def _bounds(task: TextTask, entries: TokenStream) -> np.ndarray:
     return entries.bounds[[0, -1]] if task.crosses_documents else entries.bounds
 
 
-def record(task: TextTask, split: str, length: int, stride: int, found: Losses) -> Record:
+def record(task: TextTask, split: str, length: int, stride: int, measured: Losses) -> Record:
     """Makes the record of a split: its metrics, and its mean loss for each number of earlier tokens seen.
 
     `known_tokens` is the mean number of earlier tokens that a prediction sees.
     """
     counts = task.counts(split)
-    seen, loss = found.by_seen(length)
+    seen, loss = measured.by_seen(length)
     return {
         "split": split,
         "length": length,
         "stride": stride,
         **vars(counts),
-        "known_tokens": float(found.seen.mean()),
-        **counts.per_unit(float(found.nats.sum())),
+        "known_tokens": float(measured.seen.mean()),
+        **counts.per_unit(float(measured.nats.sum())),
         "by_seen": {"seen": seen.tolist(), "loss": loss.tolist()},
     }
 
@@ -85,9 +85,9 @@ def figures_table(records: Sequence[Record]) -> Table:
     figures = [name for name in FIGURES if name in first]  # some are missing if words or bytes are lost
     rows = []
     for length in lengths(records):
-        own = select(records, length=length)
-        cells = [_cell([row[name] for row in own]) for name in figures]
-        rows.append([str(length), str(own[0]["stride"]), f"{own[0]['known_tokens']:.1f}", *cells])
+        selected = select(records, length=length)
+        cells = [_cell([row[name] for row in selected]) for name in figures]
+        rows.append([str(length), str(selected[0]["stride"]), f"{selected[0]['known_tokens']:.1f}", *cells])
     headings = ["length", "stride", "tokens seen", *map(words, figures)]
     left_out = Counts(**{field.name: first.get(field.name, 0) for field in dataclasses.fields(Counts)}).left_out
     caption = "; ".join(filter(None, (whole_text_note(records), left_out)))
@@ -111,8 +111,8 @@ def whole_text_note(records: Sequence[Record]) -> str:
 def positions_table(records: Sequence[Record]) -> Table:
     """Makes a table of the mean loss for each number of tokens seen; all records must have the same length."""
     rows = [
-        [f"{seen:g}", _cell([row["by_seen"]["loss"][place] for row in records])]
-        for place, seen in enumerate(records[0]["by_seen"]["seen"])
+        [f"{seen:g}", _cell([row["by_seen"]["loss"][number] for row in records])]
+        for number, seen in enumerate(records[0]["by_seen"]["seen"])
     ]
     return Table(f"windows of {records[0]['length']}", ["tokens seen", "loss"], rows)
 
@@ -123,9 +123,9 @@ def loss_by_position(records: Sequence[Record], model: str = "") -> Figure:
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, length in enumerate(lengths(records)):
-        own = [row["by_seen"] for row in select(records, length=length)]
-        by_place = list(zip(*(row["loss"] for row in own), strict=True))
-        band(axes, own[0]["seen"], by_place, dashed(number), label=f"windows of {length}")
+        curves = [row["by_seen"] for row in select(records, length=length)]
+        by_place = list(zip(*(row["loss"] for row in curves), strict=True))
+        band(axes, curves[0]["seen"], by_place, dashed(number), label=f"windows of {length}")
     show_five_percent(axes, [loss for row in records for loss in row["by_seen"]["loss"]])
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
@@ -143,13 +143,13 @@ def by_length(records: Sequence[Record], metric: str, trained: int, model: str =
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = [[row[metric] for row in select(records, length=length)] for length in lengths(records)]
-    axes.plot(lengths(records), [np.mean(own) for own in values], **line(0))
-    for length, own in zip(lengths(records), values, strict=True):
-        axes.scatter([length] * len(own), own, s=6, color=line(0)["color"], alpha=0.5, linewidths=0)
+    axes.plot(lengths(records), [np.mean(seed_values) for seed_values in values], **line(0))
+    for length, seed_values in zip(lengths(records), values, strict=True):
+        axes.scatter([length] * len(seed_values), seed_values, s=6, color=line(0)["color"], alpha=0.5, linewidths=0)
     level_axis(axes, [(length, length == trained) for length in lengths(records)])
     axes.set_xlabel("length of the context")
     axes.set_ylabel(words(metric))
-    flat = [value for own in values for value in own]
+    flat = [value for seed_values in values for value in seed_values]
     if max(flat) > 4 * min(flat):
         plain_log(axes, flat)
     else:
