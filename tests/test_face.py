@@ -43,8 +43,8 @@ def test_the_face_is_what_the_page_lists():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_has_an_example(name):
-    found = getattr(cj, name)
-    assert doctest.DocTestParser().get_examples(inspect.getdoc(found) or ""), f"cj.{name} shows no example"
+    member = getattr(cj, name)
+    assert doctest.DocTestParser().get_examples(inspect.getdoc(member) or ""), f"cj.{name} shows no example"
 
 
 def test_importing_the_package_imports_no_jax():

@@ -39,8 +39,10 @@ SHELL = {"cd", "do", "done", "echo", "export", "for", "git", "mountpoint", "sour
 
 def blocks(language: str) -> dict[str, list[str]]:
     """The blocks of a language, by page."""
-    found = {page: [code for _, name, code in BLOCK.findall(text) if name == language] for page, text in PAGES.items()}
-    return {page: codes for page, codes in found.items() if codes}
+    codes_of = {
+        page: [code for _, name, code in BLOCK.findall(text) if name == language] for page, text in PAGES.items()
+    }
+    return {page: codes for page, codes in codes_of.items() if codes}
 
 
 def commands(shell: str) -> Iterator[list[str]]:
@@ -96,7 +98,7 @@ def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch
 
 
 def is_installed(distribution: str) -> bool:
-    return any(found.metadata["Name"] == distribution for found in importlib.metadata.distributions())
+    return any(package.metadata["Name"] == distribution for package in importlib.metadata.distributions())
 
 
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # ml_collections reads config files with it

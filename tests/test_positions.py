@@ -109,7 +109,7 @@ def test_positions_restart_with_each_document():
     for row, at in np.ndindex(segments.shape):
         if at and segments[row, at] == segments[row, at - 1]:
             expected[row, at] = expected[row, at - 1] + 1
-    found = jax.jit(per_segment)(segments)
-    assert found.dtype == jnp.int32
-    np.testing.assert_array_equal(found, expected)
+    actual = jax.jit(per_segment)(segments)
+    assert actual.dtype == jnp.int32
+    np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(per_segment(segments[:, :1]), expected[:, :1])

@@ -136,8 +136,8 @@ def test_the_bar_fits_80_columns_and_what_is_written_stands_above_it(monkeypatch
             shown.advance(10, "loss 2.090, 16.5k tok/s, MFU 43 %, 12.3 GiB")
     text = b""
     with contextlib.suppress(OSError):  # the end of what a closed terminal has shown
-        while part := os.read(screen, 2**12):
-            text += part
+        while chunk := os.read(screen, 2**12):
+            text += chunk
     os.close(screen)
     text = text.decode()
     states = [line for line in text.replace("\n", "\r").split("\r") if "%|" in line]

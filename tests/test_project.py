@@ -209,12 +209,12 @@ def test_every_module_can_be_imported():
 
 def test_no_path_of_a_machine():
     path_of_a_machine = re.compile(r"(?<![\w.~$}-])/(?:home|root|Users|work|mnt)/\w")
-    found = []
+    places = []
     for path in tracked_files():
         text = path.read_bytes().decode("utf-8", errors="ignore")
         lines = enumerate(text.splitlines(), start=1)
-        found += [f"{path.relative_to(ROOT)}:{number}" for number, line in lines if path_of_a_machine.search(line)]
-    assert not found
+        places += [f"{path.relative_to(ROOT)}:{number}" for number, line in lines if path_of_a_machine.search(line)]
+    assert not places
 
 
 def test_files_have_names_of_their_own():
@@ -227,20 +227,20 @@ def test_files_have_names_of_their_own():
 
 def test_nothing_else_names_an_encoding_a_task_or_a_model():
     """So that adding one changes its own file and the line that imports it, and no ladder of cases elsewhere."""
-    found, excused = {}, set()
+    spoken_in, excused = {}, set()
     for path in [*MODULES, *COMMANDS]:
         name = str(path.relative_to(ROOT))
-        own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        spoken = set() if path.name == "__init__.py" else names_in(ast.parse(path.read_text()), own)
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        spoken = set() if path.name == "__init__.py" else names_in(ast.parse(path.read_text()), module)
         reasons = {start for start in MAY_NAME if name.startswith(start)}
         excused |= reasons if spoken else set()
         if spoken and not reasons:
-            found[name] = sorted(spoken)
-    assert not found
+            spoken_in[name] = sorted(spoken)
+    assert not spoken_in
     assert excused == set(MAY_NAME), "these name nothing any more"
 
 
-def names_in(tree: ast.Module, own: str) -> set[str]:
+def names_in(tree: ast.Module, module: str) -> set[str]:
     """The registered names that a module writes, and the modules of registered classes that it imports from."""
     nodes = list(ast.walk(tree))
     silent = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
@@ -249,9 +249,9 @@ def names_in(tree: ast.Module, own: str) -> set[str]:
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             modules = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-            spoken |= modules & set().union(*HOMES.values()) - {own}
+            spoken |= modules & set().union(*HOMES.values()) - {module}
         elif isinstance(node, ast.Constant) and node.value in HOMES and id(node) not in silent:
-            if own not in HOMES[node.value] and (id(node) in asked or node.value not in ORDINARY_WORDS):
+            if module not in HOMES[node.value] and (id(node) in asked or node.value not in ORDINARY_WORDS):
                 spoken.add(node.value)
     return spoken
 

@@ -90,10 +90,10 @@ def test_a_notebook_cell_may_run_twice():
 
 def test_a_class_of_the_same_name_in_another_file_is_another():
     table = Registry("shape")
-    one, two = type("Square", (), {}), type("Square", (), {"__module__": "elsewhere"})
-    table.register("square")(one)
+    first, second = type("Square", (), {}), type("Square", (), {"__module__": "elsewhere"})
+    table.register("square")(first)
     with pytest.raises(ValueError, match="registered already"):
-        table.register("square")(two)
+        table.register("square")(second)
 
 
 def test_functions_are_entries_too():
@@ -161,13 +161,13 @@ class Outer:
 )
 def test_values_that_fit(name, value, expected):
     config = configure(Outer, {name: value}, "outer")
-    found = getattr(config, name)
-    assert found == expected and type(found) is type(expected)
+    actual = getattr(config, name)
+    assert actual == expected and type(actual) is type(expected)
     assert dataclasses.replace(config, **{name: getattr(Outer(), name)}) == Outer()
-    if isinstance(found, tuple):
-        assert [type(one) for one in found] == [type(one) for one in expected]
-    if isinstance(found, Inner):
-        assert type(found.share) is float
+    if isinstance(actual, tuple):
+        assert [type(item) for item in actual] == [type(item) for item in expected]
+    if isinstance(actual, Inner):
+        assert type(actual.share) is float
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def words(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("folder", sorted({path.parent.relative_to(ROOT).parts[:2] for path in FILES}), ids="/".join)
 def test_words_are_plain(folder):
-    found = []
+    mistakes = []
     for path in (path for path in FILES if path.parent.relative_to(ROOT).parts[:2] == folder):
         for line, text in words(path):
             text = re.sub(rf"\b(?:{'|'.join(ALLOWED)})\b", "", text)
             for match in re.finditer(rf"\b(?:{'|'.join(BANNED)})\b", text):
                 instead = next(better for phrase, better in BANNED.items() if re.fullmatch(phrase, match[0]))
-                found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: say {instead}")
-    assert not found, "\n".join(found)
+                mistakes.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: say {instead}")
+    assert not mistakes, "\n".join(mistakes)

@@ -41,11 +41,11 @@ class Records:
 
     @functools.cached_property
     def _errors(self) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
-        found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+        errors_of: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
         for row in self.rows:
-            errors = found.setdefault((row["setting"], row["encoding"]), {}).setdefault(row["split"], {})
+            errors = errors_of.setdefault((row["setting"], row["encoding"]), {}).setdefault(row["split"], {})
             errors[row["seed"]] = 100 * row["value"]
-        return found
+        return errors_of
 
     def names(self, least: int = 0, setting: str = "recall") -> list[str]:
         """The encodings with at least so many seeds."""
@@ -53,11 +53,13 @@ class Records:
 
     def errors(self, setting: str, name: str, split: str = IN) -> np.ndarray:
         """The error of each seed; out of distribution it is the mean over the other splits."""
-        held = self._errors[setting, name]
-        names = {IN: ["in_distribution"], OUT: [split for split in held if split != "in_distribution"]}.get(
+        by_split = self._errors[setting, name]
+        names = {IN: ["in_distribution"], OUT: [split for split in by_split if split != "in_distribution"]}.get(
             split, [split]
         )
-        return np.array([fmean(held[one][seed] for one in names) for seed in sorted(held[names[0]])])
+        return np.array(
+            [fmean(by_split[name_of_split][seed] for name_of_split in names) for seed in sorted(by_split[names[0]])]
+        )
 
     def mean(self, setting: str, name: str, split: str = IN) -> float:
         return float(self.errors(setting, name, split).mean())
@@ -118,16 +120,16 @@ def read() -> Records:
 
 def tables(page: str) -> dict[str, list[dict[str, dict[str, str]]]]:
     """The tables below each heading of a page; a row is named by its first cell, or two."""
-    found: dict[str, list[dict[str, dict[str, str]]]] = {}
+    by_heading: dict[str, list[dict[str, dict[str, str]]]] = {}
     for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
         blocks = re.findall(r"^\|.*\n\| ?-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
         heads = re.findall(r"^(\|.*)\n\| ?-", text, re.MULTILINE)
-        found[heading] = [
+        by_heading[heading] = [
             _named(_cells(head), [_cells(line) for line in block.splitlines()])
             for head, block in zip(heads, blocks, strict=True)
         ]
-    return found
+    return by_heading
 
 
 def _named(head: list[str], rows: list[list[str]]) -> dict[str, dict[str, str]]:

@@ -65,8 +65,8 @@ def minilm(r: Records, column: str) -> list[float]:
 
 def changes(r: Records, which: int) -> list[float]:
     """By how many per cent the medians (0) or minima (1) of times changed in the rearrangement."""
-    (held,) = (held for name, held in r.tables.items() if name.startswith(REARRANGED))
-    times = ([r.cell(REARRANGED, name, c, 2)[which] for c in ("c5c4d3a", "11607b1")] for name in held[2])
+    (tables,) = (tables for name, tables in r.tables.items() if name.startswith(REARRANGED))
+    times = ([r.cell(REARRANGED, name, c, 2)[which] for c in ("c5c4d3a", "11607b1")] for name in tables[2])
     return [100 * (after / before - 1) for before, after in times]
 
 

@@ -18,15 +18,15 @@ ARCHIVED = records.read()
 PAGES = {claim.page: " ".join((ROOT / claim.page).read_text().split()) for claim in (*CLAIMS, *grid.COUNTS)}
 
 
-def written(claim, found):
+def written(claim, records):
     """The words of a claim with the values of the records."""
-    return claim.text.format(*claim.values(found))
+    return claim.text.format(*claim.values(records))
 
 
-def supports(found, claim):
+def supports(records, claim):
     """Whether records have what a claim needs, and say what its page does."""
     try:
-        return bool(claim.holds(found)) and written(claim, found) in PAGES[claim.page]
+        return bool(claim.holds(records)) and written(claim, records) in PAGES[claim.page]
     except LookupError:
         return False
 
@@ -78,8 +78,8 @@ def test_the_tables_and_the_page_are_those_of_the_records():
     tables_shown = grid_cells.create(rows, records.TASKS)
     assert " ".join(grid_table.markdown(tables_shown).split()) in PAGES[RESULTS]
     page = (ROOT / "docs" / "abilities.html").read_text()
-    held = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page)[1])
-    assert held["views"] == json.loads(json.dumps(tables_shown.cells, default=dataclasses.asdict))
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page)[1])
+    assert data["views"] == json.loads(json.dumps(tables_shown.cells, default=dataclasses.asdict))
 
 
 NO_RESULT = [

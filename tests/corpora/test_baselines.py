@@ -48,8 +48,8 @@ def test_features_are_those_of_their_definition():
                 having[piece] += 1
     idf = np.log(101 / (1 + having))
     np.testing.assert_allclose(classifier.idf_V, idf, rtol=1e-6)
-    found = classifier.features(test)
-    assert found.shape == (7, len(FEATURES))
+    features = classifier.features(test)
+    assert features.shape == (7, len(FEATURES))
     for row in range(7):
         a, b = (
             [
@@ -64,7 +64,7 @@ def test_features_are_those_of_their_definition():
         x, y = (np.array([side.count(piece) * idf[piece] for piece in range(VOCAB)]) for side in (a, b))
         cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
         lengths = np.log1p([len(a), len(b), len(a) + len(b)])
-        np.testing.assert_allclose(found[row], [both, cosine, both / either, *lengths], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(features[row], [both, cosine, both / either, *lengths], rtol=1e-5, atol=1e-6)
 
 
 def test_padding_and_special_pieces_do_not_count():
@@ -87,8 +87,8 @@ def test_a_side_without_pieces_shares_nothing():
     batch = examples(20, 5)
     classifier = BagOfWords(VOCAB, SPECIAL).fit(batch)
     batch["segments"][:] = 0
-    found = classifier.features(batch)
-    assert not found[:, :3].any() and np.isfinite(found).all()
+    features = classifier.features(batch)
+    assert not features[:, :3].any() and np.isfinite(features).all()
 
 
 def test_wrong_input_is_one_line():

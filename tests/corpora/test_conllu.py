@@ -71,20 +71,20 @@ def test_an_unknown_split_lists_the_choices():
 
 def test_the_sample_has_every_split_and_tag():
     sentences = {split: conllu.read(None, split) for split in conllu.SPLITS}
-    assert {split: len(found) for split, found in sentences.items()} == {"train": 28, "validation": 6, "test": 6}
+    assert {split: len(of_split) for split, of_split in sentences.items()} == {"train": 28, "validation": 6, "test": 6}
     assert {tag for sentence in sentences["train"] for tag in sentence.tags} == set(conllu.TAGS)
     assert sum(len(document) for document in conllu.documents(None, "train")) == 28
 
 
 def test_the_treebank_has_its_published_sizes():
     folder = real("ud-ewt/en_ewt-ud-train.conllu", "ud-ewt/en_ewt-ud-test.conllu")
-    found = {split: conllu.read(folder, split) for split in conllu.SPLITS}
-    assert {split: len(sentences) for split, sentences in found.items()} == {
+    treebank = {split: conllu.read(folder, split) for split in conllu.SPLITS}
+    assert {split: len(sentences) for split, sentences in treebank.items()} == {
         "train": 12_544,
         "validation": 2_001,
         "test": 2_077,
     }
-    assert {split: sum(len(sentence.words) for sentence in sentences) for split, sentences in found.items()} == {
+    assert {split: sum(len(sentence.words) for sentence in sentences) for split, sentences in treebank.items()} == {
         "train": 204_577,
         "validation": 25_147,
         "test": 25_094,

@@ -11,12 +11,12 @@ from cope_jax.tokenizers import loading
 
 def texts(path, field="text", division="file"):
     """The documents of a file, whole."""
-    found = []
+    documents = []
     (file,) = document_files.find([str(path)])
     for piece, share in document_files.pieces(file, field, division):
         assert 0 < share <= 1
-        found = [*found, piece.text] if piece.key else [*found[:-1], found[-1] + piece.text]
-    return found
+        documents = [*documents, piece.text] if piece.key else [*documents[:-1], documents[-1] + piece.text]
+    return documents
 
 
 DOCUMENTS = ["One line.\n", "Zwei Zeilen:\n é 日本\n", " ", "x" * 5000]
@@ -28,7 +28,7 @@ def compressed(path, content):
     elif path.suffix == ".zst":
         zstandard = pytest.importorskip("zstandard")
         half = len(content) // 2  # two frames, as pigz and zstd -T write them
-        path.write_bytes(b"".join(zstandard.compress(part) for part in (content[:half], content[half:])))
+        path.write_bytes(b"".join(zstandard.compress(frame) for frame in (content[:half], content[half:])))
     else:
         path.write_bytes(content)
 
@@ -121,7 +121,7 @@ def test_the_pieces_of_a_text_have_its_tokens(tmp_path, monkeypatch, kind):
     assert len(pieces) > 20
     whole = text.replace("\r\n", "\n")
     tokenizer = loading.train(kind, [whole], 300)
-    parts = [token for part in tokenizer.encode(pieces) for token in part.tolist()]
+    parts = [token for encoded in tokenizer.encode(pieces) for token in encoded.tolist()]
     assert parts == tokenizer.encode([whole])[0].tolist()
 
 
@@ -174,8 +174,8 @@ def test_files_are_found_once_and_sorted(tmp_path):
     for name in ("b/2.jsonl", "a/1.jsonl", "a/3.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    found = document_files.find([f"{tmp_path}/**/*.jsonl", f"{tmp_path}/a/*", f"{tmp_path}/a/1.jsonl"])
-    assert [file.path.removeprefix(f"{tmp_path}/") for file in found] == ["a/1.jsonl", "a/3.txt", "b/2.jsonl"]
+    files = document_files.find([f"{tmp_path}/**/*.jsonl", f"{tmp_path}/a/*", f"{tmp_path}/a/1.jsonl"])
+    assert [file.path.removeprefix(f"{tmp_path}/") for file in files] == ["a/1.jsonl", "a/3.txt", "b/2.jsonl"]
     with pytest.raises(ConfigError, match=r"no file matches '.*none': correct the pattern"):
         document_files.find([f"{tmp_path}/none"])
     (tmp_path / "a/4.bin").write_text("x")

@@ -82,8 +82,12 @@ def test_sentences_with_tags_take_the_place_of_a_treebank(tmp_path):
         batch = task.dataset(split, 1)
         assert [task.tags[tag] for tag in batch["targets"][0][:4]] == ["D", "N", "M", "V"]
     splits = "text,label,split\na b,X Y,test\nc,X,train\nd,Z,validation\n"
-    found = conllu.read_table(table(tmp_path, splits))
-    assert [sentence.words for part in found.values() for sentence in part] == [("c",), ("d",), ("a", "b")]
+    sentences_of = conllu.read_table(table(tmp_path, splits))
+    assert [sentence.words for sentences in sentences_of.values() for sentence in sentences] == [
+        ("c",),
+        ("d",),
+        ("a", "b"),
+    ]
     for text, message in (
         (splits.replace("X Y", "X"), "line 2 has 2 words and 1 tags: give each word one tag$"),
         (splits.replace("test", "dev"), "line 2 has the split 'dev': choose from train, validation, test$"),

@@ -16,8 +16,10 @@ short = settings(max_examples=60, deadline=None)
 
 def texts(sizes):
     ends = np.cumsum([size for size, _ in sizes])
-    found = [np.arange(end - size + 1, end + 1, dtype=np.int32) for end, (size, _) in zip(ends, sizes, strict=True)]
-    return [np.append(text, END) if own and len(text) else text for text, (_, own) in zip(found, sizes, strict=True)]
+    bare = [np.arange(end - size + 1, end + 1, dtype=np.int32) for end, (size, _) in zip(ends, sizes, strict=True)]
+    return [
+        np.append(text, END) if has_end and len(text) else text for text, (_, has_end) in zip(bare, sizes, strict=True)
+    ]
 
 
 def everything(packed):

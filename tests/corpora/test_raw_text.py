@@ -19,9 +19,9 @@ def test_the_sample_has_every_corpus_in_every_split(corpus):
 @pytest.mark.parametrize("corpus", ["wikitext-2", "wikitext-103"])
 def test_articles_are_the_file_cut_before_their_titles(tmp_path, corpus):
     folder = write(tmp_path, f"{corpus}/wiki.valid.tokens", ARTICLES)
-    found = documents(corpus, folder, "validation")
-    assert [text.split("\n")[0] for text in found] == [" ", " = Two = "]
-    assert "".join(found) == ARTICLES
+    articles = documents(corpus, folder, "validation")
+    assert [text.split("\n")[0] for text in articles] == [" ", " = Two = "]
+    assert "".join(articles) == ARTICLES
 
 
 def test_raw_text_is_in_either_folder_and_never_replaced(tmp_path):
@@ -43,11 +43,11 @@ def test_a_text_is_cut_between_words_and_nothing_is_lost(tmp_path):
     text = "".join(f"word{number} and\n" for number in range(200))
     folder = write(tmp_path, "tinyshakespeare/input.txt", text)
     parts = [documents("tinyshakespeare", folder, split) for split in SPLITS]
-    assert [len(part) for part in parts] == [1, 1, 1]
-    assert "".join(part[0] for part in parts) == text
-    shares = [len(part[0]) / len(text) for part in parts]
+    assert [len(texts) for texts in parts] == [1, 1, 1]
+    assert "".join(texts[0] for texts in parts) == text
+    shares = [len(texts[0]) / len(text) for texts in parts]
     assert shares == pytest.approx([0.9, 0.05, 0.05], abs=0.01)
-    assert all(part[0][-1].isspace() for part in parts)
+    assert all(texts[0][-1].isspace() for texts in parts)
 
 
 def test_files_are_those_that_match_sorted_and_each_is_cut(tmp_path):
@@ -134,9 +134,9 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_published_counts_of_wikitext_2(split):
-    found = documents("wikitext-2", real("wikitext-2/wiki.train"), split)
-    text = "".join(found)
-    assert (len(found), len(text.encode()), len(text.split()) + text.count("\n")) == PUBLISHED[split]
+    articles = documents("wikitext-2", real("wikitext-2/wiki.train"), split)
+    text = "".join(articles)
+    assert (len(articles), len(text.encode()), len(text.split()) + text.count("\n")) == PUBLISHED[split]
 
 
 def test_published_size_of_tiny_shakespeare():

@@ -10,8 +10,8 @@ def read(folder, text):
 
 
 def test_labels_texts_and_order(tmp_path):
-    found = read(tmp_path, "spam\tWin  now\n\nham\tsee\tyou\nham\t\n")
-    assert [(message.label, message.text) for message in found] == [(1, "Win  now"), (0, "see\tyou"), (0, "")]
+    messages = read(tmp_path, "spam\tWin  now\n\nham\tsee\tyou\nham\t\n")
+    assert [(message.label, message.text) for message in messages] == [(1, "Win  now"), (0, "see\tyou"), (0, "")]
 
 
 def test_exact_duplicates_go_and_the_first_stays(tmp_path):

@@ -30,8 +30,8 @@ def test_files_below_the_root_by_their_names(tmp_path):
     elsewhere = source_code.read("nowhere", [f"{root}/a/**/*.*", f"{root}/**/*.py"])
     assert list(elsewhere.files) == ["a/c.py", "a/d.txt", "code/b.py"]
     assert elsewhere.duplicates == {}  # each is read once, whatever globs match it
-    found = [text for split in ("train", "validation", "test") for text in source_code.read(root).documents(split)]
-    assert sorted(found) == sorted([numbered("c"), numbered("b")])
+    texts = [text for split in ("train", "validation", "test") for text in source_code.read(root).documents(split)]
+    assert sorted(texts) == sorted([numbered("c"), numbered("b")])
     with pytest.raises(ConfigError, match="code has no text in its split"):
         [documents("code", folder, split) for split in ("train", "validation", "test")]
 
@@ -88,8 +88,8 @@ def test_nothing_there_is_one_line(root):
 def test_two_files_of_one_name_are_two(tmp_path):
     for folder in ("a/x", "b/x"):
         write(tmp_path, f"{folder}/y.txt", folder)
-    found = matching(tmp_path, [f"{tmp_path}/a/x/*.txt", f"{tmp_path}/b/x/*.txt", f"{tmp_path}/a/x/y*"])
-    assert list(found) == sorted(["x/y.txt", (tmp_path / "b/x/y.txt").as_posix()])
+    files = matching(tmp_path, [f"{tmp_path}/a/x/*.txt", f"{tmp_path}/b/x/*.txt", f"{tmp_path}/a/x/y*"])
+    assert list(files) == sorted(["x/y.txt", (tmp_path / "b/x/y.txt").as_posix()])
 
 
 def test_the_standard_library_is_there():

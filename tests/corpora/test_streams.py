@@ -30,7 +30,7 @@ def test_only_the_first_batch_resets():
 def test_random_access():
     stream = Stream({"inputs": np.arange(20)}, 2, 3)
     np.testing.assert_array_equal(stream[-1]["inputs"], list(stream)[3]["inputs"])
-    assert [stream[place]["inputs"][0, 0] for place in (1, 2)] == [3, 6]
+    assert [stream[index]["inputs"][0, 0] for index in (1, 2)] == [3, 6]
     with pytest.raises(IndexError):
         stream[4]
 

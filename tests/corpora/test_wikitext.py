@@ -35,13 +35,13 @@ def test_words_have_an_end_for_every_line(tmp_path):
 
 def test_articles_are_sentences_without_headings_or_empty_articles(tmp_path):
     folder = write(tmp_path, "wikitext-2/wiki.test.tokens", TEXT)
-    one, three = wikitext.documents(folder, "test")
-    assert [" ".join(sentence) for sentence in one] == [
+    first, second = wikitext.documents(folder, "test")
+    assert [" ".join(sentence) for sentence in first] == [
         "Both came .",
         'He said , " Go - away ! " and left .',
         "It cost 1,000 <unk> .",
     ]
-    assert three == [(".",)]
+    assert second == [(".",)]
 
 
 def test_text_without_headings_is_one_article(tmp_path):
@@ -111,7 +111,7 @@ def test_the_sample_has_articles_in_every_split():
 def test_wikitext_has_its_published_sizes():
     folder = real("wikitext-2/wiki.train", "wikitext-2/wiki.valid.tokens", "wikitext-2/wiki.test.tokens")
     words = {split: wikitext.words(folder, split) for split in wikitext.SPLITS}
-    assert {split: len(found) for split, found in words.items()} == {
+    assert {split: len(of_split) for split, of_split in words.items()} == {
         "train": 2_088_628,
         "validation": 217_646,
         "test": 245_569,

@@ -19,9 +19,9 @@ def words_of_senses(folder, *entries):
 
 
 def test_coarsewsd_lines(tmp_path):
-    (found,) = coarse(tmp_path, HEADER, "", "club\ttest\tclub_golf\t1\tthe club is new .")
-    assert found.words == ("the", "club", "is", "new", ".")
-    assert (found.index, found.lemma, found.sense, found.split) == (1, "club", "club_golf", "test")
+    (occurrence,) = coarse(tmp_path, HEADER, "", "club\ttest\tclub_golf\t1\tthe club is new .")
+    assert occurrence.words == ("the", "club", "is", "new", ".")
+    assert (occurrence.index, occurrence.lemma, occurrence.sense, occurrence.split) == (1, "club", "club_golf", "test")
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,16 @@ def test_a_malformed_line_of_semcor_is_named(tmp_path, line):
 @pytest.mark.parametrize("read", [read_coarsewsd, read_semcor])
 def test_the_samples_have_every_sense_in_both_splits(read):
     splits = collections.defaultdict(set)
-    for found in read(None):
-        splits[found.lemma, found.sense].add(found.split)
-        assert found.words[found.index].lower().startswith(found.lemma.split(".")[0])
+    for occurrence in read(None):
+        splits[occurrence.lemma, occurrence.sense].add(occurrence.split)
+        assert occurrence.words[occurrence.index].lower().startswith(occurrence.lemma.split(".")[0])
     assert len(splits) == 4
     assert all(both == {"train", "test"} for both in splits.values())
 
 
 def test_the_published_sizes():
     folder = real("coarsewsd20/coarsewsd20.tsv", "semcor-noad/semcor_noad.jsonl")
-    found = read_coarsewsd(folder)
-    assert collections.Counter(entry.split for entry in found) == {"train": 23_370, "test": 10_196}
-    assert len({entry.lemma for entry in found}) == 20
+    occurrences = read_coarsewsd(folder)
+    assert collections.Counter(entry.split for entry in occurrences) == {"train": 23_370, "test": 10_196}
+    assert len({entry.lemma for entry in occurrences}) == 20
     assert len(read_semcor(folder)) == 70_352

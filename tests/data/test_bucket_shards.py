@@ -44,9 +44,9 @@ def bucket(monkeypatch):
 def export_twice(files, out):
     """The second call finds what the first one wrote."""
     source = Files(tuple(document_files.find([f"{files}/*.txt"])), held_out=0.3)
-    found = [export(source, out, Vocabulary("bytes"), Options(length=8, shard_tokens=400)) for _ in range(2)]
-    assert found[0] == found[1]
-    return found[0]
+    manifests = [export(source, out, Vocabulary("bytes"), Options(length=8, shard_tokens=400)) for _ in range(2)]
+    assert manifests[0] == manifests[1]
+    return manifests[0]
 
 
 def test_a_bucket_gets_and_gives_what_a_disk_does(bucket, tmp_path):

@@ -248,26 +248,26 @@ def test_a_fixed_number_of_examples_is_an_epoch_of_them(written):
 
     def epoch(examples, number):
         batches = pipeline.train_iterator(task, data_seed=0, shuffle_seed=0, examples=examples, batch_size=1)
-        found = [next(batches)["inputs"].tobytes() for _ in range(number * examples)]
-        return [found[start : start + examples] for start in range(0, len(found), examples)]
+        examples_read = [next(batches)["inputs"].tobytes() for _ in range(number * examples)]
+        return [examples_read[start : start + examples] for start in range(0, len(examples_read), examples)]
 
     wanted = sorted(row.tobytes() for row in task.take("train", np.arange(50))["inputs"])
-    for found in epoch(50, 2):
-        assert sorted(found) == wanted
+    for examples_read in epoch(50, 2):
+        assert sorted(examples_read) == wanted
 
 
 @pytest.mark.parametrize(("window", "opened"), [(10**6, 1), (1, 3)])
 def test_shards_of_a_window_stay_open(window, opened, tmp_path, monkeypatch):
     monkeypatch.setattr(shards_module, "_OPEN", 1)
     export(source(tmp_path / "in"), tmp_path / "out", BYTES, Options(length=8, shard_tokens=100))
-    shards, found = Shards(tmp_path / "out", window=window), []
+    shards, openings = Shards(tmp_path / "out", window=window), []
     names = [shard.file for shard in shards.of("train")]
     assert len(names) > 4
-    monkeypatch.setattr(shards, "_open", lambda shard: found.append(shard.file) or object())
+    monkeypatch.setattr(shards, "_open", lambda shard: openings.append(shard.file) or object())
     for _ in range(3):
         for shard in shards.of("train"):
             shards._reader(shard)
-    assert found == names * opened
+    assert openings == names * opened
 
 
 @pytest.mark.parametrize("name", ["../secret", "/{folder}/secret", "..", "a//secret", "a\\secret", 3])

@@ -40,7 +40,7 @@ def source(url: str, content: bytes, files=FILES) -> Source:
     return Source(url, len(content), hashlib.sha256(content).hexdigest(), files)
 
 
-def held(folder) -> set[str]:
+def files_in(folder) -> set[str]:
     """The files, and the folders that are hidden."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or path.name[0] == "."}
 
@@ -63,7 +63,7 @@ def wikitext(server, archive):
 
 def test_the_task_reads_what_was_downloaded(server, wikitext, tmp_path):
     assert download(wikitext, tmp_path / "new" / "data") == list(FILES)
-    assert held(tmp_path / "new" / "data") == set(FILES)
+    assert files_in(tmp_path / "new" / "data") == set(FILES)
     folders = (str(tmp_path / "new" / "data"), None)
     downloaded, built_in = (
         tasks.create("text", corpus="wikitext-2", tokenizer="words", length=32, data_dir=folder) for folder in folders
@@ -80,7 +80,7 @@ def test_a_corpus_may_be_one_file(server, tmp_path):
     content = sample("tinyshakespeare/input.txt")
     files = SOURCES["tinyshakespeare"].files
     assert download(source(f"{server.url}/input.txt", content, files), tmp_path) == list(files)
-    assert held(tmp_path) == set(files)
+    assert files_in(tmp_path) == set(files)
     assert "".join(documents("tinyshakespeare", str(tmp_path), split)[0] for split in SPLITS).encode() == content
 
 
@@ -98,7 +98,7 @@ def test_a_download_that_breaks_off_leaves_nothing_and_can_be_repeated(server, w
     with pytest.raises(ConfigError, match=rf"^cannot download {wikitext.url} \(.*{server.cut} bytes read") as error:
         download(wikitext, tmp_path)
     assert "\n" not in str(error.value)
-    assert not held(tmp_path)
+    assert not files_in(tmp_path)
     server.cut = None
     assert download(wikitext, tmp_path) == list(FILES)
 
@@ -110,14 +110,14 @@ def test_downloads_side_by_side_leave_each_other_alone(server, wikitext, tmp_pat
         slow = pool.submit(download, wikitext, tmp_path)
         while not server.served:
             time.sleep(0.01)
-        (own,) = tmp_path.iterdir()
+        (unfinished,) = tmp_path.iterdir()
         server.cut, server.holds = None, False
         assert download(wikitext, tmp_path) == list(FILES)
-        assert held(tmp_path) > set(FILES) and own.exists() and list(own.iterdir())
+        assert files_in(tmp_path) > set(FILES) and unfinished.exists() and list(unfinished.iterdir())
         server.released.set()
         with pytest.raises(ConfigError, match=r"^cannot download"):
             slow.result()
-    assert held(tmp_path) == set(FILES)
+    assert files_in(tmp_path) == set(FILES)
 
 
 def test_what_a_killed_process_left_is_removed(wikitext, tmp_path):
@@ -125,7 +125,7 @@ def test_what_a_killed_process_left_is_removed(wikitext, tmp_path):
     folder.mkdir()
     (folder / ".lock").touch()
     assert download(wikitext, tmp_path) == list(FILES)
-    assert held(tmp_path) == set(FILES)
+    assert files_in(tmp_path) == set(FILES)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_is_not_the_published_file_is_not_kept(server, wikitext, tmp_path, 
     with pytest.raises(ConfigError, match=message) as error:
         download(wikitext, tmp_path)
     assert "\n" not in str(error.value)
-    assert not held(tmp_path)
+    assert not files_in(tmp_path)
 
 
 def test_no_file_is_in_its_place_before_all_are_whole(server, tmp_path):
@@ -148,7 +148,7 @@ def test_no_file_is_in_its_place_before_all_are_whole(server, tmp_path):
     server.files["wikitext-2-v1.zip"] = damaged
     with pytest.raises(zipfile.BadZipFile, match=f"Bad CRC-32 for file '{FILES[2]}'"):
         download(source(f"{server.url}/wikitext-2-v1.zip", damaged), tmp_path)
-    assert not held(tmp_path)
+    assert not files_in(tmp_path)
 
 
 def test_a_server_that_does_not_end_or_is_too_slow_is_left(server, wikitext, tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_server_that_does_not_end_or_is_too_slow_is_left(server, wikitext, tmp
     monkeypatch.setattr(fetch, "_PATIENCE", -1e9)
     with pytest.raises(ConfigError, match=r"^cannot download .* \(fewer than 1,000 bytes a second\): try again"):
         download(wikitext, tmp_path)
-    assert not held(tmp_path)
+    assert not files_in(tmp_path)
 
 
 def test_a_password_is_not_shown_and_a_wrong_address_is_one_line(archive, tmp_path):
@@ -198,7 +198,7 @@ def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(server, archive
         download(source(url, archive), tmp_path)
     assert {"server": "Connection refused", "file": "404"}[absent] in str(error.value)
     assert str(error.value).endswith(f": try again, or put {', '.join(FILES)} into {tmp_path} by hand")
-    assert not held(tmp_path)
+    assert not files_in(tmp_path)
 
 
 @pytest.mark.parametrize("corpus", SOURCES)
@@ -209,5 +209,5 @@ def test_readers_find_the_files_and_name_the_command(corpus, tmp_path):
     assert "\n" not in str(error.value)
     for name in SOURCES[corpus].files:
         write(tmp_path, name, f"{name} {' '.join(map(str, range(100)))}")
-    found = ["".join(documents(corpus, str(tmp_path), split)) for split in SPLITS]
-    assert len(set(found)) == 3
+    texts = ["".join(documents(corpus, str(tmp_path), split)) for split in SPLITS]
+    assert len(set(texts)) == 3

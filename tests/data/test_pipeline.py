@@ -76,10 +76,10 @@ def test_goes_on_exactly_from_a_saved_state(make_iterator, seen):
 
 def test_any_number_of_readers_gives_the_same_batches_and_goes_on_from_the_same_state(make_iterator):
     straight = take(make_iterator(), 20)
-    four, one = make_iterator(readers=4), make_iterator()
+    four, single = make_iterator(readers=4), make_iterator()
     assert_same(take(four, 11), straight[:11])
-    take(one, 11)
-    assert four.get_state() == one.get_state()
+    take(single, 11)
+    assert four.get_state() == single.get_state()
     for readers in (1, 3):
         other = make_iterator(readers=readers)
         other.set_state(json.loads(json.dumps(four.get_state())))
@@ -174,13 +174,13 @@ SHARES = {"halves": [[0, 1], [2, 3]], "every other": [[0, 2], [1, 3]], "one": [[
 def test_the_rows_of_all_processes_are_the_batch_and_their_places_are_the_same(make_iterator, shares):
     whole, parts = make_iterator(), [make_iterator(rows=np.array(rows)) for rows in shares]
     for batch in take(whole, 6):  # more than two epochs of the fixed split
-        found = {name: np.zeros_like(array) for name, array in batch.items()}
-        for rows, part in zip(shares, parts, strict=True):
-            for name, array in next(part).items():
+        joined = {name: np.zeros_like(array) for name, array in batch.items()}
+        for rows, iterator in zip(shares, parts, strict=True):
+            for name, array in next(iterator).items():
                 assert array.shape == (len(rows), 31)
-                found[name][rows] = array
-        assert_same([found], [batch])
-    assert [part.get_state() for part in parts] == [whole.get_state()] * len(parts)
+                joined[name][rows] = array
+        assert_same([joined], [batch])
+    assert [iterator.get_state() for iterator in parts] == [whole.get_state()] * len(parts)
 
 
 def test_other_processes_go_on_with_the_same_order(make_iterator):
@@ -189,14 +189,14 @@ def test_other_processes_go_on_with_the_same_order(make_iterator):
     halves = [make_iterator(rows=rows) for rows in ([0, 1], [2, 3])]
     for half in halves:
         take(half, 5)
-    place = json.loads(json.dumps(halves[1].get_state()))
-    one = make_iterator()
-    one.set_state(place)
-    assert_same(take(one, 4), straight[5:9])
-    place = json.loads(json.dumps(one.get_state()))
+    state = json.loads(json.dumps(halves[1].get_state()))
+    single = make_iterator()
+    single.set_state(state)
+    assert_same(take(single, 4), straight[5:9])
+    state = json.loads(json.dumps(single.get_state()))
     for row in range(4):
         alone = make_iterator(rows=[row])
-        alone.set_state(place)
+        alone.set_state(state)
         expected = [{name: array[[row]] for name, array in batch.items()} for batch in straight[9:]]
         assert_same(take(alone, 3), expected)
 
@@ -243,26 +243,29 @@ def test_a_mixture_gives_each_part_its_share_and_every_example_of_it_in_turn():
     drawn = np.array([number[row] for row in rows(take(iterator, 100))])
     (_, indices), (_, others) = task.mixture("train")
     assert np.mean(drawn < indices.stop) == pytest.approx(0.75, abs=0.01)
-    for part in (indices, others):
-        own = drawn[(drawn >= part.start) & (drawn < part.stop)]
-        epochs = [sorted(own[start : start + len(part)]) for start in range(0, len(own) - len(part) + 1, len(part))]
-        assert epochs and all(epoch == list(part) for epoch in epochs)
+    for corpus in (indices, others):
+        drawn_here = drawn[(drawn >= corpus.start) & (drawn < corpus.stop)]
+        epochs = [
+            sorted(drawn_here[start : start + len(corpus)])
+            for start in range(0, len(drawn_here) - len(corpus) + 1, len(corpus))
+        ]
+        assert epochs and all(epoch == list(corpus) for epoch in epochs)
 
 
 def test_a_mixture_goes_on_exactly_and_is_shared_by_processes():
     task = mixture()
     whole = pipeline.train_iterator(task, batch_size=4, examples=None, **SEEDS)
     halves = [
-        pipeline.train_iterator(task, batch_size=4, examples=None, rows=part, **SEEDS) for part in ([0, 2], [1, 3])
+        pipeline.train_iterator(task, batch_size=4, examples=None, rows=rows, **SEEDS) for rows in ([0, 2], [1, 3])
     ]
     straight = take(whole, 9)
     for batch in straight[:6]:
         parts = [next(half) for half in halves]
         for name, field in batch.items():
-            np.testing.assert_array_equal(np.stack([part[name] for part in parts], axis=1).reshape(field.shape), field)
-    place = json.loads(json.dumps(halves[0].get_state()))
-    assert place == {"next_index": 6}
-    whole.set_state(place)
+            np.testing.assert_array_equal(np.stack([rows[name] for rows in parts], axis=1).reshape(field.shape), field)
+    state = json.loads(json.dumps(halves[0].get_state()))
+    assert state == {"next_index": 6}
+    whole.set_state(state)
     assert_same(take(whole, 3), straight[6:])
     with pytest.raises(ConfigError, match=r"^text samples a mixture by its weights: do not set training.examples$"):
         pipeline.train_iterator(task, batch_size=4, examples=8, **SEEDS)

@@ -46,15 +46,15 @@ def parse(record, width):
     starts = [uint32() for _ in range(pieces)]
     sizes = [uint32() for _ in range(pieces)]
     idle = [uint32() for _ in range(idle)]
-    place, found = 4 * next(number), []
+    offset, entries = 4 * next(number), []
     for start, size in zip(starts, sizes, strict=True):
         tokens = []
         for _ in range(size % 2**31 + 1):
-            tokens.append(int.from_bytes(record[place : place + width], "little"))
-            place += width
-        found.append((start, size >= 2**31, tokens[:-1], tokens[1:]))
-    assert place == len(record)
-    return found, idle
+            tokens.append(int.from_bytes(record[offset : offset + width], "little"))
+            offset += width
+        entries.append((start, size >= 2**31, tokens[:-1], tokens[1:]))
+    assert offset == len(record)
+    return entries, idle
 
 
 def write_web(folder, texts, files=3):
@@ -87,7 +87,7 @@ def test_a_corpus_has_the_examples_of_the_task_text(tmp_path, kind, packing):
     for split in SPLITS:
         assert task.size(split) == text.size(split)
         assert task.counts(split) == text.counts(split)
-        ours, theirs = (one.take(split, np.arange(text.size(split))) for one in (task, text))
+        ours, theirs = (source.take(split, np.arange(text.size(split))) for source in (task, text))
         assert ours.keys() == theirs.keys()
         for name, rows in theirs.items():
             np.testing.assert_array_equal(ours[name], rows, strict=True, err_msg=name)
@@ -124,7 +124,7 @@ def test_records_are_as_described(tmp_path, monkeypatch, width):
             pieces, idle = parse(record, width)
             assert sum(len(inputs) for _, _, inputs, _ in pieces) <= 32
             targets = [target for piece in pieces for target in piece[3]]
-            ends = [place for place, target in enumerate(targets) if target == 256]
+            ends = [index for index, target in enumerate(targets) if target == 256]
             assert idle == ([] if shard.split == "train" else ends)
             for start, first, inputs, targets in pieces:
                 assert first == (inputs[0] == 256)
@@ -151,11 +151,11 @@ def test_no_document_is_lost_or_repeated(tmp_path_factory, texts, packing, shard
         export(source, folder / "out", BYTES, Options(length, packing, shard_tokens))
     task = tasks.create("sharded_text", folders=(str(folder / "out"),), length=length)
     for split in SPLITS:
-        found = []
+        documents = []
         for entries in task.token_streams(split):
             ends = np.flatnonzero(entries.tokens[1:] == 256)
-            found += [bytes(part[part != 256].tolist()).decode() for part in np.split(entries.tokens[1:], ends + 1)]
-        assert sorted(filter(None, found)) == sorted(named[split])
+            documents += [bytes(row[row != 256].tolist()).decode() for row in np.split(entries.tokens[1:], ends + 1)]
+        assert sorted(filter(None, documents)) == sorted(named[split])
         batch = task.take(split, np.arange(task.size(split)))
         said = batch["targets"][batch["weights"] == 1]
         assert collections.Counter(said[said != 256].tolist()) == collections.Counter("".join(named[split]).encode())
@@ -177,8 +177,8 @@ def test_parts_and_an_interrupted_export_write_the_same_files(tmp_path, small, m
     assert len(list((tmp_path / "whole").glob("train-00001-*"))) > 1
     for index in (2, 0, 1):
         assert not (tmp_path / "parts/manifest.json").exists()
-        found = export(source, tmp_path / "parts", vocabulary, small, part=(index, 3))
-    assert found == read_manifest(tmp_path / "whole")
+        manifest = export(source, tmp_path / "parts", vocabulary, small, part=(index, 3))
+    assert manifest == read_manifest(tmp_path / "whole")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
     class Killed(BaseException):
@@ -362,8 +362,8 @@ def test_an_epoch_has_every_example_once_and_windows_lie_in_few_shards():
     assert epochs[0] != epochs[1] != epochs[2]
     assert epochs[0] != [pipeline.WindowOrder(blocks, window=64, seed=4)[i] for i in range(size)]
     for start in range(0, size, 64):
-        assert len({place // 100 for place in epochs[1][start : start + 64]}) <= 3
-    assert len({place // 100 for place in epochs[1][:640:64]}) > 5
+        assert len({index // 100 for index in epochs[1][start : start + 64]}) <= 3
+    assert len({index // 100 for index in epochs[1][:640:64]}) > 5
     assert [order[i] for i in reversed(range(size))][::-1] == epochs[0]
 
 
@@ -379,14 +379,14 @@ def test_any_number_of_processes_reads_the_same_order(written, tmp_path, small, 
     parts = [pipeline.train_iterator(task, rows=rows, **settings) for rows in shares]
     for number, batch in enumerate(wanted):
         if number == 20:  # resume, from a state of a few bytes that does not depend on the rows
-            states = [part.get_state() for part in parts]
+            states = [iterator.get_state() for iterator in parts]
             assert all(state == states[0] for state in states) and len(json.dumps(states[0])) < 300
             parts = [pipeline.train_iterator(task, rows=rows, **settings) for rows in reversed(shares)][::-1]
-            for part in parts:
-                part.set_state(states[0])
-        found = [next(part) for part in parts]
+            for iterator in parts:
+                iterator.set_state(states[0])
+        batches = [next(iterator) for iterator in parts]
         for name, rows in batch.items():
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in found]), rows)
+            np.testing.assert_array_equal(np.concatenate([iterator[name] for iterator in batches]), rows)
 
 
 def test_a_mixture_is_drawn_by_weight(written, tmp_path, small):

@@ -77,9 +77,11 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             **{"mlp.c_fc.weight": (WIDTH, hidden), "mlp.c_fc.bias": (hidden,)},
             **{"mlp.c_proj.weight": (hidden, WIDTH), "mlp.c_proj.bias": (WIDTH,)},
         }
-        found = {"transformer.wte.weight": (VOCAB, WIDTH), "transformer.wpe.weight": (LENGTH, WIDTH)}
-        found |= {f"transformer.h.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
-        found |= {"transformer.ln_f.weight": (WIDTH,), "transformer.ln_f.bias": (WIDTH,)}
+        tensors = {"transformer.wte.weight": (VOCAB, WIDTH), "transformer.wpe.weight": (LENGTH, WIDTH)}
+        tensors |= {
+            f"transformer.h.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()
+        }
+        tensors |= {"transformer.ln_f.weight": (WIDTH,), "transformer.ln_f.bias": (WIDTH,)}
     else:
         heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
         matrices = {
@@ -95,9 +97,9 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         layer |= {"input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,)}
         if config.get("attention_bias"):
             layer |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
-        found = {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
-        found |= {f"model.layers.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
-    return found if config["tie_word_embeddings"] else found | {"lm_head.weight": (VOCAB, WIDTH)}
+        tensors = {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
+        tensors |= {f"model.layers.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
+    return tensors if config["tie_word_embeddings"] else tensors | {"lm_head.weight": (VOCAB, WIDTH)}
 
 
 def tensors(config: dict[str, Any], dtype: Any = np.float64) -> dict[str, np.ndarray]:

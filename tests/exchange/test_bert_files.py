@@ -41,9 +41,9 @@ def folder(saved, tmp_path):
     return shutil.copytree(saved[0], tmp_path / "bert")
 
 
-def equal(found, exact):
-    assert jax.tree.structure(found) == jax.tree.structure(exact)
-    jax.tree.map(np.testing.assert_array_equal, found, exact)
+def equal(actual, exact):
+    assert jax.tree.structure(actual) == jax.tree.structure(exact)
+    jax.tree.map(np.testing.assert_array_equal, actual, exact)
 
 
 def rewrite(folder, change):
@@ -59,9 +59,9 @@ def reconfigure(folder, **values):
 
 @pytest.mark.newest
 def test_what_is_saved_is_loaded(folder, params):
-    read, found = bert_files.load(folder)
+    read, loaded = bert_files.load(folder)
     assert read == CHOICES
-    equal(found, params)
+    equal(loaded, params)
     assert bert_files.vocabulary(folder) == PIECES
 
 
@@ -92,9 +92,9 @@ def test_tied_tensors_may_be_there(folder, params):
 
 def test_half_precision_becomes_float32(folder, params):
     rewrite(folder, lambda tensors: {name: value.astype(np.float16) for name, value in tensors.items()})
-    found = bert_files.load(folder)[1]
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype("float32")}
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=2e-3), found, params)
+    loaded = bert_files.load(folder)[1]
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {np.dtype("float32")}
+    jax.tree.map(lambda half, single: np.testing.assert_allclose(half, single, atol=2e-3), loaded, params)
 
 
 def test_a_model_is_made_of_what_there_is(params):
@@ -167,11 +167,11 @@ def test_a_vocabulary_has_each_row_of_the_model(folder, params):
     """A line that is lost anywhere would give all later pieces the vectors of their neighbours."""
     lines = (folder / "vocab.txt").read_text().splitlines(keepends=True)
     formats.save(folder / "ours", CHOICES, params)
-    for place in (folder, folder / "ours"):
+    for model_folder in (folder, folder / "ours"):
         for number in (0, 8, VOCAB - 1):
-            (place / "vocab.txt").write_text("".join(lines[:number] + lines[number + 1 :]))
+            (model_folder / "vocab.txt").write_text("".join(lines[:number] + lines[number + 1 :]))
             with pytest.raises(ConfigError, match=r"vocab\.txt has 16 pieces, but the model's vocab_size is 17: use"):
-                formats.load(place)
+                formats.load(model_folder)
 
 
 def test_a_tokenizer_json_beside_the_vocabulary_must_have_the_same_numbers(folder):
@@ -261,9 +261,9 @@ def test_a_table_of_positions_of_its_own_size_is_saved_with_it(tmp_path):
     choices = config(encoding="learned(max_length=20)")
     params = nnx.to_pure_dict(random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)[1])
     bert_files.save(tmp_path, choices, params)
-    read, found = bert_files.load(tmp_path)
+    read, loaded = bert_files.load(tmp_path)
     assert read.max_length == 20 and choices.max_length == 11
-    equal(found, params)
+    equal(loaded, params)
 
 
 def test_minilm_says_how_to_get_it(monkeypatch):

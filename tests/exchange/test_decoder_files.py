@@ -41,26 +41,26 @@ def logits(config, params):
 @pytest.mark.newest
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_the_oracle(name, tmp_path, x64):
-    held, arrays = CASES[name], tensors(CASES[name])
-    found = logits(*formats.load(write(tmp_path, held, arrays)))
-    exact = np.stack([ORACLES[held["model_type"]](row, arrays, held) for row in tokens()])
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-10 * np.abs(exact).max())
+    case, arrays = CASES[name], tensors(CASES[name])
+    actual = logits(*formats.load(write(tmp_path, case, arrays)))
+    exact = np.stack([ORACLES[case["model_type"]](row, arrays, case) for row in tokens()])
+    assert actual.dtype == np.float64
+    np.testing.assert_allclose(actual, exact, rtol=0, atol=1e-10 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_saved_is_the_same_files(name, tmp_path):
-    held, arrays = CASES[name], tensors(CASES[name], np.float32)
-    config, params = formats.load(write(tmp_path / "theirs", held, arrays))
+    case, arrays = CASES[name], tensors(CASES[name], np.float32)
+    config, params = formats.load(write(tmp_path / "theirs", case, arrays))
     assert {array.dtype for array in jax.tree.leaves(params)} == {np.dtype("float32")}
     ids = safetensors_io.read_tokens(tmp_path / "theirs")
-    formats.save(tmp_path / "ours", config, params, held["model_type"], ids)
+    formats.save(tmp_path / "ours", config, params, case["model_type"], ids)
     again = load_file(tmp_path / "ours" / "model.safetensors")
     assert again.keys() == arrays.keys()
     for tensor, array in arrays.items():
         np.testing.assert_array_equal(again[tensor], array, err_msg=tensor)
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert written | held == written | {name: value for name, value in held.items() if value is None}
+    assert written | case == written | {name: value for name, value in case.items() if value is None}
     assert formats.load(tmp_path / "ours")[0] == config
 
 
@@ -74,9 +74,9 @@ def test_without_tokens_of_its_own_a_model_has_none_of_the_defaults_of_transform
 def test_several_files_with_an_index(tmp_path):
     config, params = formats.load(write(tmp_path / "one", LLAMA, tensors(LLAMA)))
     folder = shard(write(tmp_path / "several", LLAMA, tensors(LLAMA)))
-    again, found = formats.load(folder)
+    again, loaded = formats.load(folder)
     assert again == config
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
 def shard(folder):
@@ -90,22 +90,22 @@ def shard(folder):
 
 
 @pytest.mark.parametrize(
-    "held, buffer",
+    "case, buffer",
     [(GPT2, "h.0.attn.bias"), (LLAMA, "layers.0.self_attn.rotary_emb.inv_freq")],
     ids=["gpt2", "llama"],
 )
-def test_names_without_prefix_buffers_tied_tensors_and_half_precision(held, buffer, tmp_path):
+def test_names_without_prefix_buffers_tied_tensors_and_half_precision(case, buffer, tmp_path):
     """As published files have them."""
-    held = held | {"tie_word_embeddings": True}
-    arrays = tensors(held, ml_dtypes.bfloat16)
-    config, params = formats.load(write(tmp_path / "whole", held, arrays))
+    case = case | {"tie_word_embeddings": True}
+    arrays = tensors(case, ml_dtypes.bfloat16)
+    config, params = formats.load(write(tmp_path / "whole", case, arrays))
     bare = {re.sub(r"^(transformer|model)\.", "", name): array for name, array in arrays.items()}
     words = next(array for name, array in bare.items() if name in ("wte.weight", "embed_tokens.weight"))
-    folder = write(tmp_path / "bare", held, bare | {buffer: np.ones((1, 1, 3, 3), bool), "lm_head.weight": words})
-    again, found = formats.load(folder)
+    folder = write(tmp_path / "bare", case, bare | {buffer: np.ones((1, 1, 3, 3), bool), "lm_head.weight": words})
+    again, loaded = formats.load(folder)
     assert again == config
-    jax.tree.map(np.testing.assert_array_equal, found, params)
-    assert {array.dtype for array in jax.tree.leaves(found)} == {np.dtype("float32")}
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert {array.dtype for array in jax.tree.leaves(loaded)} == {np.dtype("float32")}
 
 
 TOKENS = {"vocab_size": VOCAB, "max_length": LENGTH}
@@ -127,16 +127,16 @@ def test_a_scale_of_the_logits_goes_into_the_last_norm(architecture, choices, tm
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), shapes)
     formats.save(tmp_path, choices, params, architecture)
-    read, found = formats.load(tmp_path)
+    read, loaded = formats.load(tmp_path)
     assert read.logit_scale == 1 != choices.logit_scale
-    np.testing.assert_allclose(logits(read, found), logits(choices, params), rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(logits(read, loaded), logits(choices, params), rtol=1e-11, atol=1e-11)
 
 
 def reconfigure(**values):
     def change(folder):
         path = folder / "config.json"
-        held = json.loads(path.read_text()) | values
-        path.write_text(json.dumps({name: value for name, value in held.items() if value is not ...}))
+        content = json.loads(path.read_text()) | values
+        path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
 
     return change
 
@@ -348,21 +348,21 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_one_clear_line(name, tmp_path):
-    held, spoil, message = MISTAKES[name]
-    spoil(write(tmp_path, held, tensors(held)))
+    case, spoil, message = MISTAKES[name]
+    spoil(write(tmp_path, case, tensors(case)))
     with pytest.raises(ConfigError, match=message) as error:
         formats.load(tmp_path)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "held", [GPT2, LLAMA | {"rope_scaling": SCALING, "attention_bias": False}], ids=["gpt2", "llama"]
+    "case", [GPT2, LLAMA | {"rope_scaling": SCALING, "attention_bias": False}], ids=["gpt2", "llama"]
 )
-def test_whatever_stands_in_a_config_is_known_or_one_line(held, tmp_path):
-    folder = write(tmp_path, held, tensors(held))
-    places = [(name,) for name in held] + [("rope_scaling", name) for name in held.get("rope_scaling", ())]
+def test_whatever_stands_in_a_config_is_known_or_one_line(case, tmp_path):
+    folder = write(tmp_path, case, tensors(case))
+    places = [(name,) for name in case] + [("rope_scaling", name) for name in case.get("rope_scaling", ())]
     for (*outer, name), junk in itertools.product(places, JUNK):
-        spoilt = copy.deepcopy(held)
+        spoilt = copy.deepcopy(case)
         (spoilt[outer[0]] if outer else spoilt)[name] = junk
         (folder / "config.json").write_text(json.dumps(spoilt))
         try:

@@ -41,14 +41,14 @@ def files(tmp_path_factory):
 
 def test_what_was_saved_is_loaded(files):
     model, options, weights = files
-    found = load_elmo(options, weights)
+    loaded = load_elmo(options, weights)
     expected = {name: value for name, value in numbers(model).items() if not name.startswith("softmax")}
     expected["characters/embedding_KE"][0] = 0  # of the padding word: of no use, and not in the file
-    assert numbers(found).keys() == expected.keys()
-    for name, value in numbers(found).items():
+    assert numbers(loaded).keys() == expected.keys()
+    for name, value in numbers(loaded).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
     for name in ("filters", "num_highways", "cell_clip", "projection_clip", "residual", "max_characters", "num_layers"):
-        assert getattr(found.config, name) == getattr(CONFIG, name)
+        assert getattr(loaded.config, name) == getattr(CONFIG, name)
 
 
 def test_the_file_is_that_of_the_oracle(files):
@@ -59,7 +59,7 @@ def test_the_file_is_that_of_the_oracle(files):
         file.visititems(lambda name, item: value.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None)
     table = np.concatenate([np.zeros((1, 2)), value["char_embed"]])
     filters = [(value[f"CNN/W_cnn_{k}"][0], value[f"CNN/b_cnn_{k}"]) for k in range(2)]
-    highway = tuple(value[f"CNN_high_0/{part}"] for part in ("W_carry", "b_carry", "W_transform", "b_transform"))
+    highway = tuple(value[f"CNN_high_0/{name}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform"))
     projection = value["CNN_proj/W_proj"], value["CNN_proj/b_proj"]
 
     def layer(direction, number):
@@ -73,8 +73,8 @@ def test_the_file_is_that_of_the_oracle(files):
     stacks = [[layer(direction, number) for number in range(2)] for direction in range(2)]
     zeros = [[(np.zeros(3), np.zeros(2))] * 2] * 2
     expected, _ = oracle.bilm(x, *stacks, zeros, (0.5, 0.4))
-    found, _ = jit(lambda rows: model.layers(rows, lengths))(rows)
-    np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
+    layers, _ = jit(lambda rows: model.layers(rows, lengths))(rows)
+    np.testing.assert_allclose(layers[:, 0], expected, atol=1e-6)
 
 
 def test_allennlps_fixture():
@@ -135,14 +135,14 @@ def test_options_that_do_not_fit(files, tmp_path, names, value, message):
 
 def test_files_that_are_none(files, tmp_path):
     model, options, weights = files
-    for found, message in (
+    for paths, message in (
         ((tmp_path / "no.json", weights), r"cannot read .*no.json \(.*No such file"),
         ((weights, weights), "weights.hdf5 is damaged"),
         ((options, options), r"cannot read the weights .*options.json \(it is not an HDF5 file"),
         ((options, tmp_path / "no.hdf5"), r"cannot read the weights .*no.hdf5 \(.*No such file"),
     ):
         with pytest.raises(ConfigError, match=message) as error:
-            load_elmo(*found)
+            load_elmo(*paths)
         assert "\n" not in str(error.value)
     with h5py.File(tmp_path / "group.hdf5", "w") as file:
         file.create_group("char_embed")
@@ -214,8 +214,8 @@ def test_damaged_weights_are_one_line(files, tmp_path):
     damaged = 0
     for _ in range(12):
         changed_bytes = bytearray(content)
-        for place in rng.integers(len(content), size=40):
-            changed_bytes[place] ^= int(rng.integers(1, 256))
+        for offset in rng.integers(len(content), size=40):
+            changed_bytes[offset] ^= int(rng.integers(1, 256))
         (tmp_path / "weights.hdf5").write_bytes(changed_bytes)
         try:
             load_elmo(options, tmp_path / "weights.hdf5")

@@ -43,11 +43,11 @@ def table(kind):
     """The rows of the table for an architecture: how a field is treated → the fields."""
     text = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")
     section = text.split("## Fields of Hugging Face's files")[1].split("| other file |")[0]
-    found = collections.defaultdict(set)
+    fields = collections.defaultdict(set)
     for kinds, names, treatment in re.findall(r"^\| ([a-z0-9, ]+) \| (`.*?) \| (.*) \|$", section, re.MULTILINE):
         if kinds == "all" or kind in kinds.split(", "):
-            found[re.match("[a-z]+", treatment)[0]] |= set(re.findall("`([a-z0-9_]+)`", names))
-    return found
+            fields[re.match("[a-z]+", treatment)[0]] |= set(re.findall("`([a-z0-9_]+)`", names))
+    return fields
 
 
 def required(kind):
@@ -193,8 +193,8 @@ def test_generation_ends_where_that_of_transformers_does(tmp_path):
         if beside is not None:
             (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": beside, "pad_token_id": 0}))
         stops = load(tmp_path).codec.ends
-        found = generate(model, prompts, 12, key=key, temperature=0.0, stop_token=[*stops, stops[0]][:2])
+        generated = generate(model, prompts, 12, key=key, temperature=0.0, stop_token=[*stops, stops[0]][:2])
         other = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
-        for prompt, row in zip(prompts, found, strict=True):
+        for prompt, row in zip(prompts, generated, strict=True):
             expected = other.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
             assert row.tolist() == expected[0, len(prompt) :].tolist(), (ends, beside)

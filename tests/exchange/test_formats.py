@@ -63,11 +63,11 @@ def test_every_model_reloads_the_same(name, tmp_path):
     _, params = noise(choices)
     formats.save(tmp_path / "new", choices, params)
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["config.json", "model.safetensors"]
-    read, found = formats.load(tmp_path / "new")
+    read, loaded = formats.load(tmp_path / "new")
     assert read == choices
-    assert jax.tree.structure(found) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
-    state = nnx.state(formats.build(read, found))
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    state = nnx.state(formats.build(read, loaded))
     jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(state), params)
 
 
@@ -88,10 +88,10 @@ def test_a_decoder_gives_the_same_logits(tmp_path):
 def reconfigure(**values):
     def change(folder):
         path = folder / "config.json"
-        held = json.loads(path.read_text())
-        held["model"] |= values
-        held["model"] = {name: value for name, value in held["model"].items() if value is not ...}
-        path.write_text(json.dumps(held))
+        content = json.loads(path.read_text())
+        content["model"] |= values
+        content["model"] = {name: value for name, value in content["model"].items() if value is not ...}
+        path.write_text(json.dumps(content))
 
     return change
 
@@ -182,13 +182,13 @@ def test_mistakes_are_one_clear_line(name, saved, tmp_path):
 
 def test_whatever_stands_in_a_config_is_known_or_one_line(saved, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(saved["model.safetensors"])
-    held = json.loads(saved["config.json"])
-    places = [("model", name) for name in held["model"]]
-    places += [("model", "block", name) for name in held["model"]["block"]] + [(name,) for name in held]
+    content = json.loads(saved["config.json"])
+    places = [("model", name) for name in content["model"]]
+    places += [("model", "block", name) for name in content["model"]["block"]] + [(name,) for name in content]
     for (*outer, name), junk in itertools.product(places, JUNK):
-        spoilt = inner = copy.deepcopy(held)
-        for place in outer:
-            inner = inner[place]
+        spoilt = inner = copy.deepcopy(content)
+        for key in outer:
+            inner = inner[key]
         inner[name] = junk
         (tmp_path / "config.json").write_text(json.dumps(spoilt))
         try:
@@ -200,12 +200,12 @@ def test_whatever_stands_in_a_config_is_known_or_one_line(saved, tmp_path):
 @pytest.mark.newest
 @pytest.mark.parametrize("form", ["cope_jax", "gpt2", "llama", "bert"])
 def test_first_and_last_token_are_kept(form, tmp_path):
-    held = {"cope_jax": GPT2, "gpt2": GPT2, "llama": LLAMA}
+    case_of = {"cope_jax": GPT2, "gpt2": GPT2, "llama": LLAMA}
     if form == "bert":
         config = BertConfig(**ENCODER | {"encoding": EncodingConfig.parse("learned")})
         params = noise(config)[1]
     else:
-        config, params = formats.load(write(tmp_path / "theirs", held[form], tensors(held[form], np.float32)))
+        config, params = formats.load(write(tmp_path / "theirs", case_of[form], tensors(case_of[form], np.float32)))
     ids = {"bos_token_id": 3, "eos_token_id": [4, 5]}
     formats.save(tmp_path / "kept", config, params, form, ids)
     assert safetensors_io.read_tokens(tmp_path / "kept") == ids

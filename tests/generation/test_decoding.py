@@ -52,11 +52,11 @@ def test_greedy_tokens_are_those_of_the_full_pass():
         best = np.argmax(forward(state, rows), axis=-1)
         for row, prompt, token in zip(rows, PROMPTS, best, strict=True):
             row[len(prompt) + step] = token[len(prompt) + step - 1]
-    found = generate(decoder, PROMPTS, 6, key=KEY, temperature=0.0, top_k=5, top_p=0.9)
-    for row, prompt, new in zip(rows, PROMPTS, found, strict=True):
+    generated = generate(decoder, PROMPTS, 6, key=KEY, temperature=0.0, top_k=5, top_p=0.9)
+    for row, prompt, new in zip(rows, PROMPTS, generated, strict=True):
         assert new.dtype == np.int32
         np.testing.assert_array_equal(new, row[len(prompt) : len(prompt) + 6])
-    assert len({tuple(new) for new in found}) == 3, "rows that do not differ say nothing"
+    assert len({tuple(new) for new in generated}) == 3, "rows that do not differ say nothing"
 
 
 def test_tokens_depend_on_the_key_alone():
@@ -77,20 +77,20 @@ def test_a_row_is_drawn_alike_whatever_stands_beside_it():
     whole = generate(decoder, prompts, 20, key=KEY, top_k=9)
     assert len({tuple(row) for row in whole}) == 4
     for rows in ([0], [3, 1], [2, 0, 3]):
-        found = generate(decoder, [prompts[row] for row in rows], 20, key=row_keys(KEY, rows), top_k=9)
-        np.testing.assert_array_equal(found, [whole[row] for row in rows])
+        generated = generate(decoder, [prompts[row] for row in rows], 20, key=row_keys(KEY, rows), top_k=9)
+        np.testing.assert_array_equal(generated, [whole[row] for row in rows])
 
 
 def test_rows_end_with_the_stop_token_and_the_program_with_the_last_row():
     Counter.steps.clear()
-    found = generate(Counter(), [[1], [4, 3], [0]], 9, key=KEY, temperature=0.0, stop_token=5)
-    assert [row.tolist() for row in found] == [[2, 3, 4, 5], [4, 5], [1, 2, 3, 4, 5]]
+    generated = generate(Counter(), [[1], [4, 3], [0]], 9, key=KEY, temperature=0.0, stop_token=5)
+    assert [row.tolist() for row in generated] == [[2, 3, 4, 5], [4, 5], [1, 2, 3, 4, 5]]
     jax.effects_barrier()
     assert len(Counter.steps) == 4  # the first token comes from the prompt
-    found = generate(Counter(), [[1], [4, 3], [0]], 3, key=KEY, temperature=0.0, stop_token=5)
-    assert [row.tolist() for row in found] == [[2, 3, 4], [4, 5], [1, 2, 3]]
-    found = generate(Counter(), [[9]], 1, key=KEY, temperature=0.0)
-    assert [row.tolist() for row in found] == [[10]]
+    generated = generate(Counter(), [[1], [4, 3], [0]], 3, key=KEY, temperature=0.0, stop_token=5)
+    assert [row.tolist() for row in generated] == [[2, 3, 4], [4, 5], [1, 2, 3]]
+    generated = generate(Counter(), [[9]], 1, key=KEY, temperature=0.0)
+    assert [row.tolist() for row in generated] == [[10]]
 
 
 def test_padded_prompts_of_several_lengths_need_one_compilation():
@@ -124,7 +124,7 @@ def test_a_stream_gives_the_tokens_of_generate(chunk):
     for row, new in zip(joined(parts), expected, strict=True):
         np.testing.assert_array_equal(row, new)
     assert [len(row) for row in parts[0]] == [1, 1, 1]
-    assert all(len(row) <= chunk for part in parts for row in part)
+    assert all(len(row) <= chunk for chunk_rows in parts for row in chunk_rows)
     assert len({len(row) for row in expected}) > 1, "rows that end together say nothing of rows that do not"
 
 

@@ -26,9 +26,9 @@ def test_the_pieces_are_the_text_and_none_has_half_a_character(name, size):
     (tokens,) = tokenizer.encode([TEXT])
     whole = tokenizer.decode(tokens)
     row = Continuation(tokenizer.decode, tokens[:1])
-    found = pieces(row, tokens[1:], size)
-    assert tokenizer.decode(tokens[:1]) + "".join(found) == whole
-    assert not any("�" in piece for piece in found) and row.text == "".join(found) and not row.ended
+    texts = pieces(row, tokens[1:], size)
+    assert tokenizer.decode(tokens[:1]) + "".join(texts) == whole
+    assert not any("�" in piece for piece in texts) and row.text == "".join(texts) and not row.ended
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -67,8 +67,8 @@ def test_what_is_no_utf8_is_shown_in_the_end():
 def test_a_stop_text_ends_the_row_and_none_of_it_is_shown(size):
     (tokens,) = Bytes().encode(["one\ntwo\n\n\nthree END"])
     row = Continuation(Bytes().decode, [], stop=["END", "\n\n\n"])
-    found = pieces(row, tokens, size)
-    assert "".join(found) == row.text == "one\ntwo" and row.ended
+    texts = pieces(row, tokens, size)
+    assert "".join(texts) == row.text == "one\ntwo" and row.ended
     assert row.add([65]) == "" == row.finish()
 
 

@@ -78,12 +78,14 @@ def test_before_attention(x64):
     module = create(**OPTIONS)
     x, q, k, v, _ = arrays()
     parameters = {name: np.asarray(leaf) for (name, *_), leaf in nnx.to_flat_state(nnx.state(module))}
-    found = module.before(*map(jnp.asarray, (x, q, k, v)), SEGMENTS)[:3]
+    arrays_after = module.before(*map(jnp.asarray, (x, q, k, v)), SEGMENTS)[:3]
     k, v = shifted(x, k, parameters["key_shift"]), shifted(x, v, parameters["value_shift"])
-    q, k, v = (convolved(one, parameters[f"{name}_convolution"]) for name, one in zip("qkv", (q, k, v), strict=True))
+    q, k, v = (
+        convolved(actual, parameters[f"{name}_convolution"]) for name, actual in zip("qkv", (q, k, v), strict=True)
+    )
     exact = normed(q, parameters["q_scale"]), normed(k, parameters["k_scale"]), v
-    for one, other in zip(found, exact, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    for actual, expected in zip(arrays_after, exact, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_after_attention(x64):
@@ -143,7 +145,7 @@ def test_a_new_convolution_and_an_option_that_is_off_change_nothing(x64):
     assert not plain.attention_options and options.attention_options == {"convolution": 4}
     x, q, k, v, _ = map(jnp.asarray, arrays())
     module = AttentionOptions(options, rngs=nnx.Rngs(0))
-    for one, other in zip(module.before(x, q, k, v, None)[:3], (q, k, v), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for actual, expected in zip(module.before(x, q, k, v, None)[:3], (q, k, v), strict=True):
+        np.testing.assert_array_equal(actual, expected)
     gated = dataclasses.replace(plain, output_gate=True)
     assert gated.matrix_parameters()[0] - plain.matrix_parameters()[0] == 8 * 12

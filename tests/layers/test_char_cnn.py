@@ -29,7 +29,7 @@ def inputs():
 def by_oracle(params, config, characters):
     filters = [(params[f"filters/{k}"], params[f"biases/{k}"]) for k in range(len(config.filters))]
     parts = ("carry/kernel", "carry/bias", "transform/kernel", "transform/bias")
-    highways = [tuple(params[f"highways/{k}/{part}"] for part in parts) for k in range(config.num_highways)]
+    highways = [tuple(params[f"highways/{k}/{name}"] for name in parts) for k in range(config.num_highways)]
     projection = (params["projection/kernel"], params["projection/bias"]) if config.projection else None
     return oracle.word(characters, params["embedding_KE"], filters, highways, projection)
 
@@ -39,11 +39,11 @@ def by_oracle(params, config, characters):
 def test_vectors_are_the_oracles(name, x64):
     config = CONFIGS[name]
     layer = noisy(lambda: CharCNN(config, rngs=nnx.Rngs(0)), np.float64)
-    found = np.asarray(jit(lambda x: layer(x))(inputs()))
-    assert found.shape == (2, 3, config.projection or config.num_filters)
+    vectors = np.asarray(jit(lambda x: layer(x))(inputs()))
+    assert vectors.shape == (2, 3, config.projection or config.num_filters)
     expected = [by_oracle(numbers(layer), config, word) for word in inputs().reshape(6, 8)]
-    close(found.reshape(6, -1), expected, 1e-12)
-    assert not found[1, 2].any(), "a padding word is 0"
+    close(vectors.reshape(6, -1), expected, 1e-12)
+    assert not vectors[1, 2].any(), "a padding word is 0"
 
 
 def test_filters_are_pytorchs_convolutions(x64):
@@ -58,7 +58,7 @@ def test_filters_are_pytorchs_convolutions(x64):
         y = nnx.merge(graphdef, state)(characters)
         return (y * weights).sum(), y
 
-    (_, found), gradient = jit(jax.value_and_grad(total, has_aux=True))(state)
+    (_, vectors), gradient = jit(jax.value_and_grad(total, has_aux=True))(state)
     values = {name: torch.tensor(value, requires_grad=True) for name, value in numbers(state).items()}
     e = values["embedding_KE"][torch.tensor(characters[0], dtype=torch.long)].transpose(1, 2)
     maxima = [
@@ -67,7 +67,7 @@ def test_filters_are_pytorchs_convolutions(x64):
     ]
     expected = torch.relu(torch.cat(maxima, dim=1))
     (expected * torch.tensor(weights[0])).sum().backward()
-    close(found[0], expected.detach(), 1e-12)
+    close(vectors[0], expected.detach(), 1e-12)
     for name, value in numbers(gradient).items():
         close(value, values[name].grad, 1e-12)
 
@@ -78,10 +78,10 @@ def test_characters_that_are_none_are_loud(wrong):
     layer = noisy(lambda: CharCNN(CONFIGS["elmo"], rngs=nnx.Rngs(0)))
     run, rows = jit(lambda x: layer(x)), inputs()
     rows[0, 1, 2], rows[1, 2, 0] = wrong, wrong
-    found, right = np.asarray(run(rows)), np.asarray(run(inputs()))
+    broken, right = np.asarray(run(rows)), np.asarray(run(inputs()))
     words = np.array([[False, True, False], [False, False, True]])
-    np.testing.assert_array_equal(np.isnan(found).all(axis=-1), words)
-    np.testing.assert_array_equal(found[~words], right[~words])
+    np.testing.assert_array_equal(np.isnan(broken).all(axis=-1), words)
+    np.testing.assert_array_equal(broken[~words], right[~words])
 
 
 def test_a_highway_starts_by_carrying():
@@ -113,7 +113,7 @@ def test_sentences_get_marks_and_lose_them():
     assert rows[1, 2].tolist() == [259, 258, 260, 261, 261, 261]
     assert not rows[1, 3:].any()
     vectors = np.arange(16.0).reshape(1, 2, 8, 1)
-    assert [part[0, :, 0].tolist() for part in numbering.strip_marks(vectors, lengths)] == [[1, 2], [9]]
+    assert [sentence[0, :, 0].tolist() for sentence in numbering.strip_marks(vectors, lengths)] == [[1, 2], [9]]
     assert numbering.batch_sentences([], 6)[0].shape == (0, 2, 6)
 
 

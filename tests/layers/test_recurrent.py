@@ -77,8 +77,8 @@ def test_values_and_gradients_are_the_oracles(name, reverse, x64):
     params = numbers(state)
     expected, expected_last = by_oracle(cell, params, x, carry, reverse)
     close(y, expected, 1e-13)
-    for found, wanted in zip(last, expected_last, strict=True):
-        close(found, wanted, 1e-13)
+    for actual, wanted in zip(last, expected_last, strict=True):
+        close(actual, wanted, 1e-13)
 
     named = params | {"x": x} | {f"carry{k}": value for k, value in enumerate(carry)}
 
@@ -87,10 +87,10 @@ def test_values_and_gradients_are_the_oracles(name, reverse, x64):
         return total(by_oracle(cell, named, named["x"], states, reverse))
 
     wanted = gradients(value, named)
-    found = numbers(dstate) | {"x": dx} | {f"carry{k}": value for k, value in enumerate(dcarry)}
-    assert found.keys() == wanted.keys()
+    actual = numbers(dstate) | {"x": dx} | {f"carry{k}": value for k, value in enumerate(dcarry)}
+    assert actual.keys() == wanted.keys()
     for key, gradient in wanted.items():
-        close(found[key], gradient, 2e-9)  # differences of step 1e-5: their own error
+        close(actual[key], gradient, 2e-9)  # differences of step 1e-5: their own error
 
 
 def test_the_clips_of_that_test_are_met(x64):
@@ -166,16 +166,16 @@ def test_both_directions_are_those_of_pytorch(name, x64):
     (expected * torch.tensor(weights)).sum().backward()
     close(y, expected.detach(), 1e-12)
     hidden = last if name == "tanh" else last[0]
-    for found, wanted in zip(carry, hidden, strict=True):
-        close(found[-1], wanted.detach(), 1e-12)
+    for actual, wanted in zip(carry, hidden, strict=True):
+        close(actual[-1], wanted.detach(), 1e-12)
     close(dx, x_torch.grad, 1e-12)
-    found = numbers(dstate)
+    actual = numbers(dstate)
     for suffix, side in (("", "forward"), ("_reverse", "backward")):
-        close(found[f"{side}/inner_DG"], getattr(reference, f"weight_ih_l0{suffix}").grad.T, 1e-12)
-        close(found[f"{side}/state_PG"], getattr(reference, f"weight_hh_l0{suffix}").grad.T, 1e-12)
-        close(found[f"{side}/bias_G"], getattr(reference, f"bias_hh_l0{suffix}").grad, 1e-12)
+        close(actual[f"{side}/inner_DG"], getattr(reference, f"weight_ih_l0{suffix}").grad.T, 1e-12)
+        close(actual[f"{side}/state_PG"], getattr(reference, f"weight_hh_l0{suffix}").grad.T, 1e-12)
+        close(actual[f"{side}/bias_G"], getattr(reference, f"bias_hh_l0{suffix}").grad, 1e-12)
         if name == "projection":
-            close(found[f"{side}/outer_NP"], getattr(reference, f"weight_hr_l0{suffix}").grad.T, 1e-12)
+            close(actual[f"{side}/outer_NP"], getattr(reference, f"weight_hr_l0{suffix}").grad.T, 1e-12)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

@@ -76,8 +76,8 @@ def by_loops(layer, x_LD):
 def test_the_layer_equals_its_loops(kind, more, x64):
     graph, state = randomised(RecurrentMixer(BlockConfig(**SIZES, mixer=kind, **more), 1.0, rngs=nnx.Rngs(0)))
     layer, x = nnx.merge(graph, state), np.random.default_rng(0).normal(size=(1, 7, 8))
-    found, _ = layer._mix(jnp.asarray(x), SEGMENTS, None)
-    np.testing.assert_allclose(found[0], by_loops(layer, x[0]), rtol=0, atol=1e-12)
+    mixed, _ = layer._mix(jnp.asarray(x), SEGMENTS, None)
+    np.testing.assert_allclose(mixed[0], by_loops(layer, x[0]), rtol=0, atol=1e-12)
 
 
 def decoder(kind, encoding="learned"):

@@ -39,7 +39,7 @@ def test_it_starts_as_the_mean():
 def test_what_is_masked_does_not_matter_to_the_norm():
     mix = ScalarMix(3, layer_norm=True, rngs=nnx.Rngs(0))
     changed = np.where(MASK[None, :, :, None] > 0, LAYERS, 1e3).astype(np.float32)
-    found = mix(jnp.asarray(changed), jnp.asarray(MASK, jnp.float32))
+    actual = mix(jnp.asarray(changed), jnp.asarray(MASK, jnp.float32))
     expected = mix(jnp.asarray(LAYERS, jnp.float32), jnp.asarray(MASK, jnp.float32))
     real = MASK[..., None] > 0
-    close(jnp.where(real, found, 0), jnp.where(real, expected, 0), 1e-6)
+    close(jnp.where(real, actual, 0), jnp.where(real, expected, 0), 1e-6)

@@ -23,8 +23,8 @@ def test_tape_starts_as_rope():
     plain, _ = abstract(config("rope"))
     of_tape = {"mix_HH", "up_HS", "token_DS", "down_SH"}
     same = nnx.from_flat_state([(path, leaf) for path, leaf in nnx.to_flat_state(state) if path[-1] not in of_tape])
-    found, exact = (jit(functools.partial(_forward, g))(s, PLACES) for g, s in ((graph, state), (plain, same)))
-    np.testing.assert_allclose(found, exact, rtol=ROUNDING, atol=ROUNDING)
+    tape, exact = (jit(functools.partial(_forward, g))(s, PLACES) for g, s in ((graph, state), (plain, same)))
+    np.testing.assert_allclose(tape, exact, rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.parametrize(("compute_dtype", "rounding"), [("float32", 1e-5), ("bfloat16", 0.1)])

@@ -71,25 +71,25 @@ def named(state: Any) -> dict[str, np.ndarray]:
 def expected_states(config: BertConfig, params: dict[str, np.ndarray], row: dict[str, np.ndarray]) -> list[np.ndarray]:
     """The oracle's states of every layer, of one row of a batch without its padding."""
     length = int(row["mask"].sum())
-    own = {path.removeprefix("encoder/"): value for path, value in params.items() if path.startswith("encoder/")}
+    encoder = {path.removeprefix("encoder/"): value for path, value in params.items() if path.startswith("encoder/")}
     layers = [
-        {path.removeprefix("blocks/"): value[layer] for path, value in own.items() if path.startswith("blocks/")}
+        {path.removeprefix("blocks/"): value[layer] for path, value in encoder.items() if path.startswith("blocks/")}
         for layer in range(config.num_layers)
     ]
     shared, each = config.encoding.split("layer")
     sizes = Sizes(HEADS, HEADS, WIDTH // HEADS, WIDTH, config.max_length)
 
-    def rule(part: EncodingConfig, values: dict[str, np.ndarray]) -> Rule:
-        if not part.parts:
+    def rule(encoding: EncodingConfig, values: dict[str, np.ndarray]) -> Rule:
+        if not encoding.parts:
             return Rule()
-        (name, options) = part.parts[0]
+        (name, options) = encoding.parts[0]
         spec = f"{name}({','.join(f'{option}={value}' for option, value in options.items())})"
         bare = {path.removeprefix("encoding/"): value for path, value in values.items() if path.startswith("encoding/")}
         return rule_of(spec, bare, sizes)
 
     rules = [rule(each, layer) for layer in layers]
     return oracle.encoder(
-        row["inputs"][:length], row["segments"][:length], own, layers, HEADS, rule(shared, own), rules
+        row["inputs"][:length], row["segments"][:length], encoder, layers, HEADS, rule(shared, encoder), rules
     )
 
 
@@ -99,10 +99,10 @@ def expected_measures(config: BertConfig, params: dict[str, Array], fields: dict
     for number in range(len(fields["inputs"])):
         row = {name: value[number] for name, value in fields.items()}
         top = expected_states(config, params, row)[-1]
-        for place in np.flatnonzero(row["weights"]):
-            logits = oracle.masked_logits(top[place], params)
-            mlm += oracle.cross_entropy(logits, row["targets"][place])
-            mlm_wrong += int(np.argmax(logits) != row["targets"][place])
+        for index in np.flatnonzero(row["weights"]):
+            logits = oracle.masked_logits(top[index], params)
+            mlm += oracle.cross_entropy(logits, row["targets"][index])
+            mlm_wrong += int(np.argmax(logits) != row["targets"][index])
         logits = oracle.dense(oracle.pool(top[0], params), params, "next_sentence")
         nsp += oracle.cross_entropy(logits, row["next"])
         nsp_wrong += int(np.argmax(logits) != row["next"])

@@ -62,13 +62,16 @@ def named(state: nnx.State) -> dict[str, np.ndarray]:
 def expected(
     config: DecoderConfig,
     shared: str,
-    own: str,
+    per_layer: str,
     params: dict[str, np.ndarray],
     row: np.ndarray,
     positions: Any = None,
     segments: Any = None,
 ) -> np.ndarray:
-    """The oracle's logits of one sequence, `shared` being the encoding of the model, and `own` that of each layer."""
+    """The oracle's logits of one sequence.
+
+    `shared` is the encoding of the model, and `per_layer` that of each layer.
+    """
     shape, block = config.block.attention_shape(config.max_length), config.block
     sizes = Sizes(shape.num_heads, shape.kv_heads, shape.head_dim, block.model_dim, config.max_length)
     layers = [
@@ -89,8 +92,8 @@ def expected(
         block.norm_position,
         bool(config.tape),
     )
-    own_rules = [rule(own, layer) for layer in layers]
-    return decoder(row, params, layers, choices, rule(shared, params), own_rules, positions, segments)
+    layer_rules = [rule(per_layer, layer) for layer in layers]
+    return decoder(row, params, layers, choices, rule(shared, params), layer_rules, positions, segments)
 
 
 def _plain(path: str) -> str:

@@ -24,5 +24,5 @@ def numbers(module_or_state: Any) -> dict[str, np.ndarray]:
     return {"/".join(map(str, path)): np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(state)}
 
 
-def close(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=tolerance, atol=tolerance)
+def close(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=tolerance, atol=tolerance)

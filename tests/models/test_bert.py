@@ -62,10 +62,10 @@ def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
     states_JBLD, metrics, gradient = run(state)
     assert states_JBLD.shape[0] == LAYERS + 1
     for number, length in enumerate(LENGTHS):
-        for found, layer in zip(
+        for states, layer in zip(
             states_JBLD[:, number, :length], expected_states(choices, params, row_of(fields, number)), strict=True
         ):
-            np.testing.assert_allclose(found, layer, rtol=0, atol=1e-11)
+            np.testing.assert_allclose(states, layer, rtol=0, atol=1e-11)
     exact = expected_measures(choices, params, fields)
     for name, value in exact.items():
         np.testing.assert_allclose(metrics[name], value, rtol=0, atol=1e-10, err_msg=name)
@@ -77,8 +77,8 @@ def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
         return summed(expected_measures(choices, moved, fields), Bert.losses)
 
     slope = finite_differences(along, {"t": np.zeros(())}, step=1e-6)["t"]
-    found = sum((value * direction[path]).sum() for path, value in named(gradient).items())
-    np.testing.assert_allclose(found, slope, rtol=1e-6)
+    product = sum((value * direction[path]).sum() for path, value in named(gradient).items())
+    np.testing.assert_allclose(product, slope, rtol=1e-6)
 
 
 @functools.cache
@@ -107,20 +107,20 @@ def test_padding_is_not_seen():
         "inputs": np.where(REAL, fields["inputs"], (fields["inputs"] + 1) % VOCAB),
         "segments": np.where(REAL, fields["segments"], 1 - fields["segments"]),
     }
-    for found, exact in zip(outputs(other), outputs(fields), strict=True):
-        if found.ndim == 2:
-            np.testing.assert_array_equal(found, exact)
+    for actual, exact in zip(outputs(other), outputs(fields), strict=True):
+        if actual.ndim == 2:
+            np.testing.assert_array_equal(actual, exact)
         else:
-            np.testing.assert_array_equal(found[..., REAL, :], exact[..., REAL, :])
+            np.testing.assert_array_equal(actual[..., REAL, :], exact[..., REAL, :])
     without = fields | {"mask": np.ones_like(fields["mask"])}
     assert np.abs(outputs(without)[2] - outputs(fields)[2])[1:].max() > 1e-3, "the test would not see padding"
 
 
 def test_every_token_sees_every_other():
     fields = batch()
-    for place in (0, LENGTH - 1):
+    for index in (0, LENGTH - 1):
         changed = fields["inputs"].copy()
-        changed[0, place] = (changed[0, place] + 1) % VOCAB
+        changed[0, index] = (changed[0, index] + 1) % VOCAB
         moved = np.abs(outputs(fields | {"inputs": changed})[0] - outputs(fields)[0])[-1].max(axis=-1)
         assert moved[0].min() > 1e-5 and moved[1:].max() == 0
 
@@ -145,8 +145,8 @@ def test_dropout_is_on_the_embeddings_and_in_every_block():
     assert 0.6 < kept.mean() < 0.8
     np.testing.assert_allclose(dropped[0][kept], plain[0][kept] / 0.7, rtol=1e-6)
     for states, differs in ((plain, False), (dropped, True)):
-        for found, calm in zip(states[1:], without(state, states), strict=True):
-            away = np.abs(found - calm).max(axis=-1)[REAL]
+        for state_BLD, calm in zip(states[1:], without(state, states), strict=True):
+            away = np.abs(state_BLD - calm).max(axis=-1)[REAL]
             assert away.min() > 1e-4 if differs else away.max() < 1e-5
 
 
@@ -154,8 +154,8 @@ def test_dropout_depends_on_the_key_alone():
     fields = batch()
     plain, first, again, other = (outputs(fields, key)[0][1:] for key in (None, *map(jax.random.key, (0, 0, 1))))
     np.testing.assert_array_equal(first, again)
-    for one, two in [(plain, first), (first, other)]:
-        assert np.abs(one - two).max(axis=-1)[:, REAL].min() > 1e-4
+    for left, right in [(plain, first), (first, other)]:
+        assert np.abs(left - right).max(axis=-1)[:, REAL].min() > 1e-4
 
 
 @pytest.mark.parametrize("predictions", [3, LENGTH + 1])
@@ -180,9 +180,9 @@ def measuring(predictions):
 
 def measured(fields, predictions):
     run, state = measuring(predictions)
-    found, carry = run(state, fields)
+    metrics, carry = run(state, fields)
     assert carry == ()
-    return {name: np.asarray(value) for name, value in found.items()}
+    return {name: np.asarray(value) for name, value in metrics.items()}
 
 
 def test_empty_rows_count_for_nothing():
@@ -199,7 +199,7 @@ def test_empty_rows_count_for_nothing():
 def test_parameter_counts_are_the_published_ones(size, encoder, whole):
     choices = BertConfig(**BertOptions.of_size(size).fields(), vocab_size=30522)
     model = nnx.eval_shape(lambda: Bert(choices, rngs=nnx.Rngs(0)))
-    counts = [sum(leaf.size for leaf in jax.tree.leaves(nnx.state(part))) for part in (model.encoder, model)]
+    counts = [sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module))) for module in (model.encoder, model)]
     assert counts == [encoder, whole]
 
 
@@ -230,7 +230,7 @@ def test_initial_parameters():
         model = Bert(choices, rngs=nnx.Rngs(0))
         return nnx.state(model), model.metrics(fields)[0]
 
-    state, found = run()
+    state, metrics = run()
     cut = 0.02 * 0.8796  # what is left of a normal distribution's deviation that is cut at two
     for path, value in named(state).items():
         if path.endswith(("bias", "bias_V")):
@@ -241,8 +241,8 @@ def test_initial_parameters():
             assert abs(value.std() / 0.02 - 1) < 0.1, path
         else:
             assert np.abs(value).max() <= 0.04 and abs(value.std() / cut - 1) < 5 / (2 * value.size) ** 0.5, path
-    assert abs(found["mlm_loss"][0] / found["mlm_loss"][1] - np.log(500)) < 0.1
-    assert abs(found["nsp_loss"][0] / found["nsp_loss"][1] - np.log(2)) < 0.1
+    assert abs(metrics["mlm_loss"][0] / metrics["mlm_loss"][1] - np.log(500)) < 0.1
+    assert abs(metrics["nsp_loss"][0] / metrics["nsp_loss"][1] - np.log(2)) < 0.1
 
 
 @pytest.mark.parametrize("encoding", ["relative", "rope+fox"])

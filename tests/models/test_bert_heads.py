@@ -102,9 +102,9 @@ def test_a_place_outside_of_the_sequence_is_loud(wrong):
     predict = jit(lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, indices_BP=indices)[0])
     tagger, state_of_tagger = head(BertTagger)[1:]
     tag = jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], indices, *inputs))
-    for found in (predict(state), tag(state_of_tagger)):
-        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), indices == wrong)
-        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), indices == wrong)
+    for logits in (predict(state), tag(state_of_tagger)):
+        np.testing.assert_array_equal(np.isnan(logits).all(axis=-1), indices == wrong)
+        np.testing.assert_array_equal(np.isnan(logits).any(axis=-1), indices == wrong)
 
 
 def test_logits_of_bfloat16_states_are_float32():
@@ -112,8 +112,8 @@ def test_logits_of_bfloat16_states_are_float32():
     layer = nnx.Linear(3, 2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     layer.kernel[...] = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     layer.bias[...] = jnp.array([256.0, 1.0])
-    found = last_logits(layer, jnp.array([[1.0, 0.0078125, 5.0]], jnp.bfloat16))
-    assert found.dtype == jnp.float32 and found.tolist() == [[257.0, 1.0078125]]
+    logits = last_logits(layer, jnp.array([[1.0, 0.0078125, 5.0]], jnp.bfloat16))
+    assert logits.dtype == jnp.float32 and logits.tolist() == [[257.0, 1.0078125]]
     assert last_logits(layer, jnp.ones((1, 2, 3), jnp.bfloat16)).shape == (1, 2, 2)
 
 
@@ -125,12 +125,12 @@ def test_heads_of_bfloat16_models_compute_float32_logits(cls):
     choices = cls.Config(**sizes, **({} if cls is Bert else {"num_classes": 2}))
     graphdef, state = random_state(lambda: cls(choices, rngs=nnx.Rngs(0)), dtype=np.float32)
     if cls is Bert:
-        found = jit(lambda state: nnx.merge(graphdef, state)(batch()["inputs"])[1])(state)
+        logits = jit(lambda state: nnx.merge(graphdef, state)(batch()["inputs"])[1])(state)
     else:  # not under jit, where XLA leaves roundings out
         x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 8)), jnp.bfloat16)
-        found = nnx.merge(graphdef, jax.tree.map(jnp.asarray, state))._logits(x, None)
-    assert found.dtype == jnp.float32
-    assert (found != found.astype(jnp.bfloat16).astype(jnp.float32)).any()
+        logits = nnx.merge(graphdef, jax.tree.map(jnp.asarray, state))._logits(x, None)
+    assert logits.dtype == jnp.float32
+    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any()
 
 
 def test_dropout_of_heads():

@@ -79,9 +79,9 @@ def written(model, folder):
     return folder
 
 
-def equal(found, exact, dtype, message=""):
+def equal(actual, exact, dtype, message=""):
     scale = max(1.0, float(np.abs(exact).max()))
-    np.testing.assert_allclose(found, exact, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message)
+    np.testing.assert_allclose(actual, exact, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -114,10 +114,10 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
             gradient, each = jax.grad(losses, has_aux=True)(state)
             return [model.layers(*inputs), *model(*inputs), *each], gradient
 
-        found, gradient = run(state)
+        outputs, gradient = run(state)
         exact, gradients = reference_run(activation)
         real = fields["mask"] == 1
-        for at, (ours, theirs) in enumerate(zip(found, exact, strict=True)):
+        for at, (ours, theirs) in enumerate(zip(outputs, exact, strict=True)):
             ours = np.asarray(ours)
             assert ours.dtype == dtype
             if at == 0:
@@ -254,14 +254,14 @@ def test_transformers_reads_what_is_saved(tmp_path):
     choices = config()
     _, state = random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)
     bert_files.save(tmp_path, choices, nnx.to_pure_dict(state))
-    model, told = transformers.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    model, info = transformers.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     again, params = bert_files.load(written(model, tmp_path / "again"))
     assert again == config(block=again.block) and again.block.norm_epsilon == choices.block.norm_epsilon
     for path, value in named(state).items():
-        found = params
+        leaf = params
         for name in path.split("/"):
-            found = found[name]
-        np.testing.assert_array_equal(found, value.astype(np.float32), err_msg=path)
-    _, told = transformers.BertModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not told["missing_keys"]
+            leaf = leaf[name]
+        np.testing.assert_array_equal(leaf, value.astype(np.float32), err_msg=path)
+    _, info = transformers.BertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]

@@ -42,8 +42,8 @@ def logits(tokens, positions=PLACES, segments=ONE_SEGMENT, key=None):
     return np.asarray(run(state, tokens, positions, segments, key))
 
 
-def equal(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
+def equal(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -78,9 +78,9 @@ def test_a_token_that_is_none_is_loud(wrong):
     """In its whole sequence, for what is masked is multiplied by 0; other sequences are as they were."""
     changed = tokens()
     changed[0, 3] = wrong
-    found, right = logits(changed), logits(tokens())
-    assert np.isnan(found[0, 3:]).all()
-    np.testing.assert_array_equal(found[1], right[1])
+    broken, right = logits(changed), logits(tokens())
+    assert np.isnan(broken[0, 3:]).all()
+    np.testing.assert_array_equal(broken[1], right[1])
 
 
 def test_packed_documents_do_not_meet():
@@ -91,9 +91,9 @@ def test_packed_documents_do_not_meet():
     starts = np.array([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2]], np.int32)
     segments = np.array([[1, 1, 1, 0, 0, 0, 0], [7, 7, 7, 7, 9, 9, 9]], np.int32)
     alone = logits(np.stack([np.concatenate([first, first, first[:1]]), np.concatenate([second, first])]))
-    found = logits(packed, starts, segments)
-    equal(found[0], np.concatenate([alone[0, :3], alone[1, :4]]))
-    equal(found[1], np.concatenate([alone[1, :4], alone[0, :3]]))
+    together = logits(packed, starts, segments)
+    equal(together[0], np.concatenate([alone[0, :3], alone[1, :4]]))
+    equal(together[1], np.concatenate([alone[1, :4], alone[0, :3]]))
     assert np.abs(logits(packed, starts)[0, 3:] - alone[1, :4]).max() > 0.01
 
 
@@ -125,10 +125,10 @@ def test_the_program_does_not_grow_with_depth(dropout, remat):
         def loss(state):
             return jnp.sum(forward(graphdef, state, tokens(), key=key))
 
-        found = equations(jax.grad(loss), state)
-        depths = [e.params for e in found if e.primitive.name == "scan" and e.params["length"] == num_layers]
+        operations = equations(jax.grad(loss), state)
+        depths = [e.params for e in operations if e.primitive.name == "scan" and e.params["length"] == num_layers]
         assert depths and all(params["unroll"] == 1 for params in depths)
-        return len(found)
+        return len(operations)
 
     assert size(3) == size(9)
 
@@ -161,12 +161,12 @@ def without_recomputation():
 @pytest.mark.parametrize("remat", KEPT)
 def test_recomputing_keeps_what_it_says_and_changes_nothing(remat):
     program, state = training_program(remat)
-    found = equations(program, state)
-    first_scan = next(e for e in found if e.primitive.name == "scan" and e.params["length"] == 3)
+    operations = equations(program, state)
+    first_scan = next(e for e in operations if e.primitive.name == "scan" and e.params["length"] == 3)
     kept = sorted(v.aval.shape[1:] for v in first_scan.outvars if v.aval.shape[:1] == (3,))
     shapes, counts = KEPT[remat]
     assert kept == sorted([(2, LENGTH, 8), *shapes])
-    assert counts == {name: sum(e.primitive.name == name for e in found) for name in counts}
+    assert counts == {name: sum(e.primitive.name == name for e in operations) for name in counts}
     value, gradient = without_recomputation()
     other_value, other_gradient = jit(program)(state)
     np.testing.assert_allclose(other_value, value, rtol=1e-6)
@@ -182,8 +182,8 @@ def test_dropout_depends_on_the_key_alone():
     np.testing.assert_array_equal(plain, logits(same))
     np.testing.assert_array_equal(plain[0], plain[1])
     np.testing.assert_array_equal(first, again)
-    for one, two in [(first, plain), (other, plain), (first, other), (first[0], first[1])]:
-        assert np.abs(one - two).max(axis=-1).min() > 1e-3, "every token of every example is touched"
+    for left, right in [(first, plain), (other, plain), (first, other), (first[0], first[1])]:
+        assert np.abs(left - right).max(axis=-1).min() > 1e-3, "every token of every example is touched"
 
 
 def test_dropout_on_the_embeddings():
@@ -341,9 +341,10 @@ def test_sampling_all_classes_in_bfloat16_is_the_full_loss(tied):
         sampling = nnx.merge(graphdef, state)
         return sampling.metrics(fields, (), key)[0], sampling.metrics(fields)[0]
 
-    found, whole = run(state, jax.random.key(0))
-    assert found["loss"][0].dtype == jnp.float32 and "token_error" not in found
-    np.testing.assert_allclose(found["loss"], whole["loss"], rtol=2e-3)  # matrices are rounded in another order if tied
+    sampled, whole = run(state, jax.random.key(0))
+    assert sampled["loss"][0].dtype == jnp.float32 and "token_error" not in sampled
+    # Matrices are rounded in another order if tied.
+    np.testing.assert_allclose(sampled["loss"], whole["loss"], rtol=2e-3)
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "max_length", "num_layers"])
@@ -382,7 +383,7 @@ def test_forward_mode_and_hessian_vector_products(encoding, x64):
     graphdef, state = build(choices)
     state = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), state)
     rng = np.random.default_rng(0)
-    one, other = (jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), state) for _ in range(2))
+    direction, other = (jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), state) for _ in range(2))
 
     def loss(state):
         return jnp.sum(jnp.tanh(nnx.merge(graphdef, state)(tokens()))) / 10
@@ -390,7 +391,7 @@ def test_forward_mode_and_hessian_vector_products(encoding, x64):
     def dot(a, b):
         return sum(float(jnp.sum(x * y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
-    slope = jit(lambda state: jax.jvp(loss, (state,), (one,))[1])(state)
+    slope = jit(lambda state: jax.jvp(loss, (state,), (direction,))[1])(state)
     product = jit(lambda state, v: jax.jvp(jax.grad(loss), (state,), (v,))[1])
-    assert dot(jit(jax.grad(loss))(state), one) == pytest.approx(float(slope), rel=1e-9)
-    assert dot(product(state, one), other) == pytest.approx(dot(product(state, other), one), rel=1e-8)
+    assert dot(jit(jax.grad(loss))(state), direction) == pytest.approx(float(slope), rel=1e-9)
+    assert dot(product(state, direction), other) == pytest.approx(dot(product(state, other), direction), rel=1e-8)

@@ -63,8 +63,8 @@ SEGMENTS = np.array([[0, 0, 0, 0, 0, 0, 0], [4, 4, 4, 1, 1, 1, 1]], np.int32)
 
 @functools.cache
 def problem(name):
-    _, encoding, shared, own, block, options = next(case for case in CASES if case[0] == name)
-    return config(encoding, block, **options), shared, own
+    _, encoding, shared, per_layer, block, options = next(case for case in CASES if case[0] == name)
+    return config(encoding, block, **options), shared, per_layer
 
 
 @functools.cache
@@ -88,10 +88,10 @@ WEIGHTS = np.random.default_rng(7).normal(size=(2, LENGTH, VOCAB))
 
 
 def oracle(name, params):
-    cfg, shared, own = problem(name)
+    cfg, shared, per_layer = problem(name)
     return np.stack(
         [
-            expected(cfg, shared, own, params, row, indices, segments)
+            expected(cfg, shared, per_layer, params, row, indices, segments)
             for row, indices, segments in zip(tokens(), POSITIONS, SEGMENTS, strict=True)
         ]
     )
@@ -131,7 +131,7 @@ def test_the_grid_is_whole():
     blocks = [problem(case[0])[0].block for case in CASES]
     assert {block.activation for block in blocks} == {"relu", "gelu", "swiglu"}
     assert {(block.norm, block.norm_position) for block in blocks} == {
-        (norm, place) for norm in ("layer", "rms") for place in ("pre", "post")
+        (norm, position) for norm in ("layer", "rms") for position in ("pre", "post")
     }
     assert {block.use_bias for block in blocks} == {True, False}
 
@@ -151,12 +151,12 @@ def test_parameters_are_those_of_the_formula(name):
     count += cfg.vocab_size * width * (1 if cfg.tie_embeddings else 2)
     count += norm * (block.norm_position == "pre")
     once = cfg.num_layers if cfg.encoding_sharing == "layer" else 1
-    for part, options in cfg.encoding.parts:
-        if part == "learned":
+    for encoding, options in cfg.encoding.parts:
+        if encoding == "learned":
             count += cfg.max_length * width
-        if part == "relative":
+        if encoding == "relative":
             count += once * cfg.max_length * heads
-        if part == "cope":
+        if encoding == "cope":
             count += once * options["npos_max"] * heads
             count += once * width * shape.kv_heads * heads * (options.get("gate") == "separate_key")
     assert sum(leaf.size for leaf in jax.tree.leaves(abstract(cfg)[1])) == count

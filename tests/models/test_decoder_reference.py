@@ -29,10 +29,10 @@ def model_of(folder, dtype="float64"):
     """The model of transformers, every parameter of which must come from the folder."""
     kind = KINDS[transformers.AutoConfig.from_pretrained(folder).model_type]
     # Its own softmax in "eager" Llama is float32.
-    model, told = getattr(transformers, kind).from_pretrained(
+    model, info = getattr(transformers, kind).from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", output_loading_info=True
     )
-    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return exact(model.eval()) if dtype == "float64" else model.eval()
 
 
@@ -93,10 +93,10 @@ def ours(dtype, folder):
     return config, params, np.asarray(logits_BLV), np.asarray(loss), nnx.to_pure_dict(gradient)
 
 
-def equal(found, expected, dtype, message=""):
+def equal(actual, expected, dtype, message=""):
     scale = max(1.0, float(np.abs(expected).max()))
-    assert np.asarray(found).dtype == dtype
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message)
+    assert np.asarray(actual).dtype == dtype
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_
         equal(loss, entropy.detach().numpy(), dtype)
         # In the names and shapes of the files.
         formats.save(tmp_path / "gradient", config, gradient, CASES[name]["model_type"])
-    found = load_file(tmp_path / "gradient" / "model.safetensors")
-    assert found.keys() == gradients.keys()
+    of_files = load_file(tmp_path / "gradient" / "model.safetensors")
+    assert of_files.keys() == gradients.keys()
     for parameter, expected in gradients.items():
         assert np.abs(expected).max() > 1e-4 or parameter.endswith("k_proj.bias"), f"{parameter} does not matter"
-        equal(found[parameter], expected, dtype, parameter)
+        equal(of_files[parameter], expected, dtype, parameter)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -137,6 +137,6 @@ def test_transformers_reads_what_is_saved(name, tmp_path):
         before, model = model_of(folder)(words).logits, model_of(tmp_path / "ours")
         equal(model(words).logits.numpy(), before.numpy(), "float64")
     model.save_pretrained(tmp_path / "theirs")
-    again, found = formats.load(tmp_path / "theirs")
+    again, loaded = formats.load(tmp_path / "theirs")
     assert again == config
-    chex.assert_trees_all_equal(found, params)
+    chex.assert_trees_all_equal(loaded, params)

@@ -43,8 +43,8 @@ def programs(choices):
     return state, jit(lambda state, tokens: nnx.merge(graph, state)(tokens)), prefill, decode
 
 
-def equal(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
+def equal(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.newest
@@ -77,9 +77,9 @@ def test_a_prompt_without_padding():
     full = np.asarray(forward(state, tokens()))
     logits, cache = prefill(state, tokens()[:, :4])
     equal(logits, full[:, 3])
-    for place in range(4, LENGTH):
-        logits, cache = decode(state, tokens()[:, place : place + 1], cache)
-        equal(logits, full[:, place])
+    for index in range(4, LENGTH):
+        logits, cache = decode(state, tokens()[:, index : index + 1], cache)
+        equal(logits, full[:, index])
     assert not np.isnan(logits).any()
     # The cache is full: the next token has no slot.
     assert np.isnan(decode(state, tokens()[:, :1], cache)[0]).all()

@@ -61,13 +61,13 @@ def batch(length=LENGTH, dtype=np.float32):
 
 def vectors(params, words):
     filters = [(params[f"characters/filters/{k}"], params[f"characters/biases/{k}"]) for k in range(2)]
-    highways = [tuple(params[f"characters/highways/0/{part}"] for part in PARTS)]
+    highways = [tuple(params[f"characters/highways/0/{name}"] for name in PARTS)]
     projection = params["characters/projection/kernel"], params["characters/projection/bias"]
     return np.array([oracle.word(w, params["characters/embedding_KE"], filters, highways, projection) for w in words])
 
 
 def stack(params, direction):
-    return [tuple(params[f"directions/{direction}/{layer}/{part}"] for part in LSTM) for layer in range(2)]
+    return [tuple(params[f"directions/{direction}/{layer}/{name}"] for name in LSTM) for layer in range(2)]
 
 
 def row_of(carry, row):
@@ -83,14 +83,14 @@ def test_layers_of_ragged_sentences_are_the_oracles_with_carried_states(residual
     run = jit(lambda rows, lengths, carry: tested.layers(rows, lengths, carry))
     carry = tested.initial_carry(BATCH)
     for _ in range(2):  # again, from where the first time ended
-        found, after = run(rows, lengths, carry)
-        assert found.shape == (3, BATCH, LENGTH, 6)
+        layers, after = run(rows, lengths, carry)
+        assert layers.shape == (3, BATCH, LENGTH, 6)
         for row, length in enumerate(lengths):
             x = vectors(params, rows[row, :length])
             before = row_of(carry, row)
             expected, last = oracle.bilm(x, stack(params, 0), stack(params, 1), before, CLIPS, residual)
-            close(found[:, row, :length], expected, 1e-12)
-            assert not np.asarray(found[:, row, length:]).any()
+            close(layers[:, row, :length], expected, 1e-12)
+            assert not np.asarray(layers[:, row, length:]).any()
             jax.tree.map(lambda a, b: close(a, b, 1e-12), row_of(after, row), [list(side) for side in last])
         carry = after
     cells = np.abs(np.concatenate([np.ravel(layer[0]) for side in carry for layer in side]))
@@ -112,7 +112,7 @@ def test_words_behind_the_end_are_zeros_in_every_layer():
 def test_measures_are_the_oracles(x64):
     tested, fields = model(np.float64), batch(dtype=np.float64)
     params = numbers(tested)
-    found, _ = jit(lambda fields: tested.metrics(fields))(fields)
+    metrics, _ = jit(lambda fields: tested.metrics(fields))(fields)
     zeros = [(np.zeros(4), np.zeros(3))] * 2
     losses, wrong, weight = [], [], []
     for direction, prefix in enumerate(("", "backward_")):
@@ -121,14 +121,14 @@ def test_measures_are_the_oracles(x64):
             x = vectors(params, fields[f"{prefix}inputs"][row])
             top = oracle.direction(x, stack(params, direction), zeros, CLIPS)[0][-1]
             logits = top @ params["softmax/table_VD"].T + params["softmax/bias_V"]
-            for place, target in enumerate(fields[f"{prefix}targets"][row]):
-                counts = fields[f"{prefix}weights"][row, place]
-                losses[-1] += counts * cross_entropy(logits[place], target)
-                wrong[-1] += counts * (logits[place].argmax() != target)
-    close(found["forward_loss"], (losses[0], weight[0]), 1e-12)
-    close(found["backward_loss"], (losses[1], weight[1]), 1e-12)
-    close(found["loss"], (sum(losses), sum(weight)), 1e-12)
-    close(found["token_error"], (sum(wrong), sum(weight)), 1e-12)
+            for index, target in enumerate(fields[f"{prefix}targets"][row]):
+                counts = fields[f"{prefix}weights"][row, index]
+                losses[-1] += counts * cross_entropy(logits[index], target)
+                wrong[-1] += counts * (logits[index].argmax() != target)
+    close(metrics["forward_loss"], (losses[0], weight[0]), 1e-12)
+    close(metrics["backward_loss"], (losses[1], weight[1]), 1e-12)
+    close(metrics["loss"], (sum(losses), sum(weight)), 1e-12)
+    close(metrics["token_error"], (sum(wrong), sum(weight)), 1e-12)
 
 
 def test_the_gradient_is_pytorchs(x64):
@@ -147,13 +147,13 @@ def test_the_gradient_is_pytorchs(x64):
             w, b = p[f"characters/filters/{k}"], p[f"characters/biases/{k}"]
             maxima.append(torch.nn.functional.conv1d(e, w.permute(2, 1, 0), b).max(dim=2)[0])
         x = torch.relu(torch.cat(maxima, dim=1))
-        w_carry, b_carry, w_transform, b_transform = (p[f"characters/highways/0/{part}"] for part in PARTS)
+        w_carry, b_carry, w_transform, b_transform = (p[f"characters/highways/0/{key}"] for key in PARTS)
         gate = torch.sigmoid(x @ w_carry + b_carry)
         x = gate * torch.relu(x @ w_transform + b_transform) + (1 - gate) * x
         x = (x @ p["characters/projection/kernel"] + p["characters/projection/bias"]).reshape(BATCH, LENGTH, -1)
         for layer in range(2):
             lstm = torch.nn.LSTM(3, 4, proj_size=3, batch_first=True, dtype=torch.float64)
-            inner, inside, bias, outer = (p[f"directions/{direction}/{layer}/{part}"] for part in LSTM)
+            inner, inside, bias, outer = (p[f"directions/{direction}/{layer}/{key}"] for key in LSTM)
             forget = torch.zeros_like(bias)
             forget[4:8] = 1  # is added when it runs
             named = {"weight_ih_l0": inner.T, "weight_hh_l0": inside.T, "bias_ih_l0": bias, "bias_hh_l0": forget}
@@ -180,8 +180,8 @@ def test_two_batches_with_the_state_are_one_twice_as_long_and_reset_begins_anew(
     run = jit(lambda fields, carry: model().metrics(fields, carry))
     fields, anew = batch(2 * LENGTH) | {"reset": np.zeros(BATCH, np.float32)}, model().initial_carry(BATCH)
     halves = [
-        {k: v[:, part] if v.ndim > 1 else v for k, v in fields.items()}
-        for part in (slice(None, LENGTH), slice(LENGTH, None))
+        {k: v[:, columns] if v.ndim > 1 else v for k, v in fields.items()}
+        for columns in (slice(None, LENGTH), slice(LENGTH, None))
     ]
     whole, last = run(fields, anew)
     first, carry = run(halves[0], anew)
@@ -219,10 +219,10 @@ def test_a_residual_adds_what_the_layer_has_read_with_dropout():
 
 
 def test_all_words_sampled_are_the_full_softmax():
-    found = jit(lambda key: model(num_sampled=VOCAB).metrics(batch(), (), key)[0])(jax.random.key(0))
+    sampled = jit(lambda key: model(num_sampled=VOCAB).metrics(batch(), (), key)[0])(jax.random.key(0))
     expected = jit(lambda: model().metrics(batch())[0])()
-    close(found["loss"], expected["loss"], 1e-5)
-    assert "token_error" not in found
+    close(sampled["loss"], expected["loss"], 1e-5)
+    assert "token_error" not in sampled
     assert model(num_sampled=3).config.stochastic and not CONFIG.stochastic
 
 

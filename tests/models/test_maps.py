@@ -61,8 +61,8 @@ def test_gates_and_positions_are_those_of_eq_4():
 def test_layers_and_heads_differ():
     for value in result(f"{COPE}+rope", LAYERS)[2].values():
         for axis in (0, 2):
-            one, two = np.take(value, [0, 1], axis=axis).swapaxes(0, axis)
-            assert np.abs(one - two).max() > 0.01
+            first, second = np.take(value, [0, 1], axis=axis).swapaxes(0, axis)
+            assert np.abs(first - second).max() > 0.01
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])

@@ -57,8 +57,8 @@ def test_what_fills_a_row_up_changes_nothing(documents):
     batch = batch_of(documents)
     noise = np.where(batch["segments"] == 0, 7, batch["inputs"]).astype(np.int32)
     assert (noise != batch["inputs"]).any()
-    one, other = (metrics(state, fields)["loss"] for fields in (batch, batch | {"inputs": noise}))
-    np.testing.assert_array_equal(one, other)
+    plain, noisy = (metrics(state, fields)["loss"] for fields in (batch, batch | {"inputs": noise}))
+    np.testing.assert_array_equal(plain, noisy)
 
 
 class Positions(Learner):

@@ -90,7 +90,7 @@ def by_oracle(config, params, tokens, lengths, direction):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_measures_are_the_oracles(name, x64):
     config, params, batch = CONFIGS[name], numbers(model(name, np.float64)), stream()
-    found, _ = run(name, batch, dtype=np.float64)
+    metrics, _ = run(name, batch, dtype=np.float64)
     losses, wrong, weight = [], [], []
     for direction, prefix in enumerate(("", "backward_")[: 2 if config.bidirectional else 1]):
         whole = np.full(BATCH, LENGTH)
@@ -100,31 +100,31 @@ def test_measures_are_the_oracles(name, x64):
         losses.append(sum(weights[at] * oracle.cross_entropy(logits[at], targets[at]) for at in indices))
         wrong.append(sum(weights[at] * (logits[at].argmax() != targets[at]) for at in indices))
         weight.append(weights.sum())
-    close(found["loss"], (sum(losses), sum(weight)), 1e-12)
-    close(found["token_error"], (sum(wrong), sum(weight)), 1e-12)
+    close(metrics["loss"], (sum(losses), sum(weight)), 1e-12)
+    close(metrics["token_error"], (sum(wrong), sum(weight)), 1e-12)
     if config.bidirectional:
-        close(found["forward_loss"], (losses[0], weight[0]), 1e-12)
-        close(found["backward_loss"], (losses[1], weight[1]), 1e-12)
+        close(metrics["forward_loss"], (losses[0], weight[0]), 1e-12)
+        close(metrics["backward_loss"], (losses[1], weight[1]), 1e-12)
 
 
 @pytest.mark.parametrize("name", ["lstm", "both"])
 def test_a_call_gives_the_logits_of_the_forward_model(name, x64):
     config, tested, tokens = CONFIGS[name], model(name, np.float64), stream()["inputs"]
-    found = jit(lambda tokens: tested(tokens)[0])(tokens)
-    close(found, by_oracle(config, numbers(tested), tokens, np.full(BATCH, LENGTH), 0)[1], 1e-12)
+    logits = jit(lambda tokens: tested(tokens)[0])(tokens)
+    close(logits, by_oracle(config, numbers(tested), tokens, np.full(BATCH, LENGTH), 0)[1], 1e-12)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_states_of_ragged_rows_are_the_oracles(name, x64):
     """The narrower embedding is filled up with zeros, and what is behind the end is 0."""
     config, tested, tokens = CONFIGS[name], model(name, np.float64), stream()["inputs"]
-    found = np.asarray(jit(lambda tokens: tested.states(tokens, lengths_B=LENGTHS))(tokens))
+    states = np.asarray(jit(lambda tokens: tested.states(tokens, lengths_B=LENGTHS))(tokens))
     runs = [by_oracle(config, numbers(tested), tokens, LENGTHS, d)[0] for d in range(2 if config.bidirectional else 1)]
     real = np.arange(LENGTH) < LENGTHS[:, None]
     for layer, parts in enumerate(zip(*runs, strict=True)):
         expected = np.concatenate(parts, axis=-1) * real[..., None]
-        close(found[layer, :, :, : expected.shape[-1]], expected, 1e-12)
-        assert not found[layer, :, :, expected.shape[-1] :].any()
+        close(states[layer, :, :, : expected.shape[-1]], expected, 1e-12)
+        assert not states[layer, :, :, expected.shape[-1] :].any()
 
 
 @pytest.mark.parametrize("name", ["tanh", "lstm"])
@@ -138,7 +138,7 @@ def test_it_is_pytorchs(name, x64):
     for number in range(config.num_layers):
         kind = torch.nn.RNN if name == "tanh" else torch.nn.LSTM
         layer = kind(x.shape[-1], config.hidden_dim, batch_first=True, dtype=torch.float64)
-        w = [params[f"directions/0/{number}/{part}"] for part in ("inner_DG", "state_PG", "bias_G")]
+        w = [params[f"directions/0/{number}/{key}"] for key in ("inner_DG", "state_PG", "bias_G")]
         named = {
             "weight_ih_l0": w[0].T,
             "weight_hh_l0": w[1].T,
@@ -160,9 +160,9 @@ def test_it_is_pytorchs(name, x64):
         state
     )
     close(value, loss.detach(), 1e-12)
-    found = jit(lambda: tested.states(batch["inputs"]))()
+    ours = jit(lambda: tested.states(batch["inputs"]))()
     for layer, expected in enumerate(states):
-        close(found[layer, :, :, : expected.shape[-1]], expected.detach(), 1e-12)
+        close(ours[layer, :, :, : expected.shape[-1]], expected.detach(), 1e-12)
     for key, value in numbers(gradient).items():
         close(value, params[key].grad, 1e-10)
 
@@ -170,7 +170,7 @@ def test_it_is_pytorchs(name, x64):
 @pytest.mark.parametrize("name", ["lstm", "both"])
 def test_two_batches_with_the_state_are_one_twice_as_long(name):
     batch = stream(length=2 * LENGTH)
-    halves = [{k: v[:, part] for k, v in batch.items()} for part in (slice(None, LENGTH), slice(LENGTH, None))]
+    halves = [{k: v[:, columns] for k, v in batch.items()} for columns in (slice(None, LENGTH), slice(LENGTH, None))]
     whole, last = run(name, batch)
     first, carry = run(name, halves[0])
     second, end = run(name, halves[1], carry)
@@ -186,9 +186,9 @@ def test_reset_clears_the_state_of_its_rows():
     )
     chex.assert_trees_all_equal(fresh, run("lstm", batch)[1])
     chex.assert_trees_all_equal(kept, run("lstm", batch, carry)[1])
-    for found, new, old in zip(*map(jax.tree.leaves, (mixed, fresh, kept)), strict=True):
-        np.testing.assert_array_equal(found[0], new[0])
-        np.testing.assert_array_equal(found[1:], old[1:])
+    for state, new, old in zip(*map(jax.tree.leaves, (mixed, fresh, kept)), strict=True):
+        np.testing.assert_array_equal(state[0], new[0])
+        np.testing.assert_array_equal(state[1:], old[1:])
         assert (np.asarray(new) != np.asarray(old)).any()
 
 
@@ -234,7 +234,7 @@ def test_dropout_is_on_the_embedding_between_layers_and_on_the_top(direction):
         return states, [tested.embedding_VD[...][tokens], *(layer(x)[0] for layer, x in layers)]
 
     kept = []
-    for dropped, calm in zip(*map(lambda part: [*map(np.asarray, part)], run(jax.random.key(0))), strict=True):
+    for dropped, calm in zip(*map(lambda arrays: [*map(np.asarray, arrays)], run(jax.random.key(0))), strict=True):
         kept.append(dropped != 0)
         assert 0.35 < kept[-1].mean() < 0.65
         close(dropped, np.where(kept[-1], 2 * calm, 0), 1e-6)
@@ -248,9 +248,9 @@ def test_training_drops_and_samples():
     first, second = loss(jax.random.key(0)), loss(jax.random.key(1))
     assert first != second != plain["loss"][0]
     sampled = noisy(lambda: RNNLM(dataclasses.replace(CONFIGS["both"], num_sampled=VOCAB), rngs=nnx.Rngs(0)))
-    found = jit(lambda key: sampled.metrics(stream(), (), key)[0])(jax.random.key(0))
-    close(found["loss"], plain["loss"], 1e-6)
-    assert "token_error" not in found
+    metrics = jit(lambda key: sampled.metrics(stream(), (), key)[0])(jax.random.key(0))
+    close(metrics["loss"], plain["loss"], 1e-6)
+    assert "token_error" not in metrics
     assert tested.config.stochastic and sampled.config.stochastic and not CONFIGS["both"].stochastic
 
 
@@ -283,15 +283,15 @@ def test_it_learns_a_text_with_a_memory():
 @pytest.mark.newest
 def test_generation_takes_the_most_probable_words_one_after_the_other():
     tested, prompts = model("lstm"), [[1, 2, 3], [4]]
-    found = generate(tested, prompts, 4, key=jax.random.key(0), temperature=0)
+    generated = generate(tested, prompts, 4, key=jax.random.key(0), temperature=0)
     logits = jit(lambda tokens: tested(tokens)[0])
-    for row, prompt in zip(found, prompts, strict=True):
+    for row, prompt in zip(generated, prompts, strict=True):
         text = np.array([prompt + row.tolist()])
         best = np.asarray(logits(text)).argmax(-1)[0]
         assert row.tolist() == best[len(prompt) - 1 : -1].tolist()
     drawn = [generate(tested, prompts, 4, key=jax.random.key(seed)).tolist() for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert generate(tested, prompts, 4, key=jax.random.key(5), top_k=1).tolist() == found.tolist()
+    assert generate(tested, prompts, 4, key=jax.random.key(5), top_k=1).tolist() == generated.tolist()
 
 
 def test_options_are_completed_by_the_task():

@@ -81,7 +81,7 @@ def by_oracle(config, params, fields):
         for number, width in enumerate(config.recurrent):
             sides = []
             for side, step in (("forward", 1), ("backward", -1)):
-                w = [params[f"recurrent/{number}/{side}/{part}"] for part in ("inner_DG", "state_PG", "bias_G")]
+                w = [params[f"recurrent/{number}/{side}/{key}"] for key in ("inner_DG", "state_PG", "bias_G")]
                 y, _ = recurrent.lstm_layer(x[::step], *w, np.zeros(width), np.zeros(width), forget_bias=1.0)
                 sides.append(y[::step])
             x = np.concatenate(sides, axis=1)
@@ -93,7 +93,7 @@ def by_oracle(config, params, fields):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_values_are_the_oracles(name, x64):
     fields, params = batch(np.float64), numbers(model(name, np.float64))
-    logits, found = metrics(name)(nnx.state(model(name, np.float64)), fields)
+    logits, measures = metrics(name)(nnx.state(model(name, np.float64)), fields)
     expected = by_oracle(CONFIGS[name], params, fields)
     loss, wrong = [], []
     for row, length in enumerate(LENGTHS):
@@ -101,12 +101,12 @@ def test_values_are_the_oracles(name, x64):
         targets = fields["targets"][row, :length]
         loss += [recurrent.cross_entropy(z, target) for z, target in zip(expected[row], targets, strict=True)]
         wrong.append(expected[row].argmax(-1) != targets)
-    close(found["tag_loss"], (sum(loss), sum(LENGTHS)), 1e-12)
-    close(found["token_error"], (sum(map(sum, wrong)), sum(LENGTHS)), 1e-12)
-    close(found["sequence_error"], (sum(map(any, wrong)), 2), 1e-12)
+    close(measures["tag_loss"], (sum(loss), sum(LENGTHS)), 1e-12)
+    close(measures["token_error"], (sum(map(sum, wrong)), sum(LENGTHS)), 1e-12)
+    close(measures["sequence_error"], (sum(map(any, wrong)), 2), 1e-12)
     penalty = CONFIGS[name].penalty * (params["mix/weights_J"] ** 2).sum() if CONFIGS[name].penalty else 0
-    close(found["penalty"], (penalty * sum(LENGTHS), sum(LENGTHS)), 1e-12)
-    assert set(found) == {*Tagger.losses, "token_error", "sequence_error"}
+    close(measures["penalty"], (penalty * sum(LENGTHS), sum(LENGTHS)), 1e-12)
+    assert set(measures) == {*Tagger.losses, "token_error", "sequence_error"}
 
 
 @pytest.mark.parametrize("name", ["all", "normed"])
@@ -115,8 +115,8 @@ def test_what_stands_behind_the_words_does_not_matter(name):
     real = fields["weights"] > 0
     other = dict(fields, vectors=np.where(real[..., None, None], fields["vectors"], np.float32(50)))
     other["inputs"] = np.where(real, fields["inputs"], np.int32(5))
-    found, expected = (metrics(name)(nnx.state(model(name)), part)[1] for part in (other, fields))
-    jax.tree.map(lambda a, b: close(a, b, 1e-6), found, expected)
+    actual, expected = (metrics(name)(nnx.state(model(name)), variant)[1] for variant in (other, fields))
+    jax.tree.map(lambda a, b: close(a, b, 1e-6), actual, expected)
 
 
 @pytest.mark.parametrize("wrong", [-1, VOCAB])
@@ -132,8 +132,10 @@ def test_a_word_without_a_tag_is_read():
     fields["weights"][0, 1] = 0
     other = dict(fields, inputs=fields["inputs"].copy())
     other["inputs"][0, 1] = (other["inputs"][0, 1] + 1) % VOCAB
-    found, expected = (np.asarray(metrics("words")(nnx.state(model("words")), part)[0]) for part in (other, fields))
-    assert (np.abs(found - expected)[0] > 1e-6).any(axis=-1).all()
+    actual, expected = (
+        np.asarray(metrics("words")(nnx.state(model("words")), variant)[0]) for variant in (other, fields)
+    )
+    assert (np.abs(actual - expected)[0] > 1e-6).any(axis=-1).all()
 
 
 def test_the_mix_tells_its_weights():
@@ -147,25 +149,25 @@ def test_the_mix_tells_its_weights():
 DROPPED = TaggerConfig(**SIZES | {"dropout": 0.5}, word_dim=3, characters=2, recurrent=(2, 3))
 
 
-@pytest.mark.parametrize("place", range(3), ids=["input", "between", "top"])
-def test_dropout_is_on_the_input_between_the_layers_and_on_the_top(place, monkeypatch):
+@pytest.mark.parametrize("dropped", range(3), ids=["input", "between", "top"])
+def test_dropout_is_on_the_input_between_the_layers_and_on_the_top(dropped, monkeypatch):
     """Each is a place of its own, with a key of its own, through which all of the tagger goes."""
     tested, calls = noisy(lambda: Tagger(DROPPED, rngs=nnx.Rngs(0))), []
 
     def drop_all(x_BLD, rate, key):
         calls.append((x_BLD.shape[-1], rate, tuple(jax.random.key_data(key).tolist())))
-        return x_BLD * 0 if len(calls) == place + 1 else x_BLD
+        return x_BLD * 0 if len(calls) == dropped + 1 else x_BLD
 
     monkeypatch.setattr("cope_jax.models.tagger.dropout", drop_all)
-    found = np.asarray(tested(batch(), jax.random.key(0)))
+    logits = np.asarray(tested(batch(), jax.random.key(0)))
     assert [call[:2] for call in calls] == [(5, 0.5), (4, 0.5), (6, 0.5)]
     assert len({key for _, _, key in calls}) == 3
     fields = batch()
     changed = fields | {"inputs": (fields["inputs"] + 1) % VOCAB, "characters": fields["characters"][::-1]}
     calls.clear()
-    np.testing.assert_array_equal(found, tested(changed, jax.random.key(0)))
-    if place == 2:
-        np.testing.assert_array_equal(found, np.broadcast_to(tested.out.bias[...], found.shape))
+    np.testing.assert_array_equal(logits, tested(changed, jax.random.key(0)))
+    if dropped == 2:
+        np.testing.assert_array_equal(logits, np.broadcast_to(tested.out.bias[...], logits.shape))
 
 
 def test_dropout_is_drawn_in_training():

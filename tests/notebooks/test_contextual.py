@@ -57,7 +57,7 @@ def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
     NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
 
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
-    printed = {name: "".join(o.text for o in own if o.get("name") == "stdout") for name, own in outputs.items()}
+    printed = {name: "".join(o.text for o in of_cell if o.get("name") == "stdout") for name, of_cell in outputs.items()}
     first, second = (ast.literal_eval(line[line.index("{") :]) for line in printed["layers"].strip().splitlines())
     assert first == {"static": 1.0}
     assert second["words"] == 1.0 and second["layer 2"] < 1.0, "only layers above the words know the context"
@@ -65,8 +65,12 @@ def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
         table = outputs[name][0].data["text/plain"]
         assert table.count("layer 1") == 2, "of both sentences"
         assert sum(table.count(word) for word in ("words", "embeddings", "layer ")) >= 2 * layers
-    assert [name for name, own in outputs.items() if any("image/png" in o.get("data", {}) for o in own)] == ["senses"]
-    complaints = [o.text for own in outputs.values() for o in own if o.get("name") == "stderr" and "Warn" in o.text]
+    assert [name for name, of_cell in outputs.items() if any("image/png" in o.get("data", {}) for o in of_cell)] == [
+        "senses"
+    ]
+    complaints = [
+        o.text for of_cell in outputs.values() for o in of_cell if o.get("name") == "stderr" and "Warn" in o.text
+    ]
     assert not complaints
 
 

@@ -53,14 +53,16 @@ def test_runs_without_a_warning(name, tmp_path, monkeypatch):
     NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
 
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
-    shown = {name: [kind for output in own for kind in output.get("data", {})] for name, own in outputs.items()}
+    shown = {name: [kind for output in of_cell for kind in output.get("data", {})] for name, of_cell in outputs.items()}
     assert [name for name, kinds in shown.items() if "image/png" in kinds] == PICTURES[name]
     if name == "quickstart":
         assert "layer 1, head 1" in outputs["inspect"][0].data["text/plain"]
     else:
         assert "full and blockwise agree" in outputs["check"][0].text
         assert "token_count" in outputs["train"][-1].data["text/plain"]
-    complaints = [o.text for own in outputs.values() for o in own if o.get("name") == "stderr" and "Warn" in o.text]
+    complaints = [
+        o.text for of_cell in outputs.values() for o in of_cell if o.get("name") == "stderr" and "Warn" in o.text
+    ]
     assert not complaints
 
 

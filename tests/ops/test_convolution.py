@@ -18,11 +18,11 @@ def test_it_is_the_sum_over_the_last_tokens_of_the_segment(width, cuts, rng, x64
             for lag in range(min(width, t + 1)):
                 if (segments[b, t - lag : t + 1] == segments[b, t]).all():
                     exact[b, t] += kernel[width - 1 - lag] * x[b, t - lag]
-    before, found, first = None, [], 0
+    before, outputs, first = None, [], 0
     for size in cuts:
         here = slice(first, first + size)
         y, before = causal_convolution(jnp.asarray(x[:, here]), jnp.asarray(kernel), segments[:, here], before)
-        found.append(y)
+        outputs.append(y)
         first += size
-    np.testing.assert_allclose(np.concatenate(found, axis=1), exact, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(np.concatenate(outputs, axis=1), exact, rtol=0, atol=1e-14)
     assert before[0].shape == (2, width - 1, 3)

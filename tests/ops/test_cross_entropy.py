@@ -56,7 +56,7 @@ def test_the_probability_and_the_share_of_valid_tokens(rng):
     logits, targets = problem(rng)
     valid = (rng.random(logits.shape) < 0.5).astype(np.float32)
     weights = np.array([[1, 0, 2], [1, 1, 0]], np.float32)
-    found = token_measures(jnp.asarray(logits, jnp.float32), targets, weights, valid)
+    measures = token_measures(jnp.asarray(logits, jnp.float32), targets, weights, valid)
     mass = below = count = 0.0
     for at in np.ndindex(targets.shape):
         powers = [math.exp(logit) for logit in logits[at]]
@@ -65,7 +65,7 @@ def test_the_probability_and_the_share_of_valid_tokens(rng):
         for power, ok in zip(powers, valid[at], strict=True):
             count += weights[at] * ok
             below += weights[at] * ok * (power <= invalid)
-    np.testing.assert_allclose(found["invalid_error"], (mass, 5), rtol=1e-6)
-    np.testing.assert_allclose(found["valid_error"], (below, count), rtol=1e-6)
+    np.testing.assert_allclose(measures["invalid_error"], (mass, 5), rtol=1e-6)
+    np.testing.assert_allclose(measures["valid_error"], (below, count), rtol=1e-6)
     assert 0 < below < count
     assert "valid_error" not in token_measures(jnp.asarray(logits, jnp.float32), targets, weights)

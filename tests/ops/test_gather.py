@@ -89,9 +89,9 @@ def test_right_numbers_are_rows_to_the_last_bit():
 @pytest.mark.parametrize("wrong", [-1, -3, -4, 3, 100])
 def test_wrong_numbers_are_loud_and_alone(wrong):
     numbers = np.array([[0, wrong], [wrong, 2]], np.int32)
-    for found in (jit(lookup)(TABLE, numbers), jit(take_tokens)(X, numbers)):
-        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), numbers == wrong)
-        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), numbers == wrong)
+    for rows in (jit(lookup)(TABLE, numbers), jit(take_tokens)(X, numbers)):
+        np.testing.assert_array_equal(np.isnan(rows).all(axis=-1), numbers == wrong)
+        np.testing.assert_array_equal(np.isnan(rows).any(axis=-1), numbers == wrong)
 
 
 def test_an_index_in_a_byte_is_no_other_row():

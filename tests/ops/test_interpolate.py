@@ -41,8 +41,8 @@ def value_and_pull(z, p, dy):
 compiled = jit(value_and_pull)
 
 
-def equal(found, expected, atol=1e-14):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+def equal(actual, expected, atol=1e-14):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 def test_values_and_gradients():
@@ -74,8 +74,8 @@ def test_the_slope_is_what_forward_mode_has():
     slope = jit(lambda p: jax.jvp(lambda p: interpolate(z, p), (p,), (jnp.ones_like(p),))[1])(p)
     np.testing.assert_array_equal(slope, compiled(z, p, np.ones(p.shape))[2])
     for at in np.ndindex(p.shape):
-        row, place = z[at[:-1]], p[at]
-        equal(slope[at], row[int(np.ceil(place))] - row[int(np.floor(place))], atol=0)
+        row, position = z[at[:-1]], p[at]
+        equal(slope[at], row[int(np.ceil(position))] - row[int(np.floor(position))], atol=0)
     assert np.all(slope[..., ::3] == 0) and np.all(slope[..., 1::3] != 0)
 
 
@@ -111,9 +111,9 @@ def test_autodiff_of_the_formula_agrees():
 def test_vmap_and_jit_change_nothing(wrap):
     arrays = [jnp.asarray(a) for a in problem()]
     wrapped = wrap(value_and_pull)
-    found = wrapped(*arrays) if wrapped is value_and_pull else jit(wrapped)(*arrays)
-    for one, whole in zip(found, compiled(*arrays), strict=True):
-        equal(one, whole)
+    results = wrapped(*arrays) if wrapped is value_and_pull else jit(wrapped)(*arrays)
+    for result, whole in zip(results, compiled(*arrays), strict=True):
+        equal(result, whole)
 
 
 def test_one_row_of_values_for_many_places():
@@ -155,9 +155,9 @@ TOLERANCES = {np.float32: 1e-6, np.float64: 1e-14}
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: dtype.__name__)
 def test_sums_over_rows_are_what_is_looked_up(dtype):
     z, p, _ = everywhere(dtype)
-    for found, expected in zip(jit(_sum_over_row)(z, p), jit(_look_up)(z, p), strict=True):
-        assert found.dtype == expected.dtype == dtype
-        equal(found, expected, atol=TOLERANCES[dtype])
+    for summed, expected in zip(jit(_sum_over_row)(z, p), jit(_look_up)(z, p), strict=True):
+        assert summed.dtype == expected.dtype == dtype
+        equal(summed, expected, atol=TOLERANCES[dtype])
     slope = jit(_sum_over_row)(z, p)[1]
     whole = p == np.round(p)
     assert (slope[whole] == 0).all() and (slope[~whole] != 0).all()
@@ -181,9 +181,9 @@ def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
     program = jit(lambda *arrays: value_and_pull(*arrays))
     text = str(jax.make_jaxpr(value_and_pull)(*arrays))
     assert "gather" not in text and "scatter" not in text
-    for found, exact in zip(program(*arrays), expected, strict=True):
-        assert found.dtype == dtype
-        equal(found, exact, atol=4 * TOLERANCES[dtype])
+    for actual, exact in zip(program(*arrays), expected, strict=True):
+        assert actual.dtype == dtype
+        equal(actual, exact, atol=4 * TOLERANCES[dtype])
 
 
 @pytest.mark.newest
@@ -203,5 +203,5 @@ def test_second_derivatives_are_those_of_the_formula():
     exact = jit(lambda z, p: jax.jvp(gradient, (z, p), tangents)[1])(z, p)
     step = 1e-6
     more, less = (gradient(*(a + sign * step * t for a, t in zip((z, p), tangents, strict=True))) for sign in (1, -1))
-    for found, above, below in zip(exact, more, less, strict=True):
-        equal(found, (above - below) / (2 * step), atol=1e-7)
+    for product, above, below in zip(exact, more, less, strict=True):
+        equal(product, (above - below) / (2 * step), atol=1e-7)

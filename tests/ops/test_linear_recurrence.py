@@ -23,15 +23,15 @@ KINDS = {"linear": (0, False), "gla": (WIDTH, False), "delta": (0, True), "gated
 def arrays(kind, seed=0, length=LENGTH):
     width, delta = KINDS[kind]
     rng = np.random.default_rng(seed)
-    found = {
+    inputs = {
         name: rng.normal(size=(BATCH, length, HEADS, size))
         for name, size in zip("qkv", (WIDTH, WIDTH, VALUES), strict=True)
     }
     if width:
-        found["decay"] = -rng.uniform(0, 1.5, (BATCH, length, HEADS, width))
+        inputs["decay"] = -rng.uniform(0, 1.5, (BATCH, length, HEADS, width))
     if delta:
-        found["beta"] = rng.uniform(0, 2, (BATCH, length, HEADS))
-    return found
+        inputs["beta"] = rng.uniform(0, 2, (BATCH, length, HEADS))
+    return inputs
 
 
 def ours(given, segments=None, state=None):
@@ -42,8 +42,8 @@ def ours(given, segments=None, state=None):
 
 
 def exact(given, example, segments=SEGMENTS):
-    own = {name: array[example] for name, array in given.items()}
-    return recurrence(own["q"], own["k"], own["v"], own.get("decay"), own.get("beta"), segments[example])
+    row = {name: array[example] for name, array in given.items()}
+    return recurrence(row["q"], row["k"], row["v"], row.get("decay"), row.get("beta"), segments[example])
 
 
 @pytest.mark.parametrize("size", [3, 4, 64])
@@ -63,26 +63,26 @@ def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
         np.testing.assert_allclose(out[example], exact(given, example), rtol=0, atol=1e-12)
     if size != 4:
         return
-    one = {name: array[1:] for name, array in given.items()}
+    second = {name: array[1:] for name, array in given.items()}
 
-    def numeric(one):
-        both = {name: np.concatenate([given[name][:1], array]) for name, array in one.items()}
+    def numeric(row):
+        both = {name: np.concatenate([given[name][:1], array]) for name, array in row.items()}
         return float((exact(both, 1) * weights[1]).sum())
 
-    for name, gradient in finite_differences(numeric, one).items():
+    for name, gradient in finite_differences(numeric, second).items():
         np.testing.assert_allclose(gradients[name][1:], gradient, rtol=1e-6, atol=1e-8, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_calls_in_a_row_give_what_one_call_gives(kind, x64):
-    given, found, state, first = arrays(kind), [], None, 0
+    given, outputs, state, first = arrays(kind), [], None, 0
     for size in (1, 4, 1, 5):
-        part = {name: jnp.asarray(array[:, first : first + size]) for name, array in given.items()}
-        out, state = ours(part, SEGMENTS[:, first : first + size], state)
-        found.append(out)
+        window = {name: jnp.asarray(array[:, first : first + size]) for name, array in given.items()}
+        out, state = ours(window, SEGMENTS[:, first : first + size], state)
+        outputs.append(out)
         first += size
     whole, after = ours({name: jnp.asarray(array) for name, array in given.items()}, SEGMENTS)
-    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole, rtol=0, atol=1e-12)
     np.testing.assert_allclose(state.matrix, after.matrix, rtol=0, atol=1e-12)
 
 
@@ -95,8 +95,8 @@ def test_closed_gates_over_long_sequences(kind):
     if "beta" in given:
         given["k"] /= np.linalg.norm(given["k"], axis=-1, keepdims=True)
     out, _ = jax.jit(ours)({name: jnp.asarray(array, jnp.float32) for name, array in given.items()})
-    one = exact(given, 0, np.zeros((BATCH, 300), np.int32))
-    np.testing.assert_allclose(out[0], one, rtol=0, atol=2e-5 * np.abs(one).max())
+    expected = exact(given, 0, np.zeros((BATCH, 300), np.int32))
+    np.testing.assert_allclose(out[0], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,19 @@ def test_the_code_of_flash_linear_attention_gives_the_same(kind, folder, functio
     out, _ = ours({name: jnp.asarray(array) for name, array in given.items()})
     q, k, v = (torch.tensor(given[name]) for name in "qkv")
     if kind == "linear":
-        found = getattr(theirs, function)(q, k, v)
+        reference = getattr(theirs, function)(q, k, v)
     elif kind == "gla":
-        found = getattr(theirs, function)(q, k, v, torch.tensor(given["decay"]))
+        reference = getattr(theirs, function)(q, k, v, torch.tensor(given["decay"]))
     elif kind == "delta":
         head_major = (x.transpose(1, 2) for x in (q, k, v, torch.tensor(given["beta"])))
-        found = getattr(theirs, function)(*head_major)
+        reference = getattr(theirs, function)(*head_major)
     else:
-        found = getattr(theirs, function)(q, k, v, torch.tensor(given["beta"]), torch.tensor(given["decay"][..., 0]))
-    found = found[0] if isinstance(found, tuple) else found
-    found = found.transpose(1, 2) if kind == "delta" else found
-    np.testing.assert_allclose(out, found.numpy(), rtol=0, atol=1e-4)
+        reference = getattr(theirs, function)(
+            q, k, v, torch.tensor(given["beta"]), torch.tensor(given["decay"][..., 0])
+        )
+    reference = reference[0] if isinstance(reference, tuple) else reference
+    reference = reference.transpose(1, 2) if kind == "delta" else reference
+    np.testing.assert_allclose(out, reference.numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("beta", [None, 0.5])

@@ -36,8 +36,8 @@ def test_all_classes_drawn_are_the_full_softmax(num_sampled, x64):
 
         return [jax.value_and_grad(loss, argnums=(0, 1, 2))(*arguments) for loss in (sampled, whole)]
 
-    found, expected = run(*map(jnp.asarray, ARGUMENTS))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-13), found, expected)
+    actual, expected = run(*map(jnp.asarray, ARGUMENTS))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-13), actual, expected)
 
 
 def test_a_loss_is_the_formula_of_what_is_drawn(x64):
@@ -47,15 +47,15 @@ def test_a_loss_is_the_formula_of_what_is_drawn(x64):
         counts = expected_count(jnp.arange(VOCAB, dtype=jnp.int32), arrival, VOCAB)
         return drawn, counts, sampled_cross_entropy(*map(jnp.asarray, ARGUMENTS), jnp.asarray(TARGETS), key, 5)
 
-    drawn, counts, found = map(np.asarray, run(jax.random.key(3)))
+    drawn, counts, losses = map(np.asarray, run(jax.random.key(3)))
     counts = counts.astype(np.float64)
     assert set(TARGETS.ravel()) & set(drawn.tolist()), "one target is drawn"
-    for place in np.ndindex(TARGETS.shape):
-        scores = TABLE @ X[place] + BIAS - np.log(counts)
-        target = TARGETS[place]
+    for at in np.ndindex(TARGETS.shape):
+        scores = TABLE @ X[at] + BIAS - np.log(counts)
+        target = TARGETS[at]
         candidates = {target, *drawn.tolist()}
         expected = np.log(sum(np.exp(scores[k]) for k in candidates)) - scores[target]
-        np.testing.assert_allclose(found[place], expected, rtol=2e-6)  # counts are float32
+        np.testing.assert_allclose(losses[at], expected, rtol=2e-6)  # counts are float32
 
 
 @functools.cache
@@ -94,10 +94,10 @@ def test_a_target_outside_of_the_vocabulary_is_loud(wrong):
     run = jit(lambda targets: sampled_cross_entropy(*arguments, targets, jax.random.key(0), 5))
     targets = TARGETS.copy()
     targets[0, 1] = wrong
-    found, right = np.asarray(run(targets)), np.asarray(run(TARGETS))
-    assert np.isnan(found[0, 1])
-    np.testing.assert_array_equal(np.isnan(found), targets == wrong)
-    np.testing.assert_array_equal(np.delete(found.ravel(), 1), np.delete(right.ravel(), 1))
+    broken, right = np.asarray(run(targets)), np.asarray(run(TARGETS))
+    assert np.isnan(broken[0, 1])
+    np.testing.assert_array_equal(np.isnan(broken), targets == wrong)
+    np.testing.assert_array_equal(np.delete(broken.ravel(), 1), np.delete(right.ravel(), 1))
 
 
 def test_bfloat16_is_read_and_summed_in_float32():
@@ -109,9 +109,9 @@ def test_bfloat16_is_read_and_summed_in_float32():
     def run(x, table):
         return sampled_cross_entropy(x, table, jnp.asarray(bias), jnp.asarray(TARGETS), jax.random.key(0), 5)
 
-    found = run(x, table)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, run(x.astype(np.float32), table.astype(np.float32)), rtol=1e-6, atol=1e-6)
+    losses = run(x, table)
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, run(x.astype(np.float32), table.astype(np.float32)), rtol=1e-6, atol=1e-6)
 
 
 def test_the_only_class_drawn_may_be_the_target():

@@ -77,9 +77,9 @@ def test_angles_keep_their_precision_over_100000_tokens():
     rng = np.random.default_rng(0)
     steps = rng.uniform(0.1, 0.5, (1, 100_000)).astype(np.float32)
     exact = np.cumsum(steps.astype(np.float64), axis=1)
-    found = np.asarray(jax.jit(sum_of_turns)(steps), np.float64)
-    assert np.abs(found).max() <= 0.5 + 1e-6
-    error = found - exact
+    turns = np.asarray(jax.jit(sum_of_turns)(steps), np.float64)
+    assert np.abs(turns).max() <= 0.5 + 1e-6
+    error = turns - exact
     assert np.abs(error - np.round(error)).max() < 1e-5
     plain = np.cumsum(steps, axis=1).astype(np.float64) - exact
     assert np.abs(plain).max() > 1e-3, "the test says nothing"
@@ -90,18 +90,18 @@ def test_sums_of_angles_start_again_with_a_segment(cuts, rng, x64):
     """And continue from call to call; the gradient of a sum is 1 for each step in it."""
     turns = rng.normal(size=(2, 9, 3))
     starts = np.array([[0, 0, 1, 0, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0]], bool)
-    before, found, first = None, [], 0
+    before, sums, first = None, [], 0
     run = jit(sum_of_turns)
     for size in cuts:
         here = slice(first, first + size)
-        found.append(run(turns[:, here], starts[:, here], before))
-        before, first = found[-1][:, -1], first + size
+        sums.append(run(turns[:, here], starts[:, here], before))
+        before, first = sums[-1][:, -1], first + size
     exact = np.zeros_like(turns)
     for b in range(2):
         for t in range(9):
             last = 0 if t == 0 or starts[b, t] else exact[b, t - 1]
             exact[b, t] = last + turns[b, t]
-    difference = np.concatenate(found, axis=1) - exact
+    difference = np.concatenate(sums, axis=1) - exact
     np.testing.assert_allclose(difference, np.round(difference), rtol=0, atol=1e-12)
     gradient = jit(jax.grad(lambda turns: sum_of_turns(turns, jnp.asarray(starts))[:, 8].sum()))(turns)
     assert gradient[0, :, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] and np.all(gradient[1] == 1)

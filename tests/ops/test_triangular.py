@@ -10,8 +10,8 @@ from cope_jax.ops.triangular import inverse_of_unit_lower
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
 def test_it_is_the_inverse(size, rng, x64):
     strict = np.tril(rng.normal(size=(2, 3, size, size)), -1) / size**0.5
-    found = inverse_of_unit_lower(jnp.asarray(strict))
-    np.testing.assert_allclose(found, np.linalg.inv(np.eye(size) + strict), rtol=1e-9, atol=1e-9)
+    inverse = inverse_of_unit_lower(jnp.asarray(strict))
+    np.testing.assert_allclose(inverse, np.linalg.inv(np.eye(size) + strict), rtol=1e-9, atol=1e-9)
 
 
 def test_reflections_at_equal_tokens_keep_their_digits(rng):

@@ -71,8 +71,8 @@ def attention(
     for head in range(heads):
         group = head // (heads // groups)
         for i in range(length):
-            own = i + keys - length  # the key of the query's own token
-            tokens[head, i] = Token(int(q_positions[i]), since[own] if own >= 0 else x[:0], group, False)
+            itself = i + keys - length  # the key of the query's own token
+            tokens[head, i] = Token(int(q_positions[i]), since[itself] if itself >= 0 else x[:0], group, False)
             q = rule.rotate(q_LHK[i, head], tokens[head, i])
             for j in seen[i]:
                 logits[head, i, j] = float(q @ rotated_k[group][j]) / math.sqrt(width)

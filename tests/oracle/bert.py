@@ -19,7 +19,7 @@ def encoder(
     layers: Sequence[Params],
     heads: int,
     shared: Rule,
-    own: Sequence[Rule],
+    per_layer: Sequence[Rule],
     positions: Sequence[int] | None = None,
 ) -> list[Array]:
     """The states `[L, D]` of every layer, the embeddings first, of one sequence without padding.
@@ -31,16 +31,16 @@ def encoder(
       layers: the parameters of each block.
       heads: H.
       shared: the encoding that all layers have together; it alone may act on the embeddings.
-      own: the encoding of each layer.
+      per_layer: the encoding of each layer.
       positions: None: 0, 1, 2, …
     """
     positions = range(len(tokens)) if positions is None else positions
     x = []
-    for token, segment, place in zip(tokens, segments, positions, strict=True):
+    for token, segment, position in zip(tokens, segments, positions, strict=True):
         row = params["words/embedding"][token] + params["segments/embedding"][segment]
-        x.append(layer_norm(shared.embed(row, int(place)), params, "norm"))
+        x.append(layer_norm(shared.embed(row, int(position)), params, "norm"))
     states = [np.stack(x)]
-    for layer, rule in zip(layers, own, strict=True):
+    for layer, rule in zip(layers, per_layer, strict=True):
         x = block(x, layer, heads, compose([shared, rule]), positions)
         states.append(np.stack(x))
     return states

@@ -31,7 +31,7 @@ def decoder(
     layers: Sequence[Params],
     choices: Choices,
     shared: Rule,
-    own: Sequence[Rule],
+    per_layer: Sequence[Rule],
     positions: Sequence[int] | None = None,
     segments: Sequence[int] | None = None,
 ) -> Array:
@@ -43,19 +43,19 @@ def decoder(
       layers: the parameters of each block.
       choices: what the blocks are made of.
       shared: the encoding that all layers have together; it alone may act on the embeddings.
-      own: the encoding of each layer.
+      per_layer: the encoding of each layer.
       positions: None: 0, 1, 2, …
       segments: tokens meet only within one; None: a single one.
     """
     positions = range(len(tokens)) if positions is None else positions
     table = params["embedding/embedding"]
-    x = [shared.embed(table[token], int(place)) for token, place in zip(tokens, positions, strict=True)]
+    x = [shared.embed(table[token], int(position)) for token, position in zip(tokens, positions, strict=True)]
     e = (
-        [np.stack([angles_of(place, choices.head_dim)] * choices.heads) for place in positions]
+        [np.stack([angles_of(position, choices.head_dim)] * choices.heads) for position in positions]
         if choices.tape
         else None
     )
-    for layer, rule in zip(layers, own, strict=True):
+    for layer, rule in zip(layers, per_layer, strict=True):
         x, e = block(x, e, layer, choices, compose([shared, rule]), positions, segments)
     if choices.norm_position == "pre":
         x = normalise(x, params, "norm", choices.norm)

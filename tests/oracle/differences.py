@@ -17,13 +17,13 @@ def gradients(
     result = {}
     for name, value in at.items():
         gradient = np.zeros(value.shape)
-        for place in np.ndindex(value.shape):
-            kept = value[place]
-            value[place] = kept + step
+        for index in np.ndindex(value.shape):
+            kept = value[index]
+            value[index] = kept + step
             above = function(at)
-            value[place] = kept - step
+            value[index] = kept - step
             below = function(at)
-            value[place] = kept
-            gradient[place] = (above - below) / (2 * step)
+            value[index] = kept
+            gradient[index] = (above - below) / (2 * step)
         result[name] = gradient
     return result

@@ -11,12 +11,12 @@ def stick_breaking(params: Params, sizes: Sizes, see_itself: bool = False, remai
 
     def weights(head, logits, keys):
         del head
-        left, found = 1.0, []
+        left, shares = 1.0, []
         for logit, key in zip(reversed(logits), reversed(keys), strict=True):
             share = sigmoid(logit) if see_itself or not key.own else 0.0
-            found.append(left * share)
+            shares.append(left * share)
             left -= left * share
-        return found[::-1]
+        return shares[::-1]
 
     return Rule(weights=weights, rest_to_own_value=remainder == "own")
 
@@ -87,18 +87,18 @@ def dape(params: Params, sizes: Sizes, hidden: int = 32, keys: int = 1) -> Rule:
             key = by_index[index]
             return [*key.logits, *(-slope * abs(token.position - key.position) for slope in slopes)]
 
-        found = []
+        biases = []
         for key in keys:
             units = [float(bias) for bias in params["hidden_bias"]]
             for offset in range(size):
-                for number, one in enumerate(inputs(key.index + offset - size // 2)):
+                for number, unit_in in enumerate(inputs(key.index + offset - size // 2)):
                     for f in range(hidden):
-                        units[f] += one * float(params["hidden_kernel"][offset, number, f])
+                        units[f] += unit_in * float(params["hidden_kernel"][offset, number, f])
             total = float(params["out_bias"][head])
             for f, unit in enumerate(units):
                 total += (unit if unit > 0 else 0.01 * unit) * float(params["out_kernel"][f, head])
-            found.append(total - slopes[head] * abs(token.position - key.position))
-        return found
+            biases.append(total - slopes[head] * abs(token.position - key.position))
+        return biases
 
     return Rule(added=added)
 
@@ -108,16 +108,16 @@ def selective(params: Params, sizes: Sizes) -> Rule:
     del params, sizes
 
     def hidden(rows):
-        found = []
+        masks = []
         for i, row in enumerate(rows):
-            own = {}
+            of_query = {}
             for j in row:
-                own[j] = 0.0
+                of_query[j] = 0.0
                 for earlier in rows[:i]:
                     if j in earlier and j not in (min(earlier), max(earlier)):
-                        own[j] += max(earlier[j], 0.0)
-            found.append(own)
-        return found
+                        of_query[j] += max(earlier[j], 0.0)
+            masks.append(of_query)
+        return masks
 
     return Rule(hidden=hidden)
 

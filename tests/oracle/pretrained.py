@@ -21,19 +21,19 @@ def gpt2(tokens: Sequence[int], tensors: Tensors, config: Mapping[str, Any]) -> 
     heads, epsilon = config["n_head"], config["layer_norm_epsilon"]
     activate = {"gelu_new": gelu, "gelu": exact_gelu}[config["activation_function"]]
     words, places = tensors["transformer.wte.weight"], tensors["transformer.wpe.weight"]
-    x = [words[token] + places[place] for place, token in enumerate(tokens)]
+    x = [words[token] + places[position] for position, token in enumerate(tokens)]
     for number in range(config["n_layer"]):
-        own = part(tensors, f"transformer.h.{number}.")
-        rows = [layer_norm(row, own["ln_1.weight"], own["ln_1.bias"], epsilon) for row in x]
-        three = [row @ own["attn.c_attn.weight"] + own["attn.c_attn.bias"] for row in rows]
+        layer = tensors_below(tensors, f"transformer.h.{number}.")
+        rows = [layer_norm(row, layer["ln_1.weight"], layer["ln_1.bias"], epsilon) for row in x]
+        three = [row @ layer["attn.c_attn.weight"] + layer["attn.c_attn.bias"] for row in rows]
         q, k, v = (np.stack([np.split(row, 3)[which].reshape(heads, -1) for row in three]) for which in range(3))
-        attended = [row @ own["attn.c_proj.weight"] + own["attn.c_proj.bias"] for row in attend(q, k, v)]
+        attended = [row @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"] for row in attend(q, k, v)]
         x = [row + more for row, more in zip(x, attended, strict=True)]
-        for place, row in enumerate(x):
-            normed = layer_norm(row, own["ln_2.weight"], own["ln_2.bias"], epsilon)
-            inner = normed @ own["mlp.c_fc.weight"] + own["mlp.c_fc.bias"]
+        for position, row in enumerate(x):
+            normed = layer_norm(row, layer["ln_2.weight"], layer["ln_2.bias"], epsilon)
+            inner = normed @ layer["mlp.c_fc.weight"] + layer["mlp.c_fc.bias"]
             hidden = np.array([activate(unit) for unit in inner])
-            x[place] = row + hidden @ own["mlp.c_proj.weight"] + own["mlp.c_proj.bias"]
+            x[position] = row + hidden @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
     out = tensors.get("lm_head.weight", words)
     scale, bias = tensors["transformer.ln_f.weight"], tensors["transformer.ln_f.bias"]
     return np.stack([out @ layer_norm(row, scale, bias, epsilon) for row in x])
@@ -45,22 +45,22 @@ def llama(tokens: Sequence[int], tensors: Tensors, config: Mapping[str, Any]) ->
     words = tensors["model.embed_tokens.weight"]
     x = [words[token] for token in tokens]
     for number in range(config["num_hidden_layers"]):
-        own = part(tensors, f"model.layers.{number}.")
+        layer = tensors_below(tensors, f"model.layers.{number}.")
 
-        def linear(name, row, own=own):
-            return own[f"{name}.weight"] @ row + own.get(f"{name}.bias", 0.0)
+        def linear(name, row, layer=layer):
+            return layer[f"{name}.weight"] @ row + layer.get(f"{name}.bias", 0.0)
 
-        rows = [rms_norm(row, own["input_layernorm.weight"], epsilon) for row in x]
+        rows = [rms_norm(row, layer["input_layernorm.weight"], epsilon) for row in x]
         q, k, v = (
             np.stack([linear(f"self_attn.{name}_proj", row).reshape(-1, width) for row in rows]) for name in "qkv"
         )
         q, k = turned(q, config), turned(k, config)
         attended = [linear("self_attn.o_proj", row) for row in attend(q, k, v)]
         x = [row + more for row, more in zip(x, attended, strict=True)]
-        for place, row in enumerate(x):
-            normed = rms_norm(row, own["post_attention_layernorm.weight"], epsilon)
+        for position, row in enumerate(x):
+            normed = rms_norm(row, layer["post_attention_layernorm.weight"], epsilon)
             gate = np.array([unit / (1 + math.exp(-unit)) for unit in linear("mlp.gate_proj", normed)])
-            x[place] = row + linear("mlp.down_proj", gate * linear("mlp.up_proj", normed))
+            x[position] = row + linear("mlp.down_proj", gate * linear("mlp.up_proj", normed))
     out = tensors.get("lm_head.weight", words)
     return np.stack([out @ rms_norm(row, tensors["model.norm.weight"], epsilon) for row in x])
 
@@ -93,10 +93,10 @@ def turned(x_LHK: Array, config: Mapping[str, Any]) -> Array:
     result = np.array(x_LHK)
     for c in range(width // 2):
         frequency = stretched(config["rope_theta"] ** (-2 * c / width), llama3)
-        for place in range(length):
-            pair = x_LHK[place, :, c] + 1j * x_LHK[place, :, c + width // 2]
-            pair = pair * complex(math.cos(place * frequency), math.sin(place * frequency))
-            result[place, :, c], result[place, :, c + width // 2] = pair.real, pair.imag
+        for position in range(length):
+            pair = x_LHK[position, :, c] + 1j * x_LHK[position, :, c + width // 2]
+            pair = pair * complex(math.cos(position * frequency), math.sin(position * frequency))
+            result[position, :, c], result[position, :, c + width // 2] = pair.real, pair.imag
     return result
 
 
@@ -116,6 +116,6 @@ def exact_gelu(x: float) -> float:
     return x / 2 * (1 + math.erf(x / math.sqrt(2)))
 
 
-def part(tensors: Tensors, prefix: str) -> dict[str, Array]:
+def tensors_below(tensors: Tensors, prefix: str) -> dict[str, Array]:
     """The tensors whose names start so, without it."""
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}

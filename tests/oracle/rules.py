@@ -45,9 +45,9 @@ class Key(NamedTuple):
     own: bool
 
 
-def same(vector: Vector, place: object) -> Vector:
+def same(vector: Vector, where: object) -> Vector:
     """Leaves a vector as it is."""
-    del place
+    del where
     return vector
 
 
@@ -77,9 +77,9 @@ def compose(rules: Sequence[Rule]) -> Rule:
     """Embeddings and rotations one after the other; what the parts add to the content logits is summed."""
 
     def chain(steps):
-        def run(vector, place):
+        def run(vector, where):
             for step in steps:
-                vector = step(vector, place)
+                vector = step(vector, where)
             return vector
 
         return run

@@ -64,7 +64,7 @@ def grape_additive(params: Params, sizes: Sizes, gate: str = "key") -> Rule:
     def added(head, q, token, keys):
         u = params["direction"][head]
         slope = 2 ** (-8 * (head + 1) / sizes.heads) * softplus(float(params["rate"][head]))  # for powers of two
-        length = math.sqrt(sum(float(one) ** 2 for one in u) * sizes.head_dim)
+        length = math.sqrt(sum(float(entry) ** 2 for entry in u) * sizes.head_dim)
         return [
             -slope
             * abs(token.position - key.position)
@@ -82,7 +82,7 @@ def turning(step: Callable[[Vector, int], Sequence[float]], exclusive: bool = Fa
         before = list(token.x[:-1] if exclusive else token.x)
         angles = [0.0] * len(step(token.x[-1], token.group))
         for x in before:
-            angles = [angle + one for angle, one in zip(angles, step(x, token.group), strict=True)]
+            angles = [angle + turn for angle, turn in zip(angles, step(x, token.group), strict=True)]
         return turned(vector, angles)
 
     return Rule(rotate=rotate)
@@ -118,8 +118,8 @@ def mapformer(params: Params, sizes: Sizes, rank: int = 2, world: float = 64.0, 
 
     def step(x, group):
         del group
-        place = x @ params["into"] @ params["out"]
-        return [float(params["frequencies"][c] * place[c]) for c in range(sizes.head_dim // 2)]
+        coordinates = x @ params["into"] @ params["out"]
+        return [float(params["frequencies"][c] * coordinates[c]) for c in range(sizes.head_dim // 2)]
 
     return turning(step)
 
@@ -139,12 +139,12 @@ def darope(
     def rotate(vector, token):
         least = Fraction(1, 10**6)  # exact, because 1 − 10⁻⁶ in float64 has ten digits less
         share = min(max(Fraction(2 * token.position + 1, 2 * size), least), 1 - least)
-        own = float(token.x[-1] @ params["kernel"][:, token.group])
-        place = size * sigmoid(own + float(params["alpha"][token.group]) * math.log(share / (1 - share)))
+        gate = float(token.x[-1] @ params["kernel"][:, token.group])
+        position = size * sigmoid(gate + float(params["alpha"][token.group]) * math.log(share / (1 - share)))
         angles = []
         for c in range(sizes.head_dim // 2):
             theta = base ** (-2 * c / sizes.head_dim)
-            angles.append((token.position if theta >= 2 * math.pi / size else place) * theta)
+            angles.append((token.position if theta >= 2 * math.pi / size else position) * theta)
         return turned(vector, angles)
 
     return Rule(rotate=rotate)
@@ -199,7 +199,7 @@ def selective_rope(
 
     def normalised(x):
         slices = np.split(x, sizes.heads)
-        return np.concatenate([part / math.sqrt(float(part @ part) + 1e-6) for part in slices])
+        return np.concatenate([piece / math.sqrt(float(piece @ piece) + 1e-6) for piece in slices])
 
     def rotate(vector, token):
         angles, rows = [0.0] * count, []
@@ -214,8 +214,8 @@ def selective_rope(
                 step = float(phi[c]) * sigmoid(float(phi[c])) if silu else float(phi[c])
                 step += math.exp(params["log_bias"][token.group, c]) if bias else 0.0
                 if gate:
-                    own = unit @ params["gate_kernel"][:, token.group] + params["gate_bias"][token.group]
-                    step *= sigmoid(float(own))
+                    logit = unit @ params["gate_kernel"][:, token.group] + params["gate_bias"][token.group]
+                    step *= sigmoid(float(logit))
                 angles[c] += rates[c] * step
         return turned(vector, angles)
 
@@ -229,20 +229,20 @@ def path(params: Params, sizes: Sizes, rank: int = 32, width: int = 3, forget: b
     def reflection(rows, group):
         raw = [np.tensordot(x @ params["into"], params["out"][:, group], 1) for x in rows]
         mixed = convolved(raw, params["convolution"][:, group])
-        w = np.array([one * sigmoid(float(one)) for one in mixed])
+        w = np.array([unit * sigmoid(float(unit)) for unit in mixed])
         beta = 2 * sigmoid(float(rows[-1] @ params["beta_kernel"][:, group]) + float(params["beta_bias"][group]))
         return w / math.sqrt(float(w @ w) + 1e-6), beta
 
     def added(head, q, token, keys):
-        c, forgotten, found = np.array(q), 0.0, []
+        c, forgotten, added_terms = np.array(q), 0.0, []
         for key in reversed(keys):
-            found.append(float(key.k @ c) / math.sqrt(sizes.head_dim) + forgotten - key.logit)
+            added_terms.append(float(key.k @ c) / math.sqrt(sizes.head_dim) + forgotten - key.logit)
             w, beta = reflection(key.x, token.group)
             c = c - beta * w * float(w @ c)
             if forget:
-                own = key.x[-1] @ params["forget_kernel"][:, head] + params["forget_bias"][head]
-                forgotten += log_sigmoid(float(own))
-        return found[::-1]
+                gate = key.x[-1] @ params["forget_kernel"][:, head] + params["forget_bias"][head]
+                forgotten += log_sigmoid(float(gate))
+        return added_terms[::-1]
 
     return Rule(added=added)
 
@@ -252,14 +252,14 @@ def wall(params: Params, sizes: Sizes, bias: float = 8.0, stddev: float = 0.02) 
     del bias, stddev
 
     def added(head, q, token, keys):
-        fallen, found = [0.0] * sizes.head_dim, []
+        fallen, added_terms = [0.0] * sizes.head_dim, []
         for key in reversed(keys):
             product = sum(q[n] * key.k[n] * math.exp(fallen[n]) for n in range(sizes.head_dim))
-            found.append(float(product) / math.sqrt(sizes.head_dim) - key.logit)
+            added_terms.append(float(product) / math.sqrt(sizes.head_dim) - key.logit)
             for n in range(sizes.head_dim):
-                own = key.x[-1] @ params["kernel"][:, head, n] + params["bias"][head, n]
-                fallen[n] += log_sigmoid(float(own))
-        return found[::-1]
+                gate = key.x[-1] @ params["kernel"][:, head, n] + params["bias"][head, n]
+                fallen[n] += log_sigmoid(float(gate))
+        return added_terms[::-1]
 
     return Rule(added=added)
 

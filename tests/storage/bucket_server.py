@@ -101,9 +101,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if not name:
                 first, last = asked.get("startOffset", ""), asked.get("endOffset", "\U0010ffff")
                 first = max(first, asked.get("pageToken", ""))
-                found = [name for name in server.names(bucket) if first <= name < last]
-                more = {"nextPageToken": found[PAGE]} if len(found) > PAGE else {}
-                items = [{"name": name, "size": "1"} for name in found[:PAGE]]
+                names = [name for name in server.names(bucket) if first <= name < last]
+                more = {"nextPageToken": names[PAGE]} if len(names) > PAGE else {}
+                items = [{"name": name, "size": "1"} for name in names[:PAGE]]
                 self._answer(200, json.dumps({"kind": "storage#objects", "items": items, **more}).encode())
                 return
             content, generation = server.objects.get((bucket, name), (b"", 0))

@@ -14,16 +14,16 @@ from tests.training.conftest import fast_compile as fast_compile
 def server(monkeypatch):
     monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 2, "initial_delay": "0.01s", "max_delay": "0.02s"})
     objects._opened.cache_clear()
-    with serving() as found:
-        yield found
+    with serving() as running:
+        yield running
     objects._opened.cache_clear()
 
 
 @pytest.fixture
 def mirror(server):
-    found = Mirror.create(URL)
-    yield found
-    found.close()
+    created = Mirror.create(URL)
+    yield created
+    created.close()
 
 
 @pytest.fixture

@@ -51,8 +51,8 @@ def restore(**options):
         if not options.get("read_only"):
             stack.enter_context(locked(Path(folder)))
         with Checkpoints(Path(folder, "checkpoints"), **options) as checkpoints:
-            found = checkpoints.restore(jax.eval_shape(lambda: state(0)))
-    return found and (found[0], float(found[1]["params"]["kernel"][0, 0]), tuple(found[2]["data"]))
+            restored = checkpoints.restore(jax.eval_shape(lambda: state(0)))
+    return restored and (restored[0], float(restored[1]["params"]["kernel"][0, 0]), tuple(restored[2]["data"]))
 
 
 def test_checkpoints_are_copied_whole_and_old_ones_removed(server, monkeypatch):
@@ -185,8 +185,8 @@ def test_large_shards_are_divided_evenly(server, monkeypatch):
     with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
         checkpoints.save(1, state, {"data": []})
         checkpoints.wait()
-        _, found, _ = checkpoints.restore(state)
-    assert checksum.of_arrays(found) == checksum.of_arrays(state)
+        _, restored, _ = checkpoints.restore(state)
+    assert checksum.of_arrays(restored) == checksum.of_arrays(state)
     sizes = [len(server.objects["bucket", name][0]) for name in server.names() if "/table/c/" in name]
     assert len(sizes) == 4 * 2 and {*sizes} == {7 * 5 * 4}
 
@@ -202,8 +202,8 @@ def test_a_state_may_be_donated_as_soon_as_saving_returns(server):
         spoiled = spoil(state)
         assert state["kernel"].is_deleted() and not spoiled["kernel"].any()
         server.fault = ""
-        _, found, _ = checkpoints.restore(like)
-    assert checksum.of_arrays(found) == expected
+        _, restored, _ = checkpoints.restore(like)
+    assert checksum.of_arrays(restored) == expected
 
 
 def meshed(shape, names):
@@ -221,24 +221,24 @@ def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server
         "kernel": jax.device_put(jnp.arange(48.0).reshape(16, 3), split),
         "bias": jax.device_put(jnp.arange(3.0), whole),
     }
-    place, write = threading.local(), checkpoint_bucket._write_arrays
+    process, write = threading.local(), checkpoint_bucket._write_arrays
 
     def half(bucket, folder, arrays, create):
-        own = {n: dataclasses.replace(a, shards=a.shards[1 - place.index :: 2]) for n, a in arrays.items()}
-        write(bucket, folder, own, create)
+        halves = {n: dataclasses.replace(a, shards=a.shards[1 - process.index :: 2]) for n, a in arrays.items()}
+        write(bucket, folder, halves, create)
 
     monkeypatch.setattr(checkpoint_bucket, "_write_arrays", half)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax, "process_index", lambda: getattr(place, "index", 0))
+    monkeypatch.setattr(jax, "process_index", lambda: getattr(process, "index", 0))
     label = checkpoint_io.create_label(1, state, {"data": []}, None)
     with mirrored(URL) as folder, locked(Path(folder)):
         writing = []
         for index in (1 - last, last):
             assert complete(server) == []
-            place.index = index
+            process.index = index
             store = checkpoint_bucket.CheckpointBucket(Mirror.of(Path(folder, "checkpoints")), "same")
             store._writer = concurrent.futures.ThreadPoolExecutor(
-                1, initializer=setattr, initargs=(place, "index", index)
+                1, initializer=setattr, initargs=(process, "index", index)
             )
             writing.append(store.save(1, state, {"data": []}, label))
             time.sleep(0.6)
@@ -247,13 +247,13 @@ def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server
             each.result(10)
     assert complete(server) == [1]
     monkeypatch.undo()
-    one, other = jax.sharding.SingleDeviceSharding(jax.devices()[3]), meshed((2, 2), ("data", "tensor"))
-    for kernel, bias in ((split, whole), (other("tensor"), other(None)), (one, one)):  # any mesh reads it
+    single, other = jax.sharding.SingleDeviceSharding(jax.devices()[3]), meshed((2, 2), ("data", "tensor"))
+    for kernel, bias in ((split, whole), (other("tensor"), other(None)), (single, single)):  # any mesh reads it
         shardings = {"kernel": kernel, "bias": bias}
         like = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[n]) for n, leaf in state.items()}
-        found, progress = checkpoint_io.read(store, 1, like)
-        assert {name: leaf.sharding for name, leaf in found.items()} == shardings and progress == {"data": []}
-        assert checksum.of_arrays(found) == checksum.of_arrays(state)
+        restored, progress = checkpoint_io.read(store, 1, like)
+        assert {name: leaf.sharding for name, leaf in restored.items()} == shardings and progress == {"data": []}
+        assert checksum.of_arrays(restored) == checksum.of_arrays(state)
 
 
 def test_a_process_that_waits_for_another_in_vain_says_so(server, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.storage import checkpoint_folder
 from cope_jax.storage.checkpoints import Checkpoints
-from tests.storage.test_checkpoints import LEFTOVERS, PROGRESS, create, held, load, save
+from tests.storage.test_checkpoints import LEFTOVERS, PROGRESS, create, load, save, steps_in
 from tests.training import tiny
 
 
@@ -24,7 +24,7 @@ def test_the_path_of_a_run_is_not_a_pattern(name, tmp_path, monkeypatch):
         with Checkpoints(tmp_path / name / "checkpoints") as checkpoints:
             checkpoints.restore(jax.eval_shape(create))
             checkpoints.save(step, create(step), PROGRESS)
-    assert held(tmp_path / name / "checkpoints") == [2, 4]
+    assert steps_in(tmp_path / name / "checkpoints") == [2, 4]
     step, state, _ = load(tmp_path / name / "checkpoints")
     assert (step, tiny.contents(state)) == (4, tiny.contents(create(4)))
     (tmp_path / "axb").rename(tmp_path / f"{name}2")
@@ -52,7 +52,7 @@ def test_a_checkpoint_that_cannot_be_read_back_ends_the_run(tmp_path, monkeypatc
         with Checkpoints(tmp_path / "lr[1]", keep=1) as checkpoints:
             for step in (2, 3):
                 checkpoints.save(step, create(step), PROGRESS)
-    assert held(tmp_path / "lr[1]") == [1, 2]
+    assert steps_in(tmp_path / "lr[1]") == [1, 2]
     gc.collect()
 
 

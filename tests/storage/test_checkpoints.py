@@ -43,7 +43,7 @@ def load(folder, like=None, **options):
         return checkpoints.restore(like or jax.eval_shape(create))
 
 
-def held(folder):
+def steps_in(folder):
     return sorted(int(step.name) for step in folder.iterdir())
 
 
@@ -68,16 +68,16 @@ def test_where_nothing_was_saved_nothing_is_restored(tmp_path):
 
 def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path):
     save(tmp_path, 2, 4, 6, 10, keep=2)
-    assert held(tmp_path) == [6, 10]
+    assert steps_in(tmp_path) == [6, 10]
     step, state, progress = load(tmp_path)
     assert (step, int(state["step"]), progress["seconds"]) == (10, 10, 10 / 3)
 
 
 def test_the_best_are_kept_beside_the_newest_by_a_score_that_outlives_the_run(tmp_path):
     save(tmp_path, 2, 4, 6, 8, scores=[0.5, 0.25, 0.75, None], keep=1, keep_best=2)
-    assert held(tmp_path) == [2, 4, 8]
+    assert steps_in(tmp_path) == [2, 4, 8]
     save(tmp_path, 10, 12, 14, scores=[0.3, -math.inf, 0.9], keep=1, keep_best=2)
-    assert held(tmp_path) == [4, 10, 14]
+    assert steps_in(tmp_path) == [4, 10, 14]
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -103,7 +103,7 @@ def test_a_checkpoint_half_written_is_not_seen_and_only_a_run_removes_it(tmp_pat
     assert load(tmp_path, read_only=True)[0] == 4
     assert half.exists()
     save(tmp_path, 8)
-    assert held(tmp_path) == [4, 8]
+    assert steps_in(tmp_path) == [4, 8]
 
 
 def test_saving_returns_while_writing_goes_on_and_waiting_waits(tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(damage, every
             warning = capfd.readouterr().err
             assert warning.startswith(f"warning: checkpoint {folder / '6'} cannot be read (")
             assert f"moved to {aside}; using that of step 4\n" in warning
-            assert held(folder) == [4] and aside.is_dir()
+            assert steps_in(folder) == [4] and aside.is_dir()
     assert damaged >= (6 if every else 3)
     gc.collect()
 
@@ -284,7 +284,7 @@ def test_the_step_of_a_damaged_checkpoint_is_written_again_and_damaged_again(tmp
         with Checkpoints(folder) as checkpoints:
             assert checkpoints.restore(jax.eval_shape(create))[0] == 4
             checkpoints.save(6, create(6), PROGRESS)
-        assert held(folder) == [4, 6]
+        assert steps_in(folder) == [4, 6]
     assert load(folder)[0] == 6
     assert sorted(path.name for path in (tmp_path / "run-damaged").iterdir()) == ["6", "6-2"]
     gc.collect()
@@ -305,7 +305,7 @@ def test_who_only_reads_moves_nothing(tmp_path, impatient, capfd):
     halve(largest(tmp_path / "run" / "6"))
     assert load(tmp_path / "run", read_only=True)[0] == 4
     assert "left in place; using that of step 4" in capfd.readouterr().err
-    assert held(tmp_path / "run") == [4, 6]
+    assert steps_in(tmp_path / "run") == [4, 6]
     gc.collect()
 
 
@@ -313,7 +313,7 @@ def test_who_reads_while_the_run_rotates_its_checkpoints_gets_the_newest(tmp_pat
     save(tmp_path / "run", 4)
     with Checkpoints(tmp_path / "run", read_only=True) as reader:
         save(tmp_path / "run", 6, 8)
-        assert held(tmp_path / "run") == [6, 8]
+        assert steps_in(tmp_path / "run") == [6, 8]
         assert reader.restore(jax.eval_shape(create))[0] == 8
 
 
@@ -331,7 +331,7 @@ def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
     with pytest.raises(ConfigError, match=r"no checkpoint in .*run can be read \(6: .*; 4: .*\): restore") as error:
         load(tmp_path / "run")
     assert "\n" not in str(error.value)
-    assert held(tmp_path / "run") == [4, 6]
+    assert steps_in(tmp_path / "run") == [4, 6]
     gc.collect()
 
 
@@ -354,4 +354,4 @@ def test_a_checkpoint_of_another_model_is_an_error_before_an_array_is_read(like,
     with pytest.raises(ConfigError, match=rf"checkpoint .*4 is of another model .*{re.escape(difference)}") as error:
         load(tmp_path, like)
     assert "\n" not in str(error.value)
-    assert held(tmp_path) == [2, 4]
+    assert steps_in(tmp_path) == [2, 4]

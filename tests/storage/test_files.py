@@ -139,11 +139,11 @@ def test_the_group_of_this_user_alone_may_write(tmp_path, monkeypatch):
 
 def test_a_pipe_without_a_writer_is_empty_and_one_with_a_writer_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    found = []
-    reading = threading.Thread(target=lambda: found.append(files.read_bytes(tmp_path / "pipe")), daemon=True)
+    contents = []
+    reading = threading.Thread(target=lambda: contents.append(files.read_bytes(tmp_path / "pipe")), daemon=True)
     reading.start()
     reading.join(5)
-    assert found == [b""]
+    assert contents == [b""]
     read, write = os.pipe()  # as in a shell's <(...)
     os.write(write, b"text")
     os.close(write)

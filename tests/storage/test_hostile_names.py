@@ -52,12 +52,12 @@ def dead():
 
 def within(seconds, action):
     """Runs an action that could wait for ever."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(action()), daemon=True)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(action()), daemon=True)
     thread.start()
     thread.join(seconds)
-    assert found, "it waits"
-    return found[0]
+    assert results, "it waits"
+    return results[0]
 
 
 def enter(url=URL):

@@ -59,8 +59,8 @@ def left(room, machine, lock=True, old=True):
 @pytest.mark.parametrize("machine", [HERE, ELSEWHERE])
 def test_unfinished_files_stay_while_their_lock_is_held(machine, tmp_path):
     folder = left(tmp_path, machine)
-    with (folder / ".lock").open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (folder / ".lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(folder, (OLD, OLD))
         locks.remove_abandoned(tmp_path)
         assert (folder / "download/archive").exists()

@@ -180,10 +180,10 @@ def test_what_changes_while_it_is_copied_is_copied_again(mirror, monkeypatch):
     path, write = mirror.folder / "a", Bucket.write
 
     def slow(bucket, name, data, expected=None):
-        found = write(bucket, name, data, expected)
+        generation = write(bucket, name, data, expected)
         path.write_text("new")
         time.sleep(0.2)
-        return found
+        return generation
 
     path.write_text("old")
     monkeypatch.setattr(Bucket, "write", slow)
@@ -201,9 +201,9 @@ def test_what_the_libraries_for_buckets_raise_is_one_line():
         except Exception:
             raise RuntimeError("a thread failed") from None
     except RuntimeError as wrapped:
-        found = bucket_error(wrapped)
-    assert isinstance(found, StorageError)
-    assert str(found).startswith("a bucket cannot be used now (no credentials): what is stored is intact; check the")
+        error = bucket_error(wrapped)
+    assert isinstance(error, StorageError)
+    assert str(error).startswith("a bucket cannot be used now (no credentials): what is stored is intact; check the")
     missing = bucket_error(ImportError("Install s3fs to access S3"))
     assert isinstance(missing, ConfigError) and str(missing).endswith("is not installed: pip install -e '.[buckets]'")
     assert bucket_error(ImportError("no module x")) is None and bucket_error(OSError("the disk is full")) is None

@@ -18,5 +18,5 @@ def questions(task, split, n=64, seed=0):
 
 def sizes(task, split, size, n=200):
     """The smallest and the largest size of the questions, by the function `size`."""
-    found = [size(question) for question, _ in questions(task, split, n)]
-    return min(found), max(found)
+    values = [size(question) for question, _ in questions(task, split, n)]
+    return min(values), max(values)

@@ -14,18 +14,20 @@ def rows(positions, split, n=64, **options):
     task = tasks.create("addition", digits=4, positions=positions, **options)
     batch = task.sample(np.random.default_rng(0), n, split)
     places = batch.get("positions", np.tile(np.arange(task.length(split)), (n, 1)))
-    for inputs, targets, weights, own in zip(batch["inputs"], batch["targets"], batch["weights"], places, strict=True):
+    for inputs, targets, weights, row_places in zip(
+        batch["inputs"], batch["targets"], batch["weights"], places, strict=True
+    ):
         words = task.decode(inputs).split()
-        yield words, own.tolist(), task.decode(targets[weights == 1]).split()
+        yield words, row_places.tolist(), task.decode(targets[weights == 1]).split()
 
 
 def numbers(words, positions):
     """The two operands and their sum as text, the most significant digit first."""
     text = " ".join(word for word in words if word != "<pad>")
     operands, _, total = text.removesuffix(" $").partition(" = ")
-    parts = [part.split() for part in (*operands.split(" + "), total)]
+    parts = [digits.split() for digits in (*operands.split(" + "), total)]
     backward = [positions != "coupled", positions != "coupled", True]
-    return ["".join(part[::-1] if turned else part) for part, turned in zip(parts, backward, strict=True)]
+    return ["".join(digits[::-1] if turned else digits) for digits, turned in zip(parts, backward, strict=True)]
 
 
 @pytest.mark.parametrize("positions", ["consecutive", "abacus", "coupled"])
@@ -46,10 +48,10 @@ def test_the_target_is_the_sum(positions, split, most):
 
 def test_a_place_of_an_abacus_is_the_place_in_the_run_of_digits():
     for words, positions, _ in rows("abacus", "longer"):
-        place = 0
-        for word, found in zip(words, positions, strict=True):
-            place = place + 1 if word.isdigit() else 0
-            assert found == place
+        expected = 0
+        for word, position in zip(words, positions, strict=True):
+            expected = expected + 1 if word.isdigit() else 0
+            assert position == expected
 
 
 def test_coupled_digits_are_those_that_are_added():
@@ -72,8 +74,8 @@ def test_training_moves_positions_by_one_number_for_each_sequence(positions, mov
         seen |= difference
         assert all(now == 0 for word, now in zip(words, trained, strict=True) if not moved(word))
     assert seen == set(range(7))
-    assert [own for _, own, _ in rows(positions, "train", offsets=1)] == [
-        own for _, own, _ in rows(positions, "in_distribution")
+    assert [positions_of_row for _, positions_of_row, _ in rows(positions, "train", offsets=1)] == [
+        positions_of_row for _, positions_of_row, _ in rows(positions, "in_distribution")
     ]
 
 

@@ -91,8 +91,8 @@ def test_examples_are_windows(task, rng):
 
 
 def test_blank_lines_and_empty_articles(tmp_path):
-    for part in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", "\n = A = \n\n = B = \n\n x y . \n\n\n")
+    for split in ("train", "valid", "test"):
+        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "\n = A = \n\n = B = \n\n x y . \n\n\n")
     batches = list(tasks.create("bilm", data_dir=folder).stream("train", 1))
     assert sum(batch["weights"].sum() for batch in batches) == 4
 

@@ -19,24 +19,24 @@ def little(value):
 
 
 def stack(text):
-    held = [symbol for symbol in text if symbol in "01"]
-    for symbol in text[len(held) :]:
+    symbols = [symbol for symbol in text if symbol in "01"]
+    for symbol in text[len(symbols) :]:
         if symbol != "2":
-            held.append({"3": "0", "4": "1"}[symbol])
-        elif held:
-            del held[-1]
-    return "".join(held[::-1]) + "2"
+            symbols.append({"3": "0", "4": "1"}[symbol])
+        elif symbols:
+            del symbols[-1]
+    return "".join(symbols[::-1]) + "2"
 
 
 def hidden(text):
     text = text.rstrip("3")
-    place = text.index("2")
-    return text[(place + len(text) // 2) % len(text)]
+    index = text.index("2")
+    return text[(index + len(text) // 2) % len(text)]
 
 
 def binary(operation):
     def solve(text):
-        a, b = (number(part) for part in text.split("2"))
+        a, b = (number(operand) for operand in text.split("2"))
         assert a > 0
         assert b > 0
         return little(operation(a, b))

@@ -13,29 +13,29 @@ pytestmark = pytest.mark.newest
 
 def run(words):
     """Executes a program; returns the value that it prints, None if it is unknown, and the number of operations."""
-    values, operations, place = collections.defaultdict(lambda: None), 0, 0
-    while words[place] != "print":
-        if words[place] == "pass;":
-            place += 1
-        elif words[place + 1] == "++;":
-            if values[words[place]] is not None:
-                values[words[place]] += 1
-            place += 2
+    values, operations, index = collections.defaultdict(lambda: None), 0, 0
+    while words[index] != "print":
+        if words[index] == "pass;":
+            index += 1
+        elif words[index + 1] == "++;":
+            if values[words[index]] is not None:
+                values[words[index]] += 1
+            index += 2
         else:
-            assert words[place + 1 : place + 4] == ["=", "0", ";"]
-            values[words[place]] = 0
-            place += 4
+            assert words[index + 1 : index + 4] == ["=", "0", ";"]
+            values[words[index]] = 0
+            index += 4
         operations += 1
-    return values[words[place + 1]], operations
+    return values[words[index + 1]], operations
 
 
 def programs(task, batch):
     """The words of each program, without padding, and the answer."""
     for inputs, targets, weights in zip(*batch.values(), strict=True):
-        (place,) = np.flatnonzero(weights)
-        assert (inputs[place + 1 :] == 0).all()
-        assert (targets[place + 1 :] == 0).all()
-        yield task.decode(inputs[: place + 1]).split(), int(task.decode(targets[place : place + 1]))
+        (last,) = np.flatnonzero(weights)
+        assert (inputs[last + 1 :] == 0).all()
+        assert (targets[last + 1 :] == 0).all()
+        yield task.decode(inputs[: last + 1]).split(), int(task.decode(targets[last : last + 1]))
 
 
 @pytest.mark.parametrize("num_variables", [1, 3])
@@ -118,12 +118,12 @@ def test_statistics_of_the_published_recipe(num_variables, split, lost, relevant
     n = 4000
     task = tasks.create("counting", num_variables=num_variables, block_length=2050)
     batch = task.dataset(split, n)
-    inputs, place = batch["inputs"], np.argmax(batch["weights"], axis=1)
-    answers = batch["targets"][np.arange(n), place]
-    asked = inputs[np.arange(n), place][:, None]
+    inputs, asked_at = batch["inputs"], np.argmax(batch["weights"], axis=1)
+    answers = batch["targets"][np.arange(n), asked_at]
+    asked = inputs[np.arange(n), asked_at][:, None]
     is_set = (inputs[:, :-1] == asked) & (inputs[:, 1:] == task.encode("=")[0])
     # From the last `set` of the variable up to `print`.
-    distance = place - 1 - np.max(np.where(is_set, np.arange(is_set.shape[1]), -1), axis=1)
+    distance = asked_at - 1 - np.max(np.where(is_set, np.arange(is_set.shape[1]), -1), axis=1)
     assert is_set.any(axis=1).all()
     # Both means are of 4,000 samples, the known ones rounded to 1: four standard errors of their difference.
     assert abs(distance.mean() - relevant) < 4 * distance.std() * np.sqrt(2 / n) + 0.5
@@ -134,7 +134,7 @@ def test_statistics_of_the_published_recipe(num_variables, split, lost, relevant
 
     if lost is not None:
         assert task.decode([np.bincount(answers).argmax()]) == "10"
-        length = place + 1
+        length = asked_at + 1
         mean_error = 4 * length.std() / np.sqrt(n)
         assert 316 - mean_error < length.mean() < 323 + mean_error
         assert abs(np.mean(length > 512) - 0.14) < 4 * np.sqrt(2 * 0.14 * 0.86 / n) + 0.005

@@ -42,18 +42,18 @@ def test_long_sequences_are_well_formed():
 
 def test_valid_brackets_are_those_that_open_and_the_one_that_closes_the_last():
     for text, valid in texts(tasks.create("dyck"), "longer"):
-        for end, found in enumerate(valid, start=1):
+        for end, brackets in enumerate(valid, start=1):
             rest = text[:end]
             while "()" in rest or "[]" in rest:
                 rest = rest.replace("()", "").replace("[]", "")
-            assert found == "([" + {"(": ")", "[": "]", "": ""}[rest[-1:]]
+            assert brackets == "([" + {"(": ")", "[": "]", "": ""}[rest[-1:]]
 
 
 def test_shapes_and_kinds_are_uniform():
     """All paths of eight brackets that reach depth 3 are as frequent, and so are both kinds."""
     task, n = tasks.create("dyck", length=8, depth=3), 8000
-    found = [text for text, _ in texts(task, "train", n)]
-    shapes = collections.Counter(text.replace("[", "(").replace("]", ")") for text in found)
+    sequences = [text for text, _ in texts(task, "train", n)]
+    shapes = collections.Counter(text.replace("[", "(").replace("]", ")") for text in sequences)
     possible = [
         "".join(path)
         for path in itertools.product("()", repeat=8)
@@ -64,7 +64,7 @@ def test_shapes_and_kinds_are_uniform():
     assert sorted(shapes) == sorted(possible)
     expected = n / len(possible)
     assert max(abs(count - expected) for count in shapes.values()) < 4 * expected**0.5
-    assert abs("".join(found).count("[") / (4 * n) - 0.5) < 0.02
+    assert abs("".join(sequences).count("[") / (4 * n) - 0.5) < 0.02
 
 
 def test_f1():

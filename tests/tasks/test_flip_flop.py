@@ -12,11 +12,11 @@ pytestmark = pytest.mark.newest
 def recalled(words):
     """For each `r` in a text, its place and the bit written last."""
     written = None
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if word == "w":
-            written = words[place + 1]
+            written = words[index + 1]
         if word == "r":
-            yield place, written
+            yield index, written
 
 
 @pytest.mark.parametrize("split", ["train", "in_distribution", "dense", "sparse", "ignore=0.5"])
@@ -26,7 +26,7 @@ def test_weighted_targets_are_the_last_written_bits(split):
     for inputs, targets, weights in zip(*batch.values(), strict=True):
         words = task.decode(inputs).split()
         bits = task.decode(targets).split()
-        assert list(recalled(words)) == [(place, bits[place]) for place in np.flatnonzero(weights)]
+        assert list(recalled(words)) == [(index, bits[index]) for index in np.flatnonzero(weights)]
 
 
 def test_form():

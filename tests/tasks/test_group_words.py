@@ -43,7 +43,7 @@ def test_swaps_only():
     batch = task.sample(np.random.default_rng(0), 64)
     used = {task.vocabulary[word] for word in np.unique(batch["inputs"])}
     assert len(used) == 11
-    assert all(sum(int(image) != place for place, image in enumerate(word)) in (0, 2) for word in used)
+    assert all(sum(int(image) != element for element, image in enumerate(word)) in (0, 2) for word in used)
     assert len(np.unique(batch["targets"])) == 120
 
 

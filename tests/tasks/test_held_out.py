@@ -28,7 +28,7 @@ CHEAP = {"index", "state"}
 def questions(batch):
     """The inputs of each row up to the last target that counts, read one by one."""
     for inputs, weights in zip(batch["inputs"].tolist(), batch["weights"].tolist(), strict=True):
-        counted = [place for place, weight in enumerate(weights) if weight]
+        counted = [index for index, weight in enumerate(weights) if weight]
         yield tuple(inputs[: counted[-1] + 1] if counted else inputs)
 
 
@@ -75,7 +75,7 @@ def test_the_share_is_that_of_all_sequences_and_more_hold_out_more():
     sides = {share: held_out.is_held_out(batch, share) for share in (0.05, 0.1, 0.5, 0.9)}
     for share, side in sides.items():
         assert abs(side.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(inputs))
-        halves = [side[inputs[:, place] == 1].mean() for place in range(14)]
+        halves = [side[inputs[:, column] == 1].mean() for column in range(14)]
         assert np.abs(np.array(halves) - share).max() < 5 * np.sqrt(share * (1 - share) / len(inputs) * 2)
     assert not (sides[0.1] & ~sides[0.5]).any()
 

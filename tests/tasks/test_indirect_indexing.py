@@ -16,9 +16,9 @@ def test_the_answer_is_the_letter_at_that_distance(split):
         text, letter, shift = "".join(question).split(",")
         assert len(set(text)) == len(text) <= task.level(split)
         assert abs(int(shift)) <= 15
-        place = text.index(letter) + int(shift)
-        assert 0 <= place < len(text)
-        assert answer == [text[place]]
+        index = text.index(letter) + int(shift)
+        assert 0 <= index < len(text)
+        assert answer == [text[index]]
 
 
 def test_shifts_are_uniform_among_those_that_stay_inside():

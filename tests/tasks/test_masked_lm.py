@@ -84,8 +84,8 @@ def test_half_follow_and_a_tenth_are_short(batch):
 
 
 def test_a_document_of_one_sentence_is_never_followed(tmp_path):
-    for part in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", "\n = A = \n\n a b . \n\n = B = \n\n c d . \n\n")
+    for split in ("train", "valid", "test"):
+        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "\n = A = \n\n a b . \n\n = B = \n\n c d . \n\n")
     task = tasks.create("masked_lm", data_dir=folder, length=16, vocab_size=64)
     assert task.sample(np.random.default_rng(0), 50)["next"].all()
 
@@ -104,8 +104,8 @@ def test_special_and_unknown_pieces_are_never_predicted(task, batch):
 
 def test_unknown_words_are_not_predicted(tmp_path):
     text = "\n = A = \n\n <unk> b <unk> <unk> . <unk> ! \n\n = B = \n\n c <unk> . \n\n"
-    for part in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", text)
+    for split in ("train", "valid", "test"):
+        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", text)
     task = tasks.create("masked_lm", data_dir=folder, length=16, vocab_size=64, mask_rate=1.0)
     batch = task.sample(np.random.default_rng(0), 50)
     assert (batch["targets"] == task.wordpiece.unknown).any()
@@ -161,8 +161,8 @@ def test_what_is_kept_is_as_cutting_one_by_one(most):
 
 def test_examples_are_fresh_and_datasets_fixed(task):
     rng = np.random.default_rng(0)
-    one, two = task.sample(rng, 4), task.sample(rng, 4)
-    assert not np.array_equal(one["inputs"], two["inputs"])
+    first, second = task.sample(rng, 4), task.sample(rng, 4)
+    assert not np.array_equal(first["inputs"], second["inputs"])
     for name, array in task.dataset("test", 4, seed=1).items():
         np.testing.assert_array_equal(array, task.dataset("test", 4, seed=1)[name])
 
@@ -200,8 +200,8 @@ def test_wrong_options_are_one_line(options, message):
 
 
 def test_one_document_is_too_few(tmp_path):
-    for part in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", "a b . \n")
+    for split in ("train", "valid", "test"):
+        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "a b . \n")
     with pytest.raises(ConfigError, match="a split has only 1: give each split at least 2 documents"):
         tasks.create("masked_lm", data_dir=folder, vocab_size=64)
 

@@ -18,23 +18,23 @@ def test_targets_are_the_values_that_the_keys_have_last(form, space, split):
     pairs, size = int(task.level(split)), 2 if form == "compositional" else 1
     lines = pairs + (4 if form == "forgetting" else 0)
     for inputs, targets, weights in zip(*batch.values(), strict=True):
-        held, changed = {}, 0
+        value_of, changed = {}, 0
         for line in inputs[: lines * (size + 1)].reshape(lines, size + 1).tolist():
             *key, value = line
             assert max(key) < 20 <= value
-            assert held.get(tuple(key)) != value
-            changed += tuple(key) in held
-            held[tuple(key)] = value
-        assert (len(held), changed) == (pairs, lines - pairs)
+            assert value_of.get(tuple(key)) != value
+            changed += tuple(key) in value_of
+            value_of[tuple(key)] = value
+        assert (len(value_of), changed) == (pairs, lines - pairs)
         asked = np.flatnonzero(weights)
         assert (len(asked), len(inputs)) == (pairs, space * (size + 1) * pairs)
         assert asked.min() >= lines * (size + 1)
-        keys = [tuple(inputs[place - size + 1 : place + 1].tolist()) for place in asked]
-        assert set(keys) == set(held)
-        assert [held[key] for key in keys] == targets[asked].tolist()
-        places = {place - offset for place in asked.tolist() for offset in range(size)}
+        keys = [tuple(inputs[index - size + 1 : index + 1].tolist()) for index in asked]
+        assert set(keys) == set(value_of)
+        assert [value_of[key] for key in keys] == targets[asked].tolist()
+        places = {index - offset for index in asked.tolist() for offset in range(size)}
         others = set(range(lines * (size + 1), len(inputs))) - places
-        assert not {token for key in held for token in key} & {int(inputs[place]) for place in others}
+        assert not {token for key in value_of for token in key} & {int(inputs[index]) for index in others}
 
 
 def test_compositional_keys_share_their_tokens():
@@ -50,8 +50,8 @@ def test_queries_are_near_the_pairs():
     assert places.min() == 0
     assert places.max() > 50
     assert np.median(places) < 15
-    one = tasks.create("mqar", pairs=1).sample(np.random.default_rng(0), 4000)["weights"]
-    first = np.mean(np.nonzero(one)[1] == 2)
+    single = tasks.create("mqar", pairs=1).sample(np.random.default_rng(0), 4000)["weights"]
+    first = np.mean(np.nonzero(single)[1] == 2)
     assert abs(first - 1 / (np.arange(1, 15) ** -0.99).sum()) < 0.03
 
 
@@ -66,11 +66,11 @@ def test_a_query_begins_at_every_nth_token(options, spacing):
         batch = task.sample(np.random.default_rng(0), 200, split)
         pairs = int(task.level(split))
         begin = 2 * pairs + (4 if options.get("form") == "forgetting" else 0)
-        row, place = np.nonzero(batch["weights"])
-        assert np.gcd.reduce(place - begin) == spacing
-        assert (place - begin).max() > (batch["inputs"].shape[1] - begin) * 0.9 - spacing
+        row, index = np.nonzero(batch["weights"])
+        assert np.gcd.reduce(index - begin) == spacing
+        assert (index - begin).max() > (batch["inputs"].shape[1] - begin) * 0.9 - spacing
         assert (batch["weights"].sum(axis=1) == pairs).all()
-        assert (batch["inputs"][row, place] < task.vocab_size // 2).all()
+        assert (batch["inputs"][row, index] < task.vocab_size // 2).all()
     single = tasks.create("mqar", **options | {"pairs": 2, "updates": 2}).sample(np.random.default_rng(0), 1)
     assert single["weights"].sum() == 2
 

@@ -16,13 +16,13 @@ def test_targets_are_the_values_so_many_occurrences_ago(back, split):
     batch = task.sample(np.random.default_rng(0), 16, split)
     for inputs, targets, weights in zip(*batch.values(), strict=True):
         words, values = task.decode(inputs).split(), {}
-        for place in range(0, len(words), 2):
-            earlier = values.setdefault(words[place], [])
-            assert weights[place] == (len(earlier) >= back)
-            assert weights[place + 1] == 0
-            if weights[place]:
-                assert task.vocabulary[targets[place]] == earlier[-back]
-            earlier.append(words[place + 1])
+        for index in range(0, len(words), 2):
+            earlier = values.setdefault(words[index], [])
+            assert weights[index] == (len(earlier) >= back)
+            assert weights[index + 1] == 0
+            if weights[index]:
+                assert task.vocabulary[targets[index]] == earlier[-back]
+            earlier.append(words[index + 1])
 
 
 def test_the_published_example():
@@ -39,7 +39,7 @@ def test_the_published_example():
 
     batch = task.sample(Given(), 1)
     places = np.flatnonzero(batch["weights"][0]).tolist()
-    assert [(place // 2, task.vocabulary[batch["targets"][0, place]]) for place in places] == [
+    assert [(index // 2, task.vocabulary[batch["targets"][0, index]]) for index in places] == [
         (6, "1"),
         (8, "5"),
         (9, "2"),

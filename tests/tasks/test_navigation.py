@@ -20,16 +20,16 @@ def test_what_counts_is_an_object_that_was_seen_at_the_same_cell(dimensions, spl
     counted = 0
     for inputs, targets, weights in zip(*batch.values(), strict=True):
         words = [*task.decode(inputs).split(), task.decode(targets[-1:])]
-        place, seen = [0] * dimensions, {}
+        cell, seen = [0] * dimensions, {}
         for step in range(steps):
-            action, found = words[2 * step : 2 * step + 2]
+            action, item = words[2 * step : 2 * step + 2]
             axis = "xyz".index(action[1])
-            place[axis] = (place[axis] + (1 if action[0] == "+" else -1)) % side
-            known = seen.get(tuple(place))
-            assert known in (None, found)
-            assert weights[2 * step] == (known is not None and found != "_")
+            cell[axis] = (cell[axis] + (1 if action[0] == "+" else -1)) % side
+            known = seen.get(tuple(cell))
+            assert known in (None, item)
+            assert weights[2 * step] == (known is not None and item != "_")
             assert step == 0 or weights[2 * step - 1] == 0
-            seen[tuple(place)] = found
+            seen[tuple(cell)] = item
             counted += weights[2 * step]
     assert counted > 0
 

@@ -13,10 +13,10 @@ def solve(text):
     """Reads only the text of the question."""
     kind, body = text.split(":")
     if kind == "FO":
-        digits, place = body.split("#")
-        return digits[len(digits) - int(place)]
+        digits, index = body.split("#")
+        return digits[len(digits) - int(index)]
     if kind == "N":
-        return "".join("1" if body.find(digit) < place else "0" for place, digit in enumerate(body))
+        return "".join("1" if body.find(digit) < index else "0" for index, digit in enumerate(body))
     if kind == "I":
         after, answer = {}, ""
         for before, digit in zip(" " + body, body + " ", strict=True):

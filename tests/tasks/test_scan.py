@@ -39,13 +39,13 @@ def test_the_published_split_by_length():
 @pytest.mark.parametrize(("split", "least", "most"), [("in_distribution", 1, 22), ("longer", 23, 48)])
 def test_what_a_split_has(split, least, most):
     task = tasks.create("scan")
-    found = set()
+    lengths = set()
     for question, answer in questions(task, split, 300):
         assert interpret(question) == answer
-        found.add(len(answer))
-    assert least <= min(found)
-    assert max(found) <= most
-    assert len(found) > 8
+        lengths.add(len(answer))
+    assert least <= min(lengths)
+    assert max(lengths) <= most
+    assert len(lengths) > 8
 
 
 @pytest.mark.parametrize("actions", [1, 22, 36, 41, 46, 47])

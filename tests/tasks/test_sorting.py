@@ -20,7 +20,7 @@ def test_single_symbols(split):
 @pytest.mark.parametrize("split", ["in_distribution", "longer"])
 def test_numbers(split):
     for question, answer in questions(tasks.create("sorting", form="multi_digit", items=8), split):
-        items, ordered = ("".join(part).rstrip(",").split(",") for part in (question, answer))
+        items, ordered = ("".join(text).rstrip(",").split(",") for text in (question, answer))
         assert ordered == sorted(items, key=int)
         assert len(set(items)) == len(items)
         assert all(10 <= int(item) <= 9999 for item in items)

@@ -34,9 +34,9 @@ def test_folds_are_disjoint_whole_and_alike(vocab):
 
 
 def test_repeats_divide_otherwise_and_again_the_same(vocab):
-    one, two = create(vocab), create(vocab, repeat=1)
-    assert one.texts("test") != two.texts("test")
-    assert one.texts("test") == create(vocab).texts("test")
+    first, second = create(vocab), create(vocab, repeat=1)
+    assert first.texts("test") != second.texts("test")
+    assert first.texts("test") == create(vocab).texts("test")
 
 
 @pytest.mark.parametrize("length", [8, 64])

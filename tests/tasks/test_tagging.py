@@ -117,11 +117,11 @@ def vectors_of(task, folder, archive, layers=2, width=3):
 @pytest.mark.parametrize("archive", [True, False])
 def test_vectors_go_with_their_words(task, tmp_path, archive):
     path, arrays = vectors_of(task, tmp_path, archive)
-    told = tasks.create("tagging", length=5, vectors=path)
-    assert told.vector_shape == (2, 3)
+    with_vectors = tasks.create("tagging", length=5, vectors=path)
+    assert with_vectors.vector_shape == (2, 3)
     assert task.vector_shape is None
-    batch = told.dataset("test", told.size("test"))
-    assert batch["vectors"].shape == (told.size("test"), 5, 2, 3)
+    batch = with_vectors.dataset("test", with_vectors.size("test"))
+    assert batch["vectors"].shape == (with_vectors.size("test"), 5, 2, 3)
     assert batch["vectors"].dtype == np.float32
     np.testing.assert_array_equal(batch["vectors"][batch["weights"] > 0], arrays["test"].astype(np.float32))
     assert not batch["vectors"][batch["weights"] == 0].any()

@@ -136,8 +136,8 @@ def test_a_corpus_is_known_by_its_texts_and_not_by_its_place(tmp_path):
     shutil.copytree(SAMPLES / "files", tmp_path / "files")
     before = data_digest()
     assert before == tasks.create("text", corpus="files", tokenizer="bytes").data_digest()["corpus.json"]
-    for split, held in json.loads(before).items():
-        assert held["bytes"] == sum(len(text.encode()) for text in documents("files", None, split))
+    for split, described in json.loads(before).items():
+        assert described["bytes"] == sum(len(text.encode()) for text in documents("files", None, split))
     first = min((tmp_path / "files").glob("*.txt"))
     first.write_text("T" + first.read_text()[1:].swapcase())
     train, changed = (json.loads(text)["train"] for text in (before, data_digest()))
@@ -200,7 +200,7 @@ def test_a_mixture_is_of_all_its_corpora():
     (first, indices), (second, others) = task.mixture("train")
     assert (first, second) == (3, 1)
     assert (indices.start, indices.stop, others.stop) == (0, others.start, task.size("train"))
-    assert task.counts("test").bytes == sum(one.counts("test").bytes for one in alone.values())
+    assert task.counts("test").bytes == sum(corpus.counts("test").bytes for corpus in alone.values())
     assert alone["files"].mixture("train") == ()
 
 
@@ -210,14 +210,18 @@ def test_the_first_examples_of_a_mixture_are_of_each_corpus_by_its_size(packing,
     options = {"tokenizer": "bytes", "length": 8, "packing": packing}
     task = tasks.create("text", corpus="wikitext-2+files", **options)
     rows = [row.tobytes() for row in everything(task, split)["targets"]]
-    found = {name: everything(tasks.create("text", corpus=name, **options), split) for name in ("wikitext-2", "files")}
-    own = {name: [row.tobytes() for row in batch["targets"]] for name, batch in found.items()}
-    for name, part in own.items():
-        assert [row for row in rows if row in set(part)] == part  # whole, each in its order
-        share = np.cumsum([row in set(part) for row in rows]) - np.arange(1, len(rows) + 1) * len(part) / len(rows)
+    batches = {
+        name: everything(tasks.create("text", corpus=name, **options), split) for name in ("wikitext-2", "files")
+    }
+    rows_of = {name: [row.tobytes() for row in batch["targets"]] for name, batch in batches.items()}
+    for name, expected in rows_of.items():
+        assert [row for row in rows if row in set(expected)] == expected  # whole, each in its order
+        share = np.cumsum([row in set(expected) for row in rows]) - np.arange(1, len(rows) + 1) * len(expected) / len(
+            rows
+        )
         assert np.abs(share).max() <= 1.5, name
-    assert len(rows) == task.size(split) == sum(map(len, own.values()))
-    assert task.counts(split).tokens == sum(batch["weights"].sum() for batch in found.values())
+    assert len(rows) == task.size(split) == sum(map(len, rows_of.values()))
+    assert task.counts(split).tokens == sum(batch["weights"].sum() for batch in batches.values())
     assert task.mixture(split) == ()
 
 
@@ -331,11 +335,11 @@ def test_a_damaged_tokenizer_is_one_line(task, tmp_path):
 def test_a_place_without_an_example_is_one_line(corpus, split):
     task = tasks.create("text", corpus=corpus, tokenizer="bytes", length=16)
     size = task.size(split)
-    for place in (-1, size):
+    for index in (-1, size):
         with pytest.raises(
-            ConfigError, match=rf"^there is no example {place}: give an index of at least 0 and less than {size}$"
+            ConfigError, match=rf"^there is no example {index}: give an index of at least 0 and less than {size}$"
         ):
-            task.take(split, np.array([0, place]))
+            task.take(split, np.array([0, index]))
     assert len(task.take(split, np.array([size - 1, 0]))["inputs"]) == 2
     assert len(task.take(split, np.array([], np.int64))["inputs"]) == 0
 
@@ -358,8 +362,8 @@ def test_unknown_splits_are_one_line(task, split, message):
 
 
 def test_an_empty_split_is_one_line(tmp_path):
-    for part in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", "a b\n" if part != "test" else "")
+    for name in ("train", "valid", "test"):
+        folder = write(tmp_path, f"wikitext-2/wiki.{name}.tokens", "a b\n" if name != "test" else "")
     task = tasks.create("text", data_dir=folder, tokenizer="words", length=4)
     with pytest.raises(ConfigError, match=r"^wikitext-2 has no text in its split 'test'"):
         task.size("test")

@@ -76,8 +76,8 @@ def test_drawn_windows_are_parts_of_the_text(task, rng):
 
 
 def test_a_text_shorter_than_a_window(rng, tmp_path):
-    for part in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", "a b\n")
+    for split in ("train", "valid", "test"):
+        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "a b\n")
     task = tasks.create("words", data_dir=folder, length=5)
     for batch in (task.sample(rng, 2), task.stream("train", 2)[0]):
         assert batch["inputs"].shape == (2, 5)
@@ -106,8 +106,8 @@ def test_wrong_options_are_one_line(options, message):
 
 
 def test_an_empty_split_is_one_line(tmp_path):
-    for part in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", "a b\n" if part != "test" else "")
+    for split in ("train", "valid", "test"):
+        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "a b\n" if split != "test" else "")
     with pytest.raises(ConfigError, match="a split has no words"):
         tasks.create("words", data_dir=folder).stream("test", 2)
 
@@ -144,10 +144,10 @@ def test_the_reversed_text_is_read_from_its_end(task):
     expected = [word if word in task.vocabulary else "<unk>" for word in text][::-1]
     assert task.vocabulary.decode(read).split(" ") == expected
     assert task.vocabulary.decode(said).split(" ") == [*expected[1:], "<eos>"]
-    for one, other in zip(batches, task.stream("validation", 1), strict=True):
-        assert one.keys() - other.keys() == {"backward_inputs", "backward_targets", "backward_weights"}
-        for name in other:
-            np.testing.assert_array_equal(one[name], other[name])
+    for batch, forward in zip(batches, task.stream("validation", 1), strict=True):
+        assert batch.keys() - forward.keys() == {"backward_inputs", "backward_targets", "backward_weights"}
+        for name in forward:
+            np.testing.assert_array_equal(batch[name], forward[name])
 
 
 def test_a_model_of_both_directions_trains_on_both():

@@ -60,7 +60,7 @@ def create(normalizer=None, splitters=(BYTES,), decoder=None, model=None, added=
 
 
 def variants(parts):
-    return [part for variants in parts.values() for part in variants]
+    return [stage for variants in parts.values() for stage in variants]
 
 
 def everything():

@@ -124,8 +124,8 @@ def test_padding_to_the_longest_split_changes_nothing_for_a_causal_model():
 def test_runs_side_by_side_are_measured_each_for_itself(table):
     tables = np.stack([table, -table, 0 * table])
     for split, runs in create(width=3)(tables).items():
-        for ours, own in zip(runs, tables, strict=True):
-            assert_close(ours, count(own, split, SPLITS[split]))
+        for ours, table_of_run in zip(runs, tables, strict=True):
+            assert_close(ours, count(table_of_run, split, SPLITS[split]))
 
 
 def test_positions_are_sampled_for_each_batch_at_its_own_length_and_repeat_the_last_in_the_padding():
@@ -178,11 +178,11 @@ def test_the_one_length_is_a_multiple_of_what_is_asked_and_nothing_else_changes(
 def test_batches_are_placed_before_they_are_measured(table):
     placed = []
 
-    def place(batch):
+    def put(batch):
         placed.append({name: array.shape for name, array in batch.items()})
         return jax.tree.map(lambda array: jax.device_put(array, jax.devices()[0]), batch)
 
-    (ours,) = create(place=place)(table, ["in_distribution"])["in_distribution"]
+    (ours,) = create(put=put)(table, ["in_distribution"])["in_distribution"]
     assert_close(ours, count(table, "in_distribution", 5))
     shapes = {"inputs": (4, 12), "targets": (4, 12), "weights": (4, 12), "positions": (1, 12)}
     assert placed == [shapes] * 2

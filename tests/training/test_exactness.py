@@ -125,12 +125,12 @@ def test_a_run_killed_on_eight_devices_goes_on_to_the_same_bits(at, straight, tm
 @pytest.mark.parametrize("mesh", [pytest.param("four", marks=SLOW), "one"])
 def test_eight_devices_leave_what_others_find_to_the_last_bit(mesh, tmp_path):
     stop(tmp_path, "eight")
-    found = {}
+    restored = {}
     for name in ("eight", mesh):
         like = tiny.program(1, MESHES[name]).state_shapes()
         with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
             step, state, progress = checkpoints.restore(like)
         for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True):
             assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim)
-        found[name] = step, tiny.contents(state), progress
-    assert found["eight"] == found[mesh]
+        restored[name] = step, tiny.contents(state), progress
+    assert restored["eight"] == restored[mesh]

@@ -91,32 +91,32 @@ def small(folder, size):
 
 
 def test_a_full_disk_is_one_clear_line_and_earlier_checkpoints_stay_whole(tmp_path):
-    found = result(begin("fill", tmp_path, within=small(tmp_path, "1m")))
-    assert found["message"] == LINE.format(tmp_path / "checkpoints", "No space left on device")
-    assert found["whole"] and found["restored"] == found["steps"][-1] >= 2
+    report = result(begin("fill", tmp_path, within=small(tmp_path, "1m")))
+    assert report["message"] == LINE.format(tmp_path / "checkpoints", "No space left on device")
+    assert report["whole"] and report["restored"] == report["steps"][-1] >= 2
 
 
 def test_a_file_too_large_is_one_clear_line_and_earlier_checkpoints_stay_whole(tmp_path):
-    found = result(begin("small_files", tmp_path))
-    assert found["message"] == LINE.format(tmp_path / "checkpoints", "File too large")
-    assert (found["steps"], found["restored"], found["whole"]) == ([1], 1, True)
+    report = result(begin("small_files", tmp_path))
+    assert report["message"] == LINE.format(tmp_path / "checkpoints", "File too large")
+    assert (report["steps"], report["restored"], report["whole"]) == ([1], 1, True)
 
 
 def test_metrics_on_a_full_disk_are_one_clear_line_and_what_was_written_is_read(tmp_path):
-    found = result(begin("fill_metrics", tmp_path, within=small(tmp_path, "256k")))
+    report = result(begin("fill_metrics", tmp_path, within=small(tmp_path, "256k")))
     assert re.fullmatch(
-        re.escape(LINE.format("PATH", "No space left on device")).replace("PATH", ".*"), found["message"]
+        re.escape(LINE.format("PATH", "No space left on device")).replace("PATH", ".*"), report["message"]
     )
-    assert found["written"] <= found["read"] <= found["written"] + 1 and found["written"] > 10
+    assert report["written"] <= report["read"] <= report["written"] + 1 and report["written"] > 10
 
 
 def test_a_read_only_folder_is_one_clear_line_and_can_be_read(tmp_path):
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, faulty.create(1), faulty.PROGRESS)
     within = mounted(tmp_path, "mount --bind . . && mount -o remount,bind,ro .")
-    found = result(begin("fill", tmp_path, within=within))
-    assert "(Read-only file system): complete files are intact" in found["message"]
-    assert (found["steps"], found["restored"], found["whole"]) == ([1], 1, True)
+    report = result(begin("fill", tmp_path, within=within))
+    assert "(Read-only file system): complete files are intact" in report["message"]
+    assert (report["steps"], report["restored"], report["whole"]) == ([1], 1, True)
     assert "Read-only file system" in result(begin("fill_metrics", tmp_path, within=within))["message"]
 
 
@@ -153,8 +153,8 @@ def expected(step):
 
 @pytest.mark.slow
 def test_two_processes_restore_what_they_saved(checkpoints):
-    for found in results(*together("restore_together", checkpoints)):
-        assert found == {"step": 4, "fingerprint": expected(4), "progress": faulty.PROGRESS}
+    for report in results(*together("restore_together", checkpoints)):
+        assert report == {"step": 4, "fingerprint": expected(4), "progress": faulty.PROGRESS}
     assert sorted(folder.name for folder in checkpoints.iterdir()) == ["4", "6"]
 
 
@@ -162,8 +162,8 @@ def test_two_processes_restore_what_they_saved(checkpoints):
 @pytest.mark.parametrize("devices", [1, 4, 8])
 def test_one_process_restores_what_two_saved(devices, checkpoints):
     mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
-    with Checkpoints(checkpoints) as held:
-        step, state, _ = held.restore(faulty.like(mesh))
+    with Checkpoints(checkpoints) as store:
+        step, state, _ = store.restore(faulty.like(mesh))
     assert (step, checksum.of_arrays(state)) == (4, expected(4))
     assert len(state["params"]["kernel"].sharding.device_set) == devices
 
@@ -182,8 +182,8 @@ def test_two_processes_go_back_together_where_the_newest_is_damaged(checkpoints)
 
 @pytest.mark.slow
 def test_a_process_that_cannot_read_makes_all_go_back(checkpoints):
-    for found in results(*together("fail_in_second", checkpoints)):
-        assert found == {"step": 2, "fingerprint": expected(2), "left": [2]}
+    for report in results(*together("fail_in_second", checkpoints)):
+        assert report == {"step": 2, "fingerprint": expected(2), "left": [2]}
 
 
 @pytest.mark.slow

@@ -73,12 +73,12 @@ def test_rows_of_weight_0_do_not_matter(start, step):
 
 def test_one_weighted_token_is_the_whole_loss(start, step):
     batch = tiny.batch()
-    one = batch | {"weights": np.zeros_like(batch["weights"])}
-    one["weights"][0, -1] = 1
+    weighted = batch | {"weights": np.zeros_like(batch["weights"])}
+    weighted["weights"][0, -1] = 1
     _, dropout_key = jax.random.split(jax.random.fold_in(start.key, 0))
     wide = logits(start.params, batch["inputs"], dropout_key)[0, -1].astype(np.float64)
     expected = np.log(np.exp(wide).sum()) - wide[batch["targets"][0, -1]]
-    np.testing.assert_allclose(step(start, one)[1]["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(step(start, weighted)[1]["loss"], expected, rtol=1e-5)
 
 
 def test_a_batch_without_weights_has_loss_0_and_moves_no_moment(start, step):

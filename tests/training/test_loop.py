@@ -361,10 +361,10 @@ def test_the_best_and_the_newest_checkpoints_are_kept(keep, keep_best, kept, tmp
 def test_a_profile_of_chosen_steps_is_written(steps, tmp_path):
     """Of steps beyond the last one too, when the run ends."""
     profile = Profile.parse(steps, tmp_path / "profile")
-    at, told = profile.at, []
-    profile.at = lambda step, steps: told.append((step, steps)) or at(step, steps)
+    at, calls = profile.at, []
+    profile.at = lambda step, steps: calls.append((step, steps)) or at(step, steps)
     tiny.create_run(tmp_path, [3], profile=profile).train()
-    assert told == [(step, tiny.DISPATCH) for step in range(0, tiny.STEPS, tiny.DISPATCH)]
+    assert calls == [(step, tiny.DISPATCH) for step in range(0, tiny.STEPS, tiny.DISPATCH)]
     assert len(list(tmp_path.glob("profile/plugins/profile/*/*.xplane.pb"))) == 1
 
 

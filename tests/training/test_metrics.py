@@ -51,10 +51,10 @@ def test_a_last_line_cut_off_by_a_kill_is_left_out(tmp_path):
     assert writer.path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(("held", "lost"), [((1, 2, 3, 4), None), ((1, 2), "3 to 4"), ((), "1 to 4")])
-def test_rows_that_someone_removed_are_missed_once(held, lost, tmp_path, capsys):
+@pytest.mark.parametrize(("present", "lost"), [((1, 2, 3, 4), None), ((1, 2), "3 to 4"), ((), "1 to 4")])
+def test_rows_that_someone_removed_are_missed_once(present, lost, tmp_path, capsys):
     with MetricsWriter(tmp_path, 0) as writer:
-        writer.write(rows(*held))
+        writer.write(rows(*present))
     with MetricsWriter(tmp_path, 4) as writer:
         writer.write(rows(5))
     line = (

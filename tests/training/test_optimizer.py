@@ -116,9 +116,9 @@ def apply(config, gradients, params, steps=10):
 def test_decay_is_of_all_or_of_weights_alone(decayed):
     """Without a gradient only what decays moves."""
     config = OptimizerConfig(weight_decay=0.1, decayed=decayed, warmup_steps=0, schedule="constant")
-    optimizer, one = create_optimizer(config, 4), jnp.ones(2)
-    layer = {"bias_table": {"kernel": one, "bias": one}, "mix": {"weights": one}, "norm": {"scale": one}}
-    layer["mixer"] = {"log_rate": one, "key_convolution": one}
+    optimizer, leaf = create_optimizer(config, 4), jnp.ones(2)
+    layer = {"bias_table": {"kernel": leaf, "bias": leaf}, "mix": {"weights": leaf}, "norm": {"scale": leaf}}
+    layer["mixer"] = {"log_rate": leaf, "key_convolution": leaf}
     params = {"blocks": layer}
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
         updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)

@@ -31,8 +31,8 @@ def test_a_profile_of_chosen_steps_is_written(tmp_path):
             with jax.profiler.TraceAnnotation(f"step_number_{number}"):
                 (x @ x).block_until_ready()
     (file,) = tmp_path.glob("new/profile/plugins/profile/*/*.xplane.pb")
-    found = [number for number in range(4) if f"step_number_{number}".encode() in file.read_bytes()]
-    assert found == [1, 2]
+    steps = [number for number in range(4) if f"step_number_{number}".encode() in file.read_bytes()]
+    assert steps == [1, 2]
 
 
 def test_steps_that_end_with_a_dispatch_are_those_alone(calls):

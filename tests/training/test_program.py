@@ -25,11 +25,11 @@ def program(axes, width=1):
     return tiny.program(width, MeshConfig(**{"data": 1, **axes}))
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array)
-        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(actual[name], array)
+        assert actual[name].dtype == array.dtype
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -58,24 +58,24 @@ def test_processes_that_have_their_rows_alone_place_the_same_batch(processes, ax
     batches = made.seed_batch.stack([tiny.batches(STEPS)] * width)
     lead = (slice(None),) * (width > 1)
     for number in range(processes):
-        for own in (devices[number::processes], devices[number * len(devices) // processes :][:1]):
-            if not own:
+        for devices_here in (devices[number::processes], devices[number * len(devices) // processes :][:1]):
+            if not devices_here:
                 continue
 
-            def local(sharding, shape, own=own):
-                return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in own}
+            def local(sharding, shape, devices_here=devices_here):
+                return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in devices_here}
 
-            def place(shape, sharding, part, own=own):
-                found = np.full(shape, -1, np.int32)
-                for index in local(sharding, shape, own).values():
-                    found[index] = part(index)
-                return found
+            def fill(shape, sharding, read, devices_here=devices_here):
+                filled = np.full(shape, -1, np.int32)
+                for index in local(sharding, shape, devices_here).values():
+                    filled[index] = read(index)
+                return filled
 
             by_rows = made._by_rows
             here = types.SimpleNamespace(addressable_devices_indices_map=lambda shape, s=by_rows: local(s, shape))
             with monkeypatch.context() as patch:
                 patch.setattr(made, "_by_rows", here)
-                patch.setattr(jax, "make_array_from_callback", place)
+                patch.setattr(jax, "make_array_from_callback", fill)
                 rows = made.rows(tiny.BATCH)
                 mine = {name: array[(*lead, slice(None), rows)] for name, array in batches.items()}
                 placed = made.place(mine, tiny.BATCH)

@@ -11,13 +11,13 @@ pytestmark = pytest.mark.xdist_group("loop")  # what `tiny` compiles is shared
 
 def test_seeds_side_by_side_equal_single_runs():
     seeds, seed_batch = [3, 8], SeedBatch(2)
-    own = [jax.tree.map(lambda a, s=seed: np.roll(a, s, axis=1), tiny.batches(2)) for seed in seeds]
+    batches_of = [jax.tree.map(lambda a, s=seed: np.roll(a, s, axis=1), tiny.batches(2)) for seed in seeds]
     together = tiny.program(2)
     state = together.init(seeds)
-    state, metrics = together.train_steps(state, seed_batch.stack(own))
+    state, metrics = together.train_steps(state, seed_batch.stack(batches_of))
     for run, seed in enumerate(seeds):
         alone = tiny.program(1)
-        expected, measured = alone.train_steps(alone.init([seed]), own[run])
+        expected, measured = alone.train_steps(alone.init([seed]), batches_of[run])
         for name in measured:
             np.testing.assert_allclose(seed_batch.unstack(metrics)[run][name], measured[name], rtol=1e-5)
         ours, theirs = seed_batch.unstack(state)[run], expected

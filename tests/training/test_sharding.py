@@ -102,13 +102,13 @@ def gradient(program):
     return float(losses["loss"]), {name: np.asarray(g) for name, g in named(grads).items()}
 
 
-def assert_same_gradient(found, exact, atol=1e-5):
-    assert found[0] == pytest.approx(exact[0], rel=1e-6)
+def assert_same_gradient(actual, exact, atol=1e-5):
+    assert actual[0] == pytest.approx(exact[0], rel=1e-6)
     largest = max(np.abs(expected).max() for expected in exact[1].values())
     for name, expected in exact[1].items():
         # Some are 0 but for rounding, as those of a key's bias, which softmax does not see.
         scale = max(np.abs(expected).max(), 1e-2 * largest)
-        np.testing.assert_allclose(found[1][name], expected, rtol=0, atol=atol * scale, err_msg=name)
+        np.testing.assert_allclose(actual[1][name], expected, rtol=0, atol=atol * scale, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_tape_on_a_mesh_equals_one_device(axes):
 @pytest.mark.parametrize("axes", (MESHES | MORE_MESHES).values(), ids=MESHES | MORE_MESHES)
 def test_two_steps_equal_those_of_one_device(axes):
     _, exact = train(program(ONE))
-    _, found = train(program(mesh_config(axes)))
+    _, split = train(program(mesh_config(axes)))
     for name in exact:
-        np.testing.assert_allclose(found[name], exact[name], rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(split[name], exact[name], rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
@@ -234,14 +234,14 @@ def test_the_first_state_lies_as_state_shapes_says(width):
     shapes = named(made.state_shapes())
     leaves = named(state)
     assert leaves.keys() == shapes.keys()
-    held = dict.fromkeys(made.mesh.devices.flat, 0)
+    bytes_of = dict.fromkeys(made.mesh.devices.flat, 0)
     for name, leaf in leaves.items():
         shape = shapes[name]
         assert (leaf.shape, leaf.dtype) == (shape.shape, shape.dtype), name
         assert leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim), name
         for shard in leaf.addressable_shards:
-            held[shard.device] += shard.data.size * 8 if name == ".key" else shard.data.nbytes
-    assert set(held.values()) == {bytes_a_device(made.state_shapes())}
+            bytes_of[shard.device] += shard.data.size * 8 if name == ".key" else shard.data.nbytes
+    assert set(bytes_of.values()) == {bytes_a_device(made.state_shapes())}
 
 
 @pytest.mark.newest

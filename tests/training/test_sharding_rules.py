@@ -102,13 +102,13 @@ def flat(tree):
 @pytest.mark.parametrize("sharing", ["layer", "model"])
 @pytest.mark.parametrize("name", [*encodings.names(), "cope(gate=separate_key)", "learned+cope(gate=value)+t5"])
 def test_every_parameter_of_a_decoder_has_its_place(name, sharing):
-    learner, found = specs(encoding=EncodingConfig.parse(name), encoding_sharing=sharing)
+    learner, specs_of = specs(encoding=EncodingConfig.parse(name), encoding_sharing=sharing)
     params = jax.eval_shape(learner.init, np.int32(0)).params
-    assert jax.tree.structure(params) == jax.tree.structure(found, is_leaf=lambda leaf: isinstance(leaf, P))
-    assert {path: tuple(spec) for path, spec in flat(found).items() if path in MATRICES} == MATRICES
+    assert jax.tree.structure(params) == jax.tree.structure(specs_of, is_leaf=lambda leaf: isinstance(leaf, P))
+    assert {path: tuple(spec) for path, spec in flat(specs_of).items() if path in MATRICES} == MATRICES
     assert {
         path
-        for path, spec in flat(found).items()
+        for path, spec in flat(specs_of).items()
         if path.endswith("kernel") and "encoding" not in path and None not in (spec[-1], spec[-2])
     } == set(MATRICES) - {"embedding/embedding"}
 
@@ -121,27 +121,27 @@ def test_every_parameter_of_a_decoder_has_its_place(name, sharing):
     ],
 )
 def test_every_kind_of_block_has_its_places(block, missing):
-    _, found = specs(block=dataclasses.replace(BLOCK, **block))
-    assert {path for path in MATRICES if path not in flat(found)} == missing
-    assert {path: tuple(spec) for path, spec in flat(found).items() if path in MATRICES}.items() <= MATRICES.items()
+    _, specs_of = specs(block=dataclasses.replace(BLOCK, **block))
+    assert {path for path in MATRICES if path not in flat(specs_of)} == missing
+    assert {path: tuple(spec) for path, spec in flat(specs_of).items() if path in MATRICES}.items() <= MATRICES.items()
 
 
 def test_biases_follow_the_outputs_and_a_tied_table_has_no_output():
-    _, found = specs(tie_embeddings=True)
-    found = flat(found)
-    assert "out/kernel" not in found
-    assert tuple(found["blocks/attention/query/bias"]) == (None, "tensor")
-    assert tuple(found["blocks/attention/out/bias"]) == (None, "fsdp")
-    assert tuple(found["norm/norm/scale"]) == (None,)
+    _, specs_of = specs(tie_embeddings=True)
+    specs_of = flat(specs_of)
+    assert "out/kernel" not in specs_of
+    assert tuple(specs_of["blocks/attention/query/bias"]) == (None, "tensor")
+    assert tuple(specs_of["blocks/attention/out/bias"]) == (None, "fsdp")
+    assert tuple(specs_of["norm/norm/scale"]) == (None,)
 
 
 def test_moments_lie_as_their_parameters_and_counts_are_whole():
     params = {"a": jax.ShapeDtypeStruct((4, 4), "float32"), "b": {"c": jax.ShapeDtypeStruct((2,), "float32")}}
     indices = {"a": P("fsdp", "tensor"), "b": {"c": P(None)}}
-    found = optimizer_specs(create_optimizer(OptimizerConfig(), 1000), params, indices)
-    assert optax.tree.get(found, "mu") == indices
-    assert optax.tree.get(found, "nu") == indices
-    rest = [leaf for leaf in jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, P)) if len(leaf) == 0]
+    moments = optimizer_specs(create_optimizer(OptimizerConfig(), 1000), params, indices)
+    assert optax.tree.get(moments, "mu") == indices
+    assert optax.tree.get(moments, "nu") == indices
+    rest = [leaf for leaf in jax.tree.leaves(moments, is_leaf=lambda leaf: isinstance(leaf, P)) if len(leaf) == 0]
     assert len(rest) == 2  # Adam's count, and the schedule's
 
 

@@ -84,7 +84,7 @@ def test_memory_is_that_of_the_fullest_device_of_this_process(clock):
         {"bytes_in_use": 2 * gib, "peak_bytes_in_use": 4 * gib},
         {"bytes_in_use": 3 * gib, "peak_bytes_in_use": 3 * gib},
     ]
-    devices = [Device(stats=one) for one in stats]
+    devices = [Device(stats=memory) for memory in stats]
     elsewhere = Device(process_index=1, stats={"bytes_in_use": 99 * gib, "peak_bytes_in_use": 99 * gib})
     throughput = Throughput(1, 1.0, [*devices, elsewhere], clock=clock)
     assert throughput.dispatched(1) == {"memory_gib": 3.0, "memory_peak_gib": 4.0}

@@ -58,7 +58,7 @@ def measuring(
     *,
     initial_carry: Callable[[int], Any] = lambda rows: (),
     sampler: Callable[..., Any] = lambda key, batch, length: np.arange(length, dtype=np.int32)[None],
-    place: Callable[[Any], Any] = lambda batch: batch,
+    put: Callable[[Any], Any] = lambda batch: batch,
     width: int = 1,
     sequence: int = 1,
 ) -> Any:
@@ -67,7 +67,7 @@ def measuring(
     stub: Any = SimpleNamespace(**fields)
     stub.with_positions = functools.partial(Learner.with_positions, stub)
     mesh = create_mesh(MeshConfig(data=1, sequence=sequence))
-    return SimpleNamespace(learner=stub, seed_batch=SeedBatch(width), mesh=mesh, place_whole=place, whole=None)
+    return SimpleNamespace(learner=stub, seed_batch=SeedBatch(width), mesh=mesh, place_whole=put, whole=None)
 
 
 @functools.cache
@@ -111,8 +111,8 @@ def create_run(workdir: Path, seeds: list[int], examples: int | None = None, **c
 
 def contents(tree: Any) -> dict[str, tuple[Any, ...]]:
     """Type, shape and bytes of each leaf by its path: equal if and only if the trees are, to the last bit."""
-    found = {}
+    leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        found[jax.tree_util.keystr(path)] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
-    return found
+        leaves[jax.tree_util.keystr(path)] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+    return leaves

@@ -82,9 +82,8 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
         _points(axes, places, seed_errors, look | {"linestyle": "none"}, encoding, spread=0.6 * width, highest=highest)
     axes.set_xticks(range(len(splits)), [words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
-    _error_axis(
-        axes, task, [0.0, *(value for seed_errors in errors.values() for value in seed_errors)]
-    )  # bars begin at 0
+    # Bars begin at 0.
+    _error_axis(axes, task, [0.0, *(value for seed_errors in errors.values() for value in seed_errors)])
     legend(figure, axes, _title(task, model), _caption(task, records, encodings, splits))
     return figure
 

@@ -26,13 +26,13 @@ def messages(count=60, seed=0):
 
 def test_metrics_are_those_of_scikit_learn(rng):
     for _ in range(20):
-        labels, found = rng.integers(0, 2, 30), (rng.random(30) < rng.random()).astype(int)
-        ours = metrics(labels, found)
-        assert ours.accuracy == pytest.approx(accuracy_score(labels, found))
-        assert ours.mcc == pytest.approx(matthews_corrcoef(labels, found))
-        assert ours.f1 == pytest.approx(f1_score(labels, found, zero_division=0))
-        assert ours.spam_caught == pytest.approx(recall_score(labels, found, zero_division=0))
-        assert ours.blocked_ham == pytest.approx(1 - recall_score(labels, found, pos_label=0, zero_division=1))
+        labels, predicted = rng.integers(0, 2, 30), (rng.random(30) < rng.random()).astype(int)
+        ours = metrics(labels, predicted)
+        assert ours.accuracy == pytest.approx(accuracy_score(labels, predicted))
+        assert ours.mcc == pytest.approx(matthews_corrcoef(labels, predicted))
+        assert ours.f1 == pytest.approx(f1_score(labels, predicted, zero_division=0))
+        assert ours.spam_caught == pytest.approx(recall_score(labels, predicted, zero_division=0))
+        assert ours.blocked_ham == pytest.approx(1 - recall_score(labels, predicted, pos_label=0, zero_division=1))
 
 
 def test_metrics_without_spam_or_without_answers_are_zero():
@@ -45,13 +45,15 @@ def by_thirds(classify):
     """What a classifier takes each third of the messages for, trained on the others: 20 texts, 5 of them spam."""
     texts, labels = messages()
     third = np.arange(len(texts)) // 4 % 3
-    parts = [(np.flatnonzero(third != part), np.flatnonzero(third == part)) for part in range(3)]
-    found = [classify([texts[i] for i in train], labels[train], [texts[i] for i in test]) for train, test in parts]
-    return CrossValidation([labels[test] for _, test in parts], found, 20 / 40)
+    parts = [(np.flatnonzero(third != number), np.flatnonzero(third == number)) for number in range(3)]
+    predictions = [
+        classify([texts[i] for i in train], labels[train], [texts[i] for i in test]) for train, test in parts
+    ]
+    return CrossValidation([labels[test] for _, test in parts], predictions, 20 / 40)
 
 
 def test_rivals_learn_spam_and_the_majority_does_not():
-    by_name = {name: by_thirds(one).pooled() for name, one in CLASSIFIERS.items()}
+    by_name = {name: by_thirds(classify).pooled() for name, classify in CLASSIFIERS.items()}
     assert by_name["majority"].accuracy == 0.75 and by_name["majority"].mcc == 0
     for name in ("svm_words", "svm_characters"):
         assert by_name[name].mcc > 0.9
@@ -70,9 +72,11 @@ def test_corrected_interval_by_hand():
     # s² = 0.02/3, t(0.975, 3 degrees) = 3.18245
     half = 3.18245 * ((1 / 4 + 1 / 3) * 0.02 / 3) ** 0.5
     np.testing.assert_allclose([mean, low, high], [0.9, 0.9 - half, 0.9 + half], atol=1e-6)
-    found = by_thirds(tfidf_svm("word", (1, 1)))
-    summary = found.summary()["accuracy"]
-    assert (summary["mean"], summary["low"], summary["high"]) == corrected_interval(found.by_fold("accuracy"), 20 / 40)
+    validation = by_thirds(tfidf_svm("word", (1, 1)))
+    summary = validation.summary()["accuracy"]
+    assert (summary["mean"], summary["low"], summary["high"]) == corrected_interval(
+        validation.by_fold("accuracy"), 20 / 40
+    )
 
 
 def test_corrected_interval_holds_the_mean_as_often_as_it_says():

@@ -62,35 +62,35 @@ class Places(ModelEmbedder):
 
 def test_a_context_free_vector_is_the_same_in_every_sentence():
     embedder = ContextFree({"play": np.array([1.0, 2.0]), "Play": np.array([3.0, 4.0]), "a": np.array([5.0, 6.0])})
-    one, two = embedder([["a", "play"], ["Play", "PLAY", "nothing"]])
-    assert one.dtype == np.float32 and one.shape == (1, 2, 2) and embedder.layers == ("static",)
-    np.testing.assert_array_equal(one, [[[5, 6], [1, 2]]])
-    np.testing.assert_array_equal(two, [[[3, 4], [1, 2], [0, 0]]])  # as written, in lower case, unknown
+    first, second = embedder([["a", "play"], ["Play", "PLAY", "nothing"]])
+    assert first.dtype == np.float32 and first.shape == (1, 2, 2) and embedder.layers == ("static",)
+    np.testing.assert_array_equal(first, [[[5, 6], [1, 2]]])
+    np.testing.assert_array_equal(second, [[[3, 4], [1, 2], [0, 0]]])  # as written, in lower case, unknown
 
 
 def test_rnn_vectors_are_the_states_of_each_sentence_alone(rnn):
     model, vocabulary = rnn
     embedder = RnnEmbedder(model, vocabulary, lengths=(8,))
-    found = embedder(SENTENCES)
-    assert embedder.layers == ("embeddings", "layer 1") and found[0].dtype == np.float32
+    vectors_of = embedder(SENTENCES)
+    assert embedder.layers == ("embeddings", "layer 1") and vectors_of[0].dtype == np.float32
     states = nnx.jit(lambda model, tokens: model.states(tokens))
-    for sentence, vectors in list(zip(SENTENCES, found, strict=True))[:2]:
+    for sentence, vectors in list(zip(SENTENCES, vectors_of, strict=True))[:2]:
         expected = states(model, jnp.asarray(vocabulary.encode(sentence))[None])[:, 0]
         np.testing.assert_allclose(vectors, expected, atol=2e-5)
-    assert [vectors.shape for vectors in found] == [(2, len(sentence), 8) for sentence in SENTENCES]
+    assert [vectors.shape for vectors in vectors_of] == [(2, len(sentence), 8) for sentence in SENTENCES]
 
 
 def test_elmo_vectors_are_those_between_the_marks(elmo):
     embedder = ElmoEmbedder(elmo, lengths=(16,))
-    found = embedder(SENTENCES)
+    vectors = embedder(SENTENCES)
     assert embedder.layers == ("words", "layer 1", "layer 2")
     layers = nnx.jit(lambda model, characters: model.layers(characters)[0])
     for number in (0, 3):
         characters, _ = batch_sentences([SENTENCES[number]], 8)
-        np.testing.assert_allclose(found[number], layers(elmo, characters)[:, 0, 1:-1], atol=2e-5)
-    one, two = (found[number][:, SENTENCES[number].index("play")] for number in (0, 1))
-    np.testing.assert_allclose(one[0], two[0], atol=2e-5)  # the word alone
-    assert np.abs(one[1:] - two[1:]).max(axis=1).min() > 1e-3  # the word in its sentence
+        np.testing.assert_allclose(vectors[number], layers(elmo, characters)[:, 0, 1:-1], atol=2e-5)
+    first, second = (vectors[number][:, SENTENCES[number].index("play")] for number in (0, 1))
+    np.testing.assert_allclose(first[0], second[0], atol=2e-5)  # the word alone
+    assert np.abs(first[1:] - second[1:]).max(axis=1).min() > 1e-3  # the word in its sentence
 
 
 def test_bert_vectors_are_of_the_first_piece_or_the_mean_of_all(bert):
@@ -98,16 +98,16 @@ def test_bert_vectors_are_of_the_first_piece_or_the_mean_of_all(bert):
     sentences = [["the", "plays"], ["playing", "a", "played", "it"], ["\u200b", "bad"]]
     by_pooling = {pooling: BertEmbedder(model, tokenizer, pooling=pooling, lengths=()) for pooling in ("first", "mean")}
     assert by_pooling["mean"].layers == ("embeddings", "layer 1", "layer 2")
-    found = {pooling: embedder(sentences) for pooling, embedder in by_pooling.items()}
+    vectors = {pooling: embedder(sentences) for pooling, embedder in by_pooling.items()}
     for number, sentence in enumerate(sentences):
         row, spans = [tokenizer.cls], []
         for word in sentence:
-            own = tokenizer.encode(word) or [tokenizer.unknown]
-            spans.append(range(len(row), len(row) + len(own)))
-            row += own
+            pieces = tokenizer.encode(word) or [tokenizer.unknown]
+            spans.append(range(len(row), len(row) + len(pieces)))
+            row += pieces
         layers = np.asarray(layers_of(model, jnp.asarray([[*row, tokenizer.sep]])))[:, 0]
-        for place, span in enumerate(spans):
-            first, mean = (found[pooling][number][:, place] for pooling in ("first", "mean"))
+        for index, span in enumerate(spans):
+            first, mean = (vectors[pooling][number][:, index] for pooling in ("first", "mean"))
             np.testing.assert_allclose(first, layers[:, span[0]], atol=2e-5)
             np.testing.assert_allclose(mean, layers[:, list(span)].mean(axis=1), atol=2e-5)
 
@@ -179,10 +179,10 @@ def test_occurrence_vectors_embed_each_sentence_once():
             return super().__call__(sentences)
 
     sentences = [["a", "bb"], ["ccc"], ["a", "bb"], ["dddd", "a", "a"]]
-    found = occurrence_vectors(Counted(), sentences, [1, 0, 0, 2])
-    np.testing.assert_array_equal(found[:, 0], [[2, 2], [3, 1], [1, 2], [1, 3]])
+    vectors = occurrence_vectors(Counted(), sentences, [1, 0, 0, 2])
+    np.testing.assert_array_equal(vectors[:, 0], [[2, 2], [3, 1], [1, 2], [1, 3]])
     assert seen == [3]
-    assert [len(found[0]) for found in embed(Counted(), sentences, chunk=3)] == [2, 1, 2, 3] and seen == [3, 3, 1]
+    assert [len(vectors[0]) for vectors in embed(Counted(), sentences, chunk=3)] == [2, 1, 2, 3] and seen == [3, 3, 1]
     assert occurrence_vectors(Counted(), sentences, [1, 0, 0, 2], dtype=np.float16).dtype == np.float16
 
 

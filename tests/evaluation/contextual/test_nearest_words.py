@@ -35,19 +35,19 @@ def index(corpus):
     return OccurrenceIndex(Drawn(), corpus)
 
 
-def expected(corpus, sentence, place, layer, allowed=lambda word: True):
+def expected(corpus, sentence, index, layer, allowed=lambda word: True):
     """All occurrences but the word itself, by falling cosine, with explicit loops in float64."""
 
     def cosine(u, v):
         return sum(x * y for x, y in zip(u, v, strict=True)) / np.sqrt(sum(x * x for x in u) * sum(y * y for y in v))
 
-    query = Drawn()([sentence])[0][layer, place].astype(np.float64)
-    found = []
+    query = Drawn()([sentence])[0][layer, index].astype(np.float64)
+    others = []
     for other, vectors in zip(corpus, Drawn()(corpus), strict=True):
         for i, word in enumerate(other):
-            if (other, i) != (sentence, place) and allowed(word):
-                found.append((cosine(query, vectors[layer, i].astype(np.float64)), other, i))
-    return sorted(found, key=lambda one: -one[0])
+            if (other, i) != (sentence, index) and allowed(word):
+                others.append((cosine(query, vectors[layer, i].astype(np.float64)), other, i))
+    return sorted(others, key=lambda entry: -entry[0])
 
 
 @pytest.mark.parametrize("words", ["any", "same", "other"])
@@ -55,34 +55,34 @@ def test_neighbours_by_explicit_loops(corpus, index, monkeypatch, words):
     monkeypatch.setattr(nearest_words, "BLOCK", 50)  # several blocks
     allowed = {"any": lambda w: True, "same": lambda w: w.lower() == "play", "other": lambda w: w.lower() != "play"}
     sentence = next(s for s in corpus if "play" in s)
-    place = sentence.index("play")
-    found = index.nearest(sentence, place, count=10, words=words)
-    assert list(found) == ["low", "high"]
-    for layer, name in enumerate(found):
-        best = expected(corpus, sentence, place, layer, allowed[words])
+    at = sentence.index("play")
+    nearest = index.nearest(sentence, at, count=10, words=words)
+    assert list(nearest) == ["low", "high"]
+    for layer, name in enumerate(nearest):
+        best = expected(corpus, sentence, at, layer, allowed[words])
         # half floats round cosines by up to 2**-11 each of 6 products: 1e-3
-        np.testing.assert_allclose([n.cosine for n in found[name]], [c for c, _, _ in best[:10]], atol=1e-3)
+        np.testing.assert_allclose([n.cosine for n in nearest[name]], [c for c, _, _ in best[:10]], atol=1e-3)
         cosines = {(s, i): c for c, s, i in best}
-        for neighbour in found[name]:
+        for neighbour in nearest[name]:
             assert abs(cosines[neighbour.sentence, neighbour.place] - neighbour.cosine) < 1e-3
 
 
 def test_a_word_is_not_its_own_neighbour_but_one_that_occurs_twice_is_the_others(corpus):
     index = OccurrenceIndex(Drawn(), [*corpus, ("play", "the", "play"), ("play", "the", "play")])
-    found = index.nearest(("play", "the", "play"), 0, count=500)["low"]
-    own = [n for n in found if n.sentence == ("play", "the", "play")]
-    assert [n.place for n in own if n.word == "play"] == [2, 2]
+    nearest = index.nearest(("play", "the", "play"), 0, count=500)["low"]
+    copies = [n for n in nearest if n.sentence == ("play", "the", "play")]
+    assert [n.place for n in copies if n.word == "play"] == [2, 2]
     outside = index.nearest(("never", "seen"), 0, count=10_000)["high"]
     assert len(outside) == len(index)
 
 
 def test_so_many_of_each_word(index, corpus):
-    found = index.nearest(corpus[0], 0, count=100, per_word=2)["high"]
-    counts = Counter(n.word.lower() for n in found)
+    nearest = index.nearest(corpus[0], 0, count=100, per_word=2)["high"]
+    counts = Counter(n.word.lower() for n in nearest)
     assert max(counts.values()) == 2 and set(counts) == {word.lower() for word in WORDS}
-    assert [n.cosine for n in found] == sorted((n.cosine for n in found), reverse=True)
+    assert [n.cosine for n in nearest] == sorted((n.cosine for n in nearest), reverse=True)
     free = index.nearest(corpus[0], 0, count=1000)["high"]
-    assert found[0] == free[0]
+    assert nearest[0] == free[0]
 
 
 def test_memory_is_bounded(corpus):

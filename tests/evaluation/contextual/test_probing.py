@@ -83,22 +83,22 @@ def test_layers_baselines_and_control_task_of_a_made_up_language(rng):
 
     train, test = draw(1500), draw(600)
     test = (test[0], test[1], ["new", *test[2][1:]])  # a label that training does not have
-    found = probe_layers("made up", ("words", "top"), train, test, ProbeConfig(epochs=25, batch_size=64))
-    assert found.baselines == baselines(train[1:], test[1:])
-    low, high = found.scores
+    probing = probe_layers("made up", ("words", "top"), train, test, ProbeConfig(epochs=25, batch_size=64))
+    assert probing.baselines == baselines(train[1:], test[1:])
+    low, high = probing.scores
     assert high.accuracy > 0.97 and high.accuracy < 1 and low.accuracy < 0.8
     assert low.control > 0.7 > 0.6 > high.control  # words can be learned by heart from layer 0 alone
     assert low.selectivity == low.accuracy - low.control < 0.1 < high.selectivity
-    assert found.cumulative[0] == low.accuracy and found.cumulative[1] == found.mix_accuracy > 0.95
-    assert found.mix[1] > found.mix[0] and found.centre_of_gravity == pytest.approx(found.mix[1], abs=1e-6)
-    assert found.expected_layer == 1.0
+    assert probing.cumulative[0] == low.accuracy and probing.cumulative[1] == probing.mix_accuracy > 0.95
+    assert probing.mix[1] > probing.mix[0] and probing.centre_of_gravity == pytest.approx(probing.mix[1], abs=1e-6)
+    assert probing.expected_layer == 1.0
 
 
 def test_one_layer_has_no_mix_or_expected_layer(rng):
     x, y = clusters(rng, 90)
     data = (x[:, None], ["w"] * 90, [str(label) for label in y])
-    found = probe_layers("one", ("only",), data, data, FAST)
-    assert found.mix == (1.0,) and found.expected_layer is None and found.centre_of_gravity == 0
+    probing = probe_layers("one", ("only",), data, data, FAST)
+    assert probing.mix == (1.0,) and probing.expected_layer is None and probing.centre_of_gravity == 0
 
 
 def test_baselines_by_hand():

@@ -63,9 +63,12 @@ def test_the_baseline_of_tags_is_the_words_majority(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     task = tasks.create("tagging", length=12)
     run, source = task_baselines.run_figures(tmp_path)
-    found = {(one.split, one.name): (one.value, figure) for one, figure in task_baselines.measure(task, config, run, 1)}
-    word = found["test", "most frequent of the word"]
+    measured = {
+        (baseline.split, baseline.name): (baseline.value, figure)
+        for baseline, figure in task_baselines.measure(task, config, run, 1)
+    }
+    word = measured["test", "most frequent of the word"]
     assert word == (task.majority("test"), 0.25)  # of the last step that was measured
-    assert 0 < found["test", "most frequent tag"][0] < word[0]
-    assert found["validation", "most frequent of the word"][1] is None
+    assert 0 < measured["test", "most frequent tag"][0] < word[0]
+    assert measured["validation", "most frequent of the word"][1] is None
     assert source == "metrics.jsonl"

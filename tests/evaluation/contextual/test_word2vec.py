@@ -63,10 +63,10 @@ def test_most_similar_by_explicit_loops(rng):
         return sum(x * y for x, y in zip(u, v, strict=True)) / length if length else 0.0
 
     expected = sorted(((w, cosine(vectors["a"], v)) for w, v in vectors.items() if w != "a"), key=lambda pair: -pair[1])
-    found = most_similar(vectors, "a", 20)
-    assert [word for word, _ in found] == [word for word, _ in expected]
-    np.testing.assert_allclose([c for _, c in found], [c for _, c in expected], atol=1e-6)
-    assert most_similar(vectors, "a", 3) == found[:3]
+    similar = most_similar(vectors, "a", 20)
+    assert [word for word, _ in similar] == [word for word, _ in expected]
+    np.testing.assert_allclose([c for _, c in similar], [c for _, c in expected], atol=1e-6)
+    assert most_similar(vectors, "a", 3) == similar[:3]
     assert most_similar({"a": np.ones(2)}, "a") == []
 
 

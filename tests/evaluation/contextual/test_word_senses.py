@@ -24,11 +24,11 @@ LEMMAS = ("bank", "play", "rock")
 def occurrences(count, seed, split="train"):
     """The sentence's first word shows the sense; senses are of unequal frequency."""
     rng = np.random.default_rng(seed)
-    found = []
+    result = []
     for _ in range(count):
         lemma, sense = str(rng.choice(LEMMAS)), int(rng.choice(3, p=[0.2, 0.5, 0.3]))
-        found.append(Occurrence((f"cue{sense}", f"x{rng.integers(99)}", lemma), 2, lemma, f"{lemma}_{sense}", split))
-    return found
+        result.append(Occurrence((f"cue{sense}", f"x{rng.integers(99)}", lemma), 2, lemma, f"{lemma}_{sense}", split))
+    return result
 
 
 TRAIN, TEST = occurrences(150, 0), occurrences(70, 1, "test")
@@ -40,16 +40,16 @@ class Cues:
     name, layers = "cues", ("words", "context")
 
     def __call__(self, sentences):
-        found = []
+        arrays = []
         for sentence in sentences:
             rng = np.random.default_rng([ord(character) for character in "".join(sentence)])
             vector = np.concatenate([np.ones(2), 1.2 * np.eye(3)[int(sentence[0][3:])] + rng.normal(size=3)])
-            found.append(np.broadcast_to(np.stack([np.ones(5), vector])[:, None], (2, len(sentence), 5)))
-        return found
+            arrays.append(np.broadcast_to(np.stack([np.ones(5), vector])[:, None], (2, len(sentence), 5)))
+        return arrays
 
 
-def vectors(own):
-    return np.concatenate([Cues()([o.words])[0][1, o.index][None] for o in own]).astype(np.float32)
+def vectors(occurrences):
+    return np.concatenate([Cues()([o.words])[0][1, o.index][None] for o in occurrences]).astype(np.float32)
 
 
 def test_the_floor_is_the_most_frequent_sense_of_each_lemma():
@@ -62,8 +62,8 @@ def test_the_floor_is_the_most_frequent_sense_of_each_lemma():
 
 def test_nearest_mean_by_explicit_loops():
     train, test = vectors(TRAIN), vectors(TEST)
-    found = nearest_mean(TRAIN, train, TEST, test)
-    for query, occurrence, sense in zip(test.astype(np.float64), TEST, found, strict=True):
+    predicted = nearest_mean(TRAIN, train, TEST, test)
+    for query, occurrence, sense in zip(test.astype(np.float64), TEST, predicted, strict=True):
         best, highest = None, -2.0
         for candidate in sorted({o.sense for o in TRAIN if o.lemma == occurrence.lemma}):
             rows = [row for row, o in zip(train.astype(np.float64), TRAIN, strict=True) if o.sense == candidate]
@@ -72,23 +72,23 @@ def test_nearest_mean_by_explicit_loops():
             if cosine > highest:
                 best, highest = candidate, cosine
         assert sense == best
-    assert len(set(zip((o.lemma for o in TEST), found, strict=True))) > 6  # more than the floor says
+    assert len(set(zip((o.lemma for o in TEST), predicted, strict=True))) > 6  # more than the floor says
 
 
 @pytest.mark.parametrize("k", [1, 5, 9])
 def test_k_nearest_by_scikit_learn(k):
     train, test = vectors(TRAIN), vectors(TEST)
-    found = k_nearest(TRAIN, train, TEST, test, k)
+    predicted = k_nearest(TRAIN, train, TEST, test, k)
     compared = 0
     for lemma in LEMMAS:
-        own = [row for row, o in enumerate(TRAIN) if o.lemma == lemma]
+        known = [row for row, o in enumerate(TRAIN) if o.lemma == lemma]
         asked = [row for row, o in enumerate(TEST) if o.lemma == lemma]
         classifier = KNeighborsClassifier(k, metric="cosine", algorithm="brute")
-        shares = classifier.fit(train[own], [TRAIN[row].sense for row in own]).predict_proba(test[asked])
+        shares = classifier.fit(train[known], [TRAIN[row].sense for row in known]).predict_proba(test[asked])
         for row, share in zip(asked, shares, strict=True):
             tops = classifier.classes_[share > share.max() - 1e-9]
             frequent = [sense for sense in senses_by_frequency(TRAIN)[lemma] if sense in tops]
-            assert found[row] == frequent[0]
+            assert predicted[row] == frequent[0]
             compared += 1
     assert compared == len(TEST)
 
@@ -110,10 +110,10 @@ def test_of_senses_in_one_direction_the_more_frequent_is_taken(method, rng):
         rows += [vector * scale for scale in rng.uniform(0.1, 10, 3)]
         test.append((Occurrence((), 0, str(number), "frequent", "test"), vector))
     queries = np.array([vector for _, vector in test], np.float32)
-    found = method(
+    predicted = method(
         train, np.array(rows, np.float32), [o for o, _ in test], queries, *([1] if method is k_nearest else [])
     )
-    assert set(found) == {"frequent"}
+    assert set(predicted) == {"frequent"}
 
 
 def test_layers_are_measured_on_their_own():
@@ -131,41 +131,41 @@ def test_layers_are_measured_on_their_own():
 def test_an_unknown_lemma_and_an_unknown_sense_are_wrong():
     test = [Occurrence(("new",), 0, "new", "new_0", "test"), Occurrence(("bank",), 0, "bank", "bank_9", "test")]
     queries = np.ones((2, 5), np.float32)
-    for found in (
+    for predicted in (
         most_frequent(TRAIN, test),
         nearest_mean(TRAIN, vectors(TRAIN), test, queries),
         k_nearest(TRAIN, vectors(TRAIN), test, queries, 1000),
     ):
-        assert found[0] is None and found[1].startswith("bank_")
-        assert score("m", "l", test, found).right == {"bank": 0, "new": 0}
+        assert predicted[0] is None and predicted[1].startswith("bank_")
+        assert score("m", "l", test, predicted).right == {"bank": 0, "new": 0}
 
 
 def test_micro_and_macro_averages():
-    one = SenseScore("m", "l", {"a": 9, "b": 1}, {"a": 10, "b": 2})
-    assert one.by_word == {"a": 0.9, "b": 0.5}
-    assert one.micro == pytest.approx(10 / 12) and one.macro == pytest.approx(0.7)
+    senses = SenseScore("m", "l", {"a": 9, "b": 1}, {"a": 10, "b": 2})
+    assert senses.by_word == {"a": 0.9, "b": 0.5}
+    assert senses.micro == pytest.approx(10 / 12) and senses.macro == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("macro", [False, True])
 def test_interval_is_that_of_an_explicit_bootstrap(macro):
-    one = SenseScore("m", "l", {"a": 30, "b": 8}, {"a": 40, "b": 20})
+    senses = SenseScore("m", "l", {"a": 30, "b": 8}, {"a": 40, "b": 20})
     rng = np.random.default_rng(5)
-    right = [np.repeat([1.0, 0.0], [one.right[w], one.total[w] - one.right[w]]) for w in one.total]
+    right = [np.repeat([1.0, 0.0], [senses.right[w], senses.total[w] - senses.right[w]]) for w in senses.total]
     drawn = []
     for _ in range(4000):
-        samples = [rng.choice(own, len(own)) for own in right]
+        samples = [rng.choice(outcomes, len(outcomes)) for outcomes in right]
         drawn.append(np.mean([s.mean() for s in samples]) if macro else np.concatenate(samples).mean())
     # quantiles of 4,000 draws of deviation 0.06 have a standard error of 0.0026
-    np.testing.assert_allclose(one.interval(macro=macro), np.quantile(drawn, [0.025, 0.975]), atol=0.012)
-    narrow, wide = one.interval(confidence=0.5), one.interval(confidence=0.99)
-    assert wide[0] < narrow[0] < one.micro < narrow[1] < wide[1]
-    assert one.interval() == one.interval()
+    np.testing.assert_allclose(senses.interval(macro=macro), np.quantile(drawn, [0.025, 0.975]), atol=0.012)
+    narrow, wide = senses.interval(confidence=0.5), senses.interval(confidence=0.99)
+    assert wide[0] < narrow[0] < senses.micro < narrow[1] < wide[1]
+    assert senses.interval() == senses.interval()
 
 
 def test_a_cap_keeps_order_and_counts():
     kept = cap(TRAIN, 12)
     assert Counter(o.lemma for o in kept) == dict.fromkeys(LEMMAS, 12)
-    places = [next(i for i, o in enumerate(TRAIN) if o is one) for one in kept]
+    places = [next(i for i, o in enumerate(TRAIN) if o is chosen) for chosen in kept]
     assert places == sorted(places) and kept == cap(TRAIN, 12) != cap(TRAIN, 12, seed=1)
     assert cap(TRAIN, 1000) == TRAIN
 

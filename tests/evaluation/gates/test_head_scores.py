@@ -41,8 +41,8 @@ def test_heads_are_ranked_by_what_they_follow(text):
     newline = np.where(has["newline"], 0.9, 0.1 + 0.05 * rng.random(NUMBER))
     ends = 0.3 * has["sentence end"] + 0.3 * rng.random(NUMBER)
     drawn = rng.random(NUMBER)
-    found = head_scores.rank(np.stack([[drawn, newline], [ends, drawn[::-1]]]), has, tokens_N, rng)
-    first, second, *others = found
+    ranked = head_scores.rank(np.stack([[drawn, newline], [ends, drawn[::-1]]]), has, tokens_N, rng)
+    first, second, *others = ranked
     assert (first.layer, first.head, first.best, first.aucs["newline"]) == (0, 1, "newline", 1.0)
     assert first.interval == (1.0, 1.0) and first.mean_with == pytest.approx(0.9) and 0.1 < first.mean_without < 0.15
     assert (second.layer, second.head, second.best) == (1, 0, "sentence end")
@@ -96,11 +96,11 @@ def test_what_the_token_explains(text):
 
 def test_mean_gates_are_those_of_the_queries_that_see_a_key():
     decoder, rows = model(config("cope(npos_max=4)")), tokens()
-    found = head_scores.mean_gates(decoder, rows)
+    mean_gates = head_scores.mean_gates(decoder, rows)
     maps = np.asarray(decoder.maps(rows)["gates"], np.float64)
-    assert found.shape == (2, 2, 2, 7)
+    assert mean_gates.shape == (2, 2, 2, 7)
     for key in range(7):
-        np.testing.assert_allclose(found[..., key], maps[..., key:, key].mean(-1).swapaxes(1, 2), rtol=1e-5)
+        np.testing.assert_allclose(mean_gates[..., key], maps[..., key:, key].mean(-1).swapaxes(1, 2), rtol=1e-5)
 
 
 def test_without_gates_one_line_tells():

@@ -29,9 +29,9 @@ def seen():
 def known(gates_NHLL):
     """What `inspect` gives for some gates, of the last query."""
     layers, heads, length, _ = gates_NHLL.shape
-    found = {"gates": gates_NHLL, "positions": np.cumsum(gates_NHLL[..., ::-1], axis=-1)[..., ::-1]}
+    arrays = {"gates": gates_NHLL, "positions": np.cumsum(gates_NHLL[..., ::-1], axis=-1)[..., ::-1]}
     tokens = tuple(VOCABULARY[token] for token in np.resize(TOKENS, length))
-    return maps.Inspection(tokens, found, length - 1, range(layers), range(heads), "a", 0.5)
+    return maps.Inspection(tokens, arrays, length - 1, range(layers), range(heads), "a", 0.5)
 
 
 def plain(text, width=100):
@@ -171,13 +171,13 @@ def test_the_picture_of_a_query_shows_the_head_that_selects_best():
 def test_a_selection_that_fewer_names_describe_is_clearer():
     gates = np.zeros((1, 3, 6, 6), np.float32)
     tokens = known(gates).tokens
-    one, two = sorted(set(tokens))[:2]
-    gates[0, 0, 5] = [0.95 * (token == one) for token in tokens]
-    gates[0, 1, 5] = [0.97 * (token in (one, two)) for token in tokens]
+    first, second = sorted(set(tokens))[:2]
+    gates[0, 0, 5] = [0.95 * (token == first) for token in tokens]
+    gates[0, 1, 5] = [0.97 * (token in (first, second)) for token in tokens]
     assert maps.best_selection(known(gates)).head == 0
-    gates[0, 2, 5] = [0.96 * (token != one) for token in tokens]
+    gates[0, 2, 5] = [0.96 * (token != first) for token in tokens]
     best = maps.best_selection(known(gates))
-    assert best.head == 2 and f"tokens, all but {one!r}, add" in best.says
+    assert best.head == 2 and f"tokens, all but {first!r}, add" in best.says
 
 
 def test_terminals_of_256_colours_show_the_same_shades():

@@ -11,14 +11,14 @@ TEXT = "Zwölf Boxer (2.5 m) rannten .\n\nWhy ? So .\n"
 
 
 def of(parts, name):
-    return [part for part, has in zip(parts, features(parts)[name], strict=True) if has]
+    return [piece for piece, has in zip(parts, features(parts)[name], strict=True) if has]
 
 
 @pytest.mark.parametrize("tokenizer", [Bytes(), BPE.train([TEXT] * 2, 270), Words.train([TEXT])])
 def test_pieces_are_the_text(tokenizer):
     (tokens,) = tokenizer.encode([TEXT])
-    found = pieces(tokenizer.decode, tokens)
-    assert len(found) == len(tokens) and "".join(found) == tokenizer.decode(tokens)
+    texts = pieces(tokenizer.decode, tokens)
+    assert len(texts) == len(tokens) and "".join(texts) == tokenizer.decode(tokens)
 
 
 def test_features_of_words():

@@ -81,15 +81,15 @@ def test_the_page_opens_on_the_head_that_selects_best(seen, tmp_path):
 
 @needs_browser
 def test_the_page_works_in_a_browser(seen, tmp_path):
-    found = browse(viewer.write(tmp_path / "report.html", seen, "a <title>"), tmp_path, SCRIPT, "--window-size=500,800")
-    assert found["errors"] == []
-    assert (found["loaded"], found["wide"]) == (0, False)
-    assert found["tokens"] == ["a", "␣", "<b>", "++;", "print"]
-    assert found["first"] == ["1.8", "1.5", "1.0", "0.0", ""]
-    assert found["colours"] == pytest.approx([0.2, 0.4, 0.8, 0, 0])
-    assert found["begins"].startswith("query 3 (++;) predicts a with probability 0.50; layer 1, head 0: highest")
-    assert found["heads"] == ["layer 1, head 0 (selects best)", "layer 1, head 2"]
-    assert found["moved"][2:] == ["", "", ""]
-    assert found["says"].startswith("query 1 (␣); layer 1, head 0: highest gates: ")
-    assert (found["focused"], found["head"], found["pressed"]) == (2, "2", ["false", "true"])
-    assert found["map"]
+    shown = browse(viewer.write(tmp_path / "report.html", seen, "a <title>"), tmp_path, SCRIPT, "--window-size=500,800")
+    assert shown["errors"] == []
+    assert (shown["loaded"], shown["wide"]) == (0, False)
+    assert shown["tokens"] == ["a", "␣", "<b>", "++;", "print"]
+    assert shown["first"] == ["1.8", "1.5", "1.0", "0.0", ""]
+    assert shown["colours"] == pytest.approx([0.2, 0.4, 0.8, 0, 0])
+    assert shown["begins"].startswith("query 3 (++;) predicts a with probability 0.50; layer 1, head 0: highest")
+    assert shown["heads"] == ["layer 1, head 0 (selects best)", "layer 1, head 2"]
+    assert shown["moved"][2:] == ["", "", ""]
+    assert shown["says"].startswith("query 1 (␣); layer 1, head 0: highest gates: ")
+    assert (shown["focused"], shown["head"], shown["pressed"]) == (2, "2", ["false", "true"])
+    assert shown["map"]

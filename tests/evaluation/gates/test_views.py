@@ -46,7 +46,7 @@ def test_sentences_say_that_nothing_is_seen():
 def test_the_table_has_a_row_for_each_head():
     table = views.ranking(HEADS, 0.6, ["' a' 0.90 [x]", "", ""])
     assert [row[1] for row in table.rows] == ["2", "0", "1"]
-    assert {place for place, _ in table.bold} == {0, 1}
+    assert {row_number for row_number, _ in table.bold} == {0, 1}
     assert "' a' 0.90 [x]" in printed(table) and table.rows[0][4] == "0.950–0.990"
 
 

@@ -57,8 +57,8 @@ def known(records, settings=tuple(ERRORS)):
 
 
 def content(path):
-    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', path.read_text(), re.DOTALL)
-    return json.loads(found[1])
+    script = re.search(r'<script id="data" type="application/json">(.*?)</script>', path.read_text(), re.DOTALL)
+    return json.loads(script[1])
 
 
 def test_cells_say_what_is_shown(tmp_path):
@@ -230,20 +230,20 @@ found.folders = all("#cells a").map(node => node.getAttribute("href"));
 
 @needs_browser
 def test_the_page_works_in_a_browser(tmp_path):
-    found = browse(write(tmp_path), tmp_path, PROBE, "--window-size=1200,900")
-    assert found["errors"] == []
-    assert found["charts"] == 3
-    assert found["first"] == ["cope", "rope"]
-    assert found["filtered"] == ["rope"]
-    assert (found["rising"], found["falling"], found["sort"]) == (["cope", "rope"], ["rope", "cope"], "descending")
-    assert found["tip"].startswith("rope, recall\nmean 50 %, median 50 %")
-    assert found["closed"]
-    assert found["notes"] == ["stack <b>"]
-    assert found["conditions"] == "token error in %, 200 steps, 4 seeds"
-    assert found["other"] == "11.0 ± 0.8"
-    assert found["runs"] == 3
-    assert found["folders"] == ["cells/0", "cells/1", "cells/2"]
-    assert 0.8 < found["used"] <= 1 and not found["cut"]
+    shown = browse(write(tmp_path), tmp_path, PROBE, "--window-size=1200,900")
+    assert shown["errors"] == []
+    assert shown["charts"] == 3
+    assert shown["first"] == ["cope", "rope"]
+    assert shown["filtered"] == ["rope"]
+    assert (shown["rising"], shown["falling"], shown["sort"]) == (["cope", "rope"], ["rope", "cope"], "descending")
+    assert shown["tip"].startswith("rope, recall\nmean 50 %, median 50 %")
+    assert shown["closed"]
+    assert shown["notes"] == ["stack <b>"]
+    assert shown["conditions"] == "token error in %, 200 steps, 4 seeds"
+    assert shown["other"] == "11.0 ± 0.8"
+    assert shown["runs"] == 3
+    assert shown["folders"] == ["cells/0", "cells/1", "cells/2"]
+    assert 0.8 < shown["used"] <= 1 and not shown["cut"]
 
 
 @needs_browser
@@ -262,21 +262,21 @@ def test_rows_without_a_number_are_last_and_charts_are_labelled(tmp_path):
       found.level = document.querySelector("#sweep svg").textContent;
       found.curves = document.querySelector("#curves svg").textContent;
     """
-    found = browse(write(tmp_path, changed, ("recall",)), tmp_path, script)
-    assert (found["errors"], found["rising"], found["falling"]) == ([], ["rope", "cope"], ["rope", "cope"])
-    assert "pairs of keys and values" in found["level"]
-    assert 0 <= found["curves"].index("in distribution") < found["curves"].index("dense")
+    shown = browse(write(tmp_path, changed, ("recall",)), tmp_path, script)
+    assert (shown["errors"], shown["rising"], shown["falling"]) == ([], ["rope", "cope"], ["rope", "cope"])
+    assert "pairs of keys and values" in shown["level"]
+    assert 0 <= shown["curves"].index("in distribution") < shown["curves"].index("dense")
 
 
 @needs_browser
 @pytest.mark.slow
 def test_the_page_fits_a_phone_and_is_dark_where_wanted(tmp_path):
     flags = ("--window-size=500,800", "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
-    found = browse(write(tmp_path), tmp_path, PROBE, *flags)
-    assert found["errors"] == []
-    assert not found["wide"] and not found["cut"]
+    shown = browse(write(tmp_path), tmp_path, PROBE, *flags)
+    assert shown["errors"] == []
+    assert not shown["wide"] and not shown["cut"]
     light = browse(tmp_path / "report.html", tmp_path, "")["paper"]
-    assert found["paper"] != light
+    assert shown["paper"] != light
 
 
 @needs_browser
@@ -298,6 +298,6 @@ def test_two_thousand_runs(tmp_path):
         "",
     )
     assert path.stat().st_size < 10_000_000
-    found = browse(path, tmp_path, 'found.rows = all("#errors tbody tr").length;')
-    assert (found["rows"], found["errors"]) == (30, [])
-    assert found["milliseconds"] < 2000
+    shown = browse(path, tmp_path, 'found.rows = all("#errors tbody tr").length;')
+    assert (shown["rows"], shown["errors"]) == (30, [])
+    assert shown["milliseconds"] < 2000

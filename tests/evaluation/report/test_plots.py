@@ -135,11 +135,11 @@ def test_an_encoding_looks_the_same_in_every_plot():
 
 
 def test_names_decide_colours_as_the_pictures_of_docs_have_them():
-    found = looks(["learned", "relative", "rope", "cope", "alibi", "fire", "fox", "kerple", "none", "t5"])
-    four = [(found[name]["color"], found[name]["marker"]) for name in ("cope", "rope", "relative", "learned")]
+    look_of = looks(["learned", "relative", "rope", "cope", "alibi", "fire", "fox", "kerple", "none", "t5"])
+    four = [(look_of[name]["color"], look_of[name]["marker"]) for name in ("cope", "rope", "relative", "learned")]
     assert four == list(zip(COLOURS, MARKERS, strict=True))[:4]
-    assert len({look["color"] for look in found.values()}) == len(found)
-    assert all(looks([name])[name] == look for name, look in found.items())
+    assert len({look["color"] for look in look_of.values()}) == len(look_of)
+    assert all(looks([name])[name] == look for name, look in look_of.items())
 
 
 def test_no_two_lines_of_a_plot_look_alike():
@@ -149,11 +149,11 @@ def test_no_two_lines_of_a_plot_look_alike():
         *(f"cope(npos_max={size})" for size in range(60)),
         *(f"rope+cope(slope={n})" for n in "abc"),
     ]
-    found = looks(many)
-    assert list(found) == many
-    assert len({(look["color"], look["marker"]) for look in found.values()}) == len(many)
-    assert found == {name: looks(many[::-1])[name] for name in many}
-    assert found["cope"] == looks(["cope"])["cope"] and looks(["cope+rope"])["cope+rope"]["color"] == COLOURS[0]
+    look_of = looks(many)
+    assert list(look_of) == many
+    assert len({(look["color"], look["marker"]) for look in look_of.values()}) == len(many)
+    assert look_of == {name: looks(many[::-1])[name] for name in many}
+    assert look_of["cope"] == looks(["cope"])["cope"] and looks(["cope+rope"])["cope+rope"]["color"] == COLOURS[0]
     numbered = [tuple(line(number).values()) for number in range(100)]
     assert len(set(numbered)) == len(numbered)
 
@@ -163,8 +163,8 @@ def test_title_and_caption_say_what_is_shown():
     assert figure.legends[0].get_title().get_text() == "sequence error on selective copy, decoder"
     caption = "1,000 steps; mean of 3 seeds; bars: standard deviation; dots: single seeds"
     assert figure.get_supxlabel().replace("\n", " ") == caption
-    one = error_by_split(TASK, records({"cope": {"dense": [0.5]}, "rope": {"sparse": [0.5, 0.5]}}), ["cope"])
-    assert one.get_supxlabel() == "1,000 steps; 1 seed"
+    single = error_by_split(TASK, records({"cope": {"dense": [0.5]}, "rope": {"sparse": [0.5, 0.5]}}), ["cope"])
+    assert single.get_supxlabel() == "1,000 steps; 1 seed"
     bands = learning_curves(TASK, curves(CURVES), ENCODINGS).get_supxlabel()
     assert bands == "300 steps; mean of 2 seeds; bands: lowest to highest seed"
 
@@ -199,7 +199,7 @@ def test_nothing_to_plot_says_why():
 def language_model(values):
     """Records of encoding → length of the context → perplexity."""
     task = tasks.create("text", tokenizer="bytes", length=16, sweep=(16, 32, 64))
-    found = [
+    records = [
         {
             "encoding": encoding,
             "split": f"length={length}",
@@ -208,30 +208,30 @@ def language_model(values):
             "seed": 0,
             "step": 9,
         }
-        for encoding, own in values.items()
-        for length, value in own.items()
+        for encoding, by_length in values.items()
+        for length, value in by_length.items()
     ]
-    return task, found
+    return task, records
 
 
 def test_lengths_that_double_and_perplexities_that_differ_much_have_logarithmic_axes():
-    task, found = language_model({"cope": {16: 20.0, 32: 18.0, 64: 17.0}, "rope": {16: 21.0, 32: 60.0, 64: 200.0}})
-    (axes,) = error_by_length(task, found, ["cope", "rope"]).axes
+    task, measured = language_model({"cope": {16: 20.0, 32: 18.0, 64: 17.0}, "rope": {16: 21.0, 32: 60.0, 64: 200.0}})
+    (axes,) = error_by_length(task, measured, ["cope", "rope"]).axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_xticks().tolist() == [16, 32, 64]
     assert axes.get_ylabel() == "perplexity"
     assert axes.get_xlabel() == "length of the context"
     assert [text.get_text() for text in axes.texts] == ["training"]
     assert [line.get_ydata().tolist() for line in means(axes)] == [[20, 18, 17], [21, 60, 200]]
-    task, found = language_model({"cope": {16: 20.0, 32: 19.9, 64: float("nan")}})
-    (axes,) = error_by_length(task, found, ["cope"]).axes
+    task, measured = language_model({"cope": {16: 20.0, 32: 19.9, 64: float("nan")}})
+    (axes,) = error_by_length(task, measured, ["cope"]).axes
     assert axes.get_yscale() == "linear"
     assert axes.get_ylim() == pytest.approx((0.95 * 19.95, 1.05 * 19.95))  # a small difference looks small
 
 
 def test_files_are_named_by_the_metric(tmp_path):
-    task, found = language_model({"cope": {16: 20.0, 32: 18.0, 64: 17.0}})
-    paths, _ = write_plots(tmp_path, task, found, [], ["cope"])
+    task, measured = language_model({"cope": {16: 20.0, 32: 18.0, 64: 17.0}})
+    paths, _ = write_plots(tmp_path, task, measured, [], ["cope"])
     assert [path.name for path in paths] == ["perplexity_by_length.png"]
 
 

@@ -57,11 +57,12 @@ def test_p_is_fishers_if_few_of_many_seeds_have_errors():
 
 def test_all_seeds_of_both_count():
     """25 seeds without an error, and five that all have some: only one of C(30, 5) orders is like this, or two."""
-    found = significance.difference(dict.fromkeys(range(25), 0.0), by_seed([0.001, 0.0008, 0.003, 0.01, 0.096]))
-    assert found.mean == pytest.approx(-0.02216)
-    assert found.p == pytest.approx(1 / math.comb(30, 5))  # no other assignment of the ranks is as far
-    found = significance.difference({0: 0.5, 1: 0.6, 2: 0.7, 3: 0.8}, {7: 0.1, 8: 0.2, 9: 0.3, 10: 0.4})  # other seeds
-    assert found.p == pytest.approx(2 / math.comb(8, 4))
+    difference = significance.difference(dict.fromkeys(range(25), 0.0), by_seed([0.001, 0.0008, 0.003, 0.01, 0.096]))
+    assert difference.mean == pytest.approx(-0.02216)
+    assert difference.p == pytest.approx(1 / math.comb(30, 5))  # no other assignment of the ranks is as far
+    other_seeds = {7: 0.1, 8: 0.2, 9: 0.3, 10: 0.4}
+    difference = significance.difference({0: 0.5, 1: 0.6, 2: 0.7, 3: 0.8}, other_seeds)
+    assert difference.p == pytest.approx(2 / math.comb(8, 4))
 
 
 def test_few_seeds_and_errors_that_are_not_finite_are_not_compared():
@@ -86,8 +87,8 @@ def test_ranks_that_contradict_the_means_show_nothing():
     """The mean of the first is lower, but in most seeds it has the higher error."""
     first, second = by_seed([0.1] * 19 + [0.2]), by_seed([0.0] * 17 + [0.9] * 3)
     assert significance.rank_sum(np.array(list(first.values())), np.array(list(second.values())))[1] < 0.001
-    found = significance.difference(first, second)
-    assert (found.mean < 0, found.p) == (True, 1)
+    difference = significance.difference(first, second)
+    assert (difference.mean < 0, difference.p) == (True, 1)
 
 
 def test_a_difference_is_larger_than_the_choice_of_examples_explains():
@@ -119,8 +120,8 @@ def test_equal_encodings_hardly_ever_differ(errors, encodings, seeds, grids):
     """Without any true difference, at most one grid in twenty may show one (three standard deviations are allowed)."""
     rng, shown = np.random.default_rng(0), 0
     for values in errors(rng, (grids, encodings, seeds)):
-        found = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)}, 500)
-        shown += any(one.shown for one in found.values())
+        differences = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)}, 500)
+        shown += any(pair.shown for pair in differences.values())
     assert shown <= 0.05 * grids + 3 * math.sqrt(0.05 * 0.95 * grids)
 
 
@@ -131,8 +132,8 @@ def test_of_the_differences_that_are_shown_few_are_by_chance(name, worse):
     rng, shares, equal = np.random.default_rng(0), [], 10 - worse
     for values in NULLS[name](rng, (30, 10, 5)):
         values[equal:] += 0.3 * np.arange(1, worse + 1)[:, None]
-        found = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)})
-        shown = [pair for pair, one in found.items() if one.shown]
+        differences = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)})
+        shown = [pair for pair, difference in differences.items() if difference.shown]
         shares.append(sum(int(max(pair)) < equal for pair in shown) / max(1, len(shown)))
     assert np.mean(shares) < 0.05
 
@@ -141,21 +142,21 @@ def test_of_the_differences_that_are_shown_few_are_by_chance(name, worse):
 def test_the_correction_is_for_all_pairs(p, shown, monkeypatch):
     """Benjamini & Hochberg: three equal p are not changed; of one small p, three times it counts."""
     monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, p))
-    found = significance.differences({name: {} for name in "abc"})
-    assert sum(one.shown for one in found.values()) == shown
+    differences = significance.differences({name: {} for name in "abc"})
+    assert sum(pair.shown for pair in differences.values()) == shown
     rest = iter([p, 0.9, 0.9])
     monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, next(rest)))
-    found = significance.differences({name: {} for name in "abc"})
-    assert [one.shown for one in found.values()] == [3 * p <= 0.05, False, False]
+    differences = significance.differences({name: {} for name in "abc"})
+    assert [pair.shown for pair in differences.values()] == [3 * p <= 0.05, False, False]
 
 
 def test_all_pairs_are_compared():
     errors = {
         name: {seed: base + seed / 50 for seed in range(5)} for name, base in zip("abc", (0, 0.3, 0.6), strict=True)
     }
-    found = significance.differences(errors)
-    assert found.keys() == set(itertools.combinations("abc", 2))
-    assert all(one.shown and one.mean < 0 for one in found.values())
+    differences = significance.differences(errors)
+    assert differences.keys() == set(itertools.combinations("abc", 2))
+    assert all(pair.shown and pair.mean < 0 for pair in differences.values())
     assert significance.differences({"a": {0: 0.1}}) == {}
 
 

@@ -82,8 +82,10 @@ def next_token(decoder):
 def by_hand(next_token, before, after):
     """The sum of the log-probabilities of `after`, and whether it is greedy, with the window's cut on the left."""
     whole = [*before, *after][-LENGTH - 1 :]
-    found = [(next_token(whole[:place]), whole[place]) for place in range(len(whole) - len(after), len(whole))]
-    return sum(one[token] for one, token in found), all(one.argmax() == token for one, token in found)
+    predictions = [(next_token(whole[:index]), whole[index]) for index in range(len(whole) - len(after), len(whole))]
+    return sum(log_p[token] for log_p, token in predictions), all(
+        log_p.argmax() == token for log_p, token in predictions
+    )
 
 
 def greedy(next_token, tokens, count):
@@ -96,14 +98,14 @@ def greedy(next_token, tokens, count):
 
 def pairs(next_token):
     """Contexts and continuations of many lengths, half of them greedy, some longer than a window."""
-    found = []
+    cases = []
     for context in ("", "a", "ab", "f cab", "abcdefaba", "cab" * 9):
-        found += [(context, after) for after in ("a", "bc", "e fa")]
+        cases += [(context, after) for after in ("a", "bc", "e fa")]
         start = [0, *CODEC.encode(context)]
         for count in (1, 3):
             best = greedy(next_token, start[-(LENGTH + 1 - count) :], count)
-            found.append((context, CODEC.decode(best)))
-    return found
+            cases.append((context, CODEC.decode(best)))
+    return cases
 
 
 def test_metrics_of_another_text_are_left_out_of_its_task(decoder, monkeypatch):
@@ -115,36 +117,36 @@ def test_metrics_of_another_text_are_left_out_of_its_task(decoder, monkeypatch):
         model.loglikelihood_rolling(requests((text,), ("a",), task=task))
     assert model.lost == {"same": (0, 0), "spaces": (0, 1), "unknown": (1, 1)}
     values = dict.fromkeys(("word_perplexity,none", "byte_perplexity,none", "bits_per_byte,short", "acc,none"), 2.0)
-    found = {"results": dict.fromkeys([*texts, "choice"], values), "groups": {"all": values}}
-    records, left_out = harness_model.records(found, model.lost)
+    results = {"results": dict.fromkeys([*texts, "choice"], values), "groups": {"all": values}}
+    records, left_out = harness_model.records(results, model.lost)
     words, figures = {"word_perplexity", "acc"}, {"word_perplexity", "byte_perplexity", "bits_per_byte (short)", "acc"}
     for task, kept in {"same": figures, "choice": figures, "spaces": words, "unknown": {"acc"}, "all": {"acc"}}.items():
         assert {record["metric"] for record in records if record["task"] == task} == kept
     no_words = "no perplexity per word, no bits per byte: the tokenizer loses words (1)"
     no_bytes = "no bits per byte: the tokenizer changes bytes of texts (1)"
     assert left_out == {"all": no_words, "spaces": no_bytes, "unknown": no_words}
-    records, _ = harness_model.records(found, {"of unknown name": (1, 1)})
+    records, _ = harness_model.records(results, {"of unknown name": (1, 1)})
     assert {record["metric"] for record in records} == {"acc"}
 
 
 def test_likelihoods_and_greedy_flags_are_those_of_a_loop(model, next_token):
     asked = pairs(next_token)
-    found = model.loglikelihood(requests(*asked))
+    measured = model.loglikelihood(requests(*asked))
     wanted = [by_hand(next_token, [0, *CODEC.encode(before)], CODEC.encode(after)) for before, after in asked]
-    np.testing.assert_allclose([one for one, _ in found], [one for one, _ in wanted], rtol=0, atol=ROUNDING)
-    assert [flag for _, flag in found] == [flag for _, flag in wanted]
-    assert {flag for _, flag in found} == {True, False}
-    assert all(type(value) is float and type(flag) is bool for value, flag in found)
+    np.testing.assert_allclose([value for value, _ in measured], [value for value, _ in wanted], rtol=0, atol=ROUNDING)
+    assert [flag for _, flag in measured] == [flag for _, flag in wanted]
+    assert {flag for _, flag in measured} == {True, False}
+    assert all(type(value) is float and type(flag) is bool for value, flag in measured)
 
 
 def test_a_result_does_not_depend_on_the_other_requests(model, next_token):
     asked = pairs(next_token)
     whole = model.loglikelihood(requests(*asked))
-    for one, (value, flag) in list(zip(asked, whole, strict=True))[::4]:
-        ((alone, same),) = model.loglikelihood(requests(one))
+    for request, (value, flag) in list(zip(asked, whole, strict=True))[::4]:
+        ((alone, same),) = model.loglikelihood(requests(request))
         assert (alone, same) == (pytest.approx(value, abs=ROUNDING), flag)
     backwards = model.loglikelihood(requests(*asked[::-1]))[::-1]
-    np.testing.assert_allclose([one for one, _ in backwards], [one for one, _ in whole], rtol=0, atol=ROUNDING)
+    np.testing.assert_allclose([value for value, _ in backwards], [value for value, _ in whole], rtol=0, atol=ROUNDING)
 
 
 def test_a_context_is_cut_on_the_left(model):
@@ -176,23 +178,23 @@ def test_a_text_is_read_in_windows_of_which_the_last_is_full(model, next_token):
     for text in texts:
         tokens = [0, *CODEC.encode(text)]
         total = 0.0
-        for place in range(1, len(tokens)):
-            last = min(len(tokens) - 1, -(-place // LENGTH) * LENGTH)  # the window's last predicted token
-            total += next_token(tokens[max(0, last - LENGTH) : place])[tokens[place]]
+        for index in range(1, len(tokens)):
+            last = min(len(tokens) - 1, -(-index // LENGTH) * LENGTH)  # the window's last predicted token
+            total += next_token(tokens[max(0, last - LENGTH) : index])[tokens[index]]
         wanted.append(total)
-    found = model.loglikelihood_rolling(requests(*((text,) for text in texts)))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=5 * ROUNDING)
+    measured = model.loglikelihood_rolling(requests(*((text,) for text in texts)))
+    np.testing.assert_allclose(measured, wanted, rtol=0, atol=5 * ROUNDING)
     (alone,) = model.loglikelihood_rolling(requests((texts[-1],)))
-    assert alone == pytest.approx(found[-1], abs=5 * ROUNDING)
+    assert alone == pytest.approx(measured[-1], abs=5 * ROUNDING)
 
 
 def test_windows_that_fill_the_text_are_those_of_perplexity(model, decoder):
     text = "fed cab " * 5
-    (found,) = model.loglikelihood_rolling(requests((text,)))
+    (likelihood,) = model.loglikelihood_rolling(requests((text,)))
     tokens = np.array([0, *CODEC.encode(text)])
     assert len(tokens) - 1 == 5 * LENGTH
     wanted = losses(decoder, sliding(tokens, LENGTH)).nats.sum()
-    assert found == pytest.approx(-wanted, abs=5 * ROUNDING)
+    assert likelihood == pytest.approx(-wanted, abs=5 * ROUNDING)
 
 
 def test_few_programs_serve_all_lengths(decoder, next_token):
@@ -213,10 +215,10 @@ def test_greedy_text_ends_before_the_first_of_several_stop_texts(decoder, next_t
     assert len(set(texts)) > 2, texts
     before = decoding._first._cache_size()
     settings = {"max_gen_toks": 4, "do_sample": False, "temperature": 0.7}
-    assert model.generate_until(requests(*((one, settings) for one in contexts))) == texts
+    assert model.generate_until(requests(*((context, settings) for context in contexts))) == texts
     for stops in itertools.combinations(["a", "b", "fc", "de", "c", " "], 2):
         wanted = [min((text.split(stop)[0] for stop in stops), key=len) for text in texts]
-        asked = requests(*((one, {**settings, "until": list(stops)}) for one in contexts))
+        asked = requests(*((context, {**settings, "until": list(stops)}) for context in contexts))
         assert model.generate_until(asked) == wanted
     assert decoding._first._cache_size() - before <= 1, "one program for all contexts and stop texts"
     (alone,) = model.generate_until(requests((contexts[1], {"until": texts[1][1], "max_new_tokens": 4})))
@@ -297,10 +299,10 @@ def test_a_run_gives_the_likelihoods_of_its_perplexity(run, seed=1):
         for start, end in itertools.pairwise(entries.bounds)
     ]
     longest = int(np.diff(entries.bounds).max())
-    found = harness_model.load(run, seed, longest).loglikelihood_rolling(requests(*((text,) for text in texts)))
+    likelihoods = harness_model.load(run, seed, longest).loglikelihood_rolling(requests(*((text,) for text in texts)))
     wanted = perplexity_report.read(loaded.model(seed), task, "test", longest, longest, longest, 2)
     # Sums of hundreds of float32 losses, in rows of other widths.
-    assert sum(found) == pytest.approx(-wanted.nats.sum(), rel=1e-6)
+    assert sum(likelihoods) == pytest.approx(-wanted.nats.sum(), rel=1e-6)
 
 
 def test_only_a_decoder_of_text_is_taken():
@@ -345,13 +347,13 @@ def test_the_harness_takes_the_adapter(run, tmp_path):
     model = harness_model.load(run)
     lm = harness_model.as_lm(model)
     assert isinstance(lm, LM)
-    found = lm_eval.simple_evaluate(model=lm, tasks=tasks, bootstrap_iters=0, log_samples=True)
+    evaluated = lm_eval.simple_evaluate(model=lm, tasks=tasks, bootstrap_iters=0, log_samples=True)
     asked = [(documents[0]["text"], text) for text in documents[0]["choices"]]
     (dark, _), (lit, _) = model.loglikelihood(requests(*asked))
-    assert found["results"]["choice"]["acc,none"] == float(lit > dark)
-    assert [value for ((value, _),) in found["samples"]["choice"][2]["resps"]] == pytest.approx(
+    assert evaluated["results"]["choice"]["acc,none"] == float(lit > dark)
+    assert [value for ((value, _),) in evaluated["samples"]["choice"][2]["resps"]] == pytest.approx(
         [dark, lit], abs=ROUNDING
     )
     (whole,) = model.loglikelihood_rolling(requests((documents[0]["text"],)))
     words = len(documents[0]["text"].split())
-    assert found["results"]["rolling"]["word_perplexity,none"] == pytest.approx(np.exp(-whole / words), rel=1e-5)
+    assert evaluated["results"]["rolling"]["word_perplexity,none"] == pytest.approx(np.exp(-whole / words), rel=1e-5)

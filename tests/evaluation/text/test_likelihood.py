@@ -57,12 +57,12 @@ def logits(model):
 
 def by_hand(logits, text, length, stride):
     """Each loss from a call of its own, on what its window has before it."""
-    found = []
-    for place in range(len(text) - 1):
-        begin = 0 if place < length else -(-(place + 1 - length) // stride) * stride
-        logits_V = logits(text[begin : place + 1])
-        found.append(np.log(np.exp(logits_V).sum()) - logits_V[text[place + 1]])
-    return np.array(found)
+    values = []
+    for index in range(len(text) - 1):
+        begin = 0 if index < length else -(-(index + 1 - length) // stride) * stride
+        logits_V = logits(text[begin : index + 1])
+        values.append(np.log(np.exp(logits_V).sum()) - logits_V[text[index + 1]])
+    return np.array(values)
 
 
 @given(st.integers(2, 40), st.integers(1, 9), st.data())
@@ -85,10 +85,10 @@ def test_windows_count_every_token_once_in_order(size, length, data):
     seen = positions[counts] + 1
     assert np.all((seen == known) | ((seen > length - stride) & (seen < known)))
     for row in range(len(windows)):
-        for place in np.flatnonzero(counts[row]):
-            before = segments[row] == segments[row, place]
-            before &= positions[row] <= positions[row, place]
-            end = places[row, place]
+        for column in np.flatnonzero(counts[row]):
+            before = segments[row] == segments[row, column]
+            before &= positions[row] <= positions[row, column]
+            end = places[row, column]
             assert inputs[row][before].tolist() == text[end + 1 - before.sum() : end + 1].tolist()
 
 
@@ -105,15 +105,15 @@ def test_rows_in_batches_are_the_same_rows():
 
 @pytest.mark.parametrize(("length", "stride", "width"), [(8, 8, 8), (8, 3, 8), (4, 2, 8), (3, 2, 8), (2, 1, 8)])
 def test_losses_are_those_of_each_window_alone(model, logits, text, length, stride, width):
-    found = losses(model, sliding(text, length, stride, width), batch_size=2)
-    np.testing.assert_allclose(found.nats, by_hand(logits, text, length, stride), rtol=0, atol=2e-5)
+    measured = losses(model, sliding(text, length, stride, width), batch_size=2)
+    np.testing.assert_allclose(measured.nats, by_hand(logits, text, length, stride), rtol=0, atol=2e-5)
 
 
 def test_documents_are_read_as_if_alone(model, logits, text):
     bounds = np.array([0, 3, 14, 21])
-    found = losses(model, sliding(text, 6, 4, 8, bounds), batch_size=2)
+    measured = losses(model, sliding(text, 6, 4, 8, bounds), batch_size=2)
     alone = [by_hand(logits, text[start : end + 1], 6, 4) for start, end in itertools.pairwise(bounds)]
-    np.testing.assert_allclose(found.nats, np.concatenate(alone), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(measured.nats, np.concatenate(alone), rtol=0, atol=2e-5)
 
 
 def test_strides_agree_where_a_window_holds_the_text(model, text):
@@ -154,20 +154,20 @@ def test_a_loss_that_is_no_number_is_one_line(text):
 
 def test_units():
     nats = np.random.default_rng(0).uniform(1, 3, 50)
-    found = Counts(tokens=50, words=20, bytes=130).per_unit(nats.sum())
+    units = Counts(tokens=50, words=20, bytes=130).per_unit(nats.sum())
     probability = np.prod(np.exp(-nats))
-    assert found["loss"] == pytest.approx(nats.mean())
-    assert found["perplexity"] == pytest.approx(probability ** (-1 / 20))
-    assert found["token_perplexity"] == pytest.approx(probability ** (-1 / 50))
-    assert 2 ** (-130 * found["bits_per_byte"]) == pytest.approx(probability)
+    assert units["loss"] == pytest.approx(nats.mean())
+    assert units["perplexity"] == pytest.approx(probability ** (-1 / 20))
+    assert units["token_perplexity"] == pytest.approx(probability ** (-1 / 50))
+    assert 2 ** (-130 * units["bits_per_byte"]) == pytest.approx(probability)
 
 
 def test_losses_by_what_was_seen():
-    found = Losses(np.arange(12.0), np.tile([1, 2, 3, 4, 5, 6], 2))
-    seen, mean = found.by_seen(6, bins=3)
+    measured = Losses(np.arange(12.0), np.tile([1, 2, 3, 4, 5, 6], 2))
+    seen, mean = measured.by_seen(6, bins=3)
     assert seen.tolist() == [1.5, 3.5, 5.5]
     assert mean.tolist() == [3.5, 5.5, 7.5]
-    assert found.by_seen(6, bins=9)[0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert measured.by_seen(6, bins=9)[0].tolist() == [1, 2, 3, 4, 5, 6]
     with_a_gap = Losses(np.array([4.0, 2.0]), np.array([1, 6]))
     assert [x.tolist() for x in with_a_gap.by_seen(6, bins=3)] == [[1.5, 5.5], [4.0, 2.0]]
 

@@ -75,8 +75,8 @@ def test_the_perplexity_of_a_unigram_model_is_that_counted_by_hand(kind):
     said = collections.Counter(token for text in texts for token in task.encode(text).tolist())
     nats = -sum(count * log_p[token] for token, count in said.items())
     words = sum(len(line.split()) + 1 for text in texts for line in text.split("\n")[:-1])
-    found = report.read(model, task, "test", 8, 4, 16, 4)
-    row = report.record(task, "test", 8, 4, found)
+    measured = report.read(model, task, "test", 8, 4, 16, 4)
+    row = report.record(task, "test", 8, 4, measured)
     assert row["token_perplexity"] == pytest.approx(math.exp(nats / said.total()), rel=1e-5)
     figures = Counts(1, words, sum(len(text.encode()) for text in texts)).per_unit(nats)
     assert figures["perplexity"] == pytest.approx(math.exp(nats / words))
@@ -84,7 +84,7 @@ def test_the_perplexity_of_a_unigram_model_is_that_counted_by_hand(kind):
     for name in ("perplexity", "bits_per_byte"):
         # The sample is so small that its test has words that training has not.
         assert row.get(name) == (pytest.approx(figures[name], rel=1e-5) if kind != "words" else None)
-    assert row["tokens"] == said.total() == len(found.nats)
+    assert row["tokens"] == said.total() == len(measured.nats)
 
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])
@@ -122,11 +122,11 @@ def test_windows_share_rows_unless_a_state_would_go_from_one_to_the_next():
         placed = []
         carry = (lambda rows: jnp.zeros((rows, 1))) if carried else (lambda rows: ())
 
-        def place(batch, placed=placed):
+        def put(batch, placed=placed):
             placed.append(batch)
             return batch
 
-        evaluate, state = evaluator(create(), ["length=4", "length=32"], carry, place=place)
+        evaluate, state = evaluator(create(), ["length=4", "length=32"], carry, put=put)
         evaluate(state, ["length=4"], 5)
         batches[carried] = placed
     assert len(batches[False]) == 1  # 24 windows of 4 in 3 rows of 32
@@ -142,20 +142,20 @@ def test_windows_share_rows_unless_a_state_would_go_from_one_to_the_next():
 def test_strides_agree_for_a_model_without_context():
     task = create()
     model = Reader(task.vocab_size, context=False)
-    found = [report.read(model, task, "test", 8, stride, 16, 4) for stride in (1, 5, 8)]
-    for one, other in itertools.pairwise(found):
-        np.testing.assert_allclose(one.nats, other.nats, rtol=1e-6)
-    assert found[0].seen.mean() > found[1].seen.mean() > found[2].seen.mean()
+    measured = [report.read(model, task, "test", 8, stride, 16, 4) for stride in (1, 5, 8)]
+    for losses, other in itertools.pairwise(measured):
+        np.testing.assert_allclose(losses.nats, other.nats, rtol=1e-6)
+    assert measured[0].seen.mean() > measured[1].seen.mean() > measured[2].seen.mean()
 
 
 def test_the_figures_of_a_part_have_the_ratio_of_the_whole():
     task = create()
     counts = task.counts("validation")
-    found = task.reported_metrics("validation", {"loss": 2.0, "token_error": 0.5, "sequence_error": 1.0})
-    assert found["perplexity"] == pytest.approx(math.exp(2 * counts.tokens / counts.words))
-    assert found["token_perplexity"] == pytest.approx(math.exp(2))
-    assert found["bits_per_byte"] == pytest.approx(2 * counts.tokens / counts.bytes / math.log(2))
-    assert list(found)[:2] == ["loss", "token_error"]
+    reported = task.reported_metrics("validation", {"loss": 2.0, "token_error": 0.5, "sequence_error": 1.0})
+    assert reported["perplexity"] == pytest.approx(math.exp(2 * counts.tokens / counts.words))
+    assert reported["token_perplexity"] == pytest.approx(math.exp(2))
+    assert reported["bits_per_byte"] == pytest.approx(2 * counts.tokens / counts.bytes / math.log(2))
+    assert list(reported)[:2] == ["loss", "token_error"]
     assert task.reported_metrics("test", {"loss": 1e9})["perplexity"] == math.inf
     assert task.metric == "perplexity"
     words = tasks.create("words", length=8)
@@ -177,8 +177,8 @@ def test_unknown_words_leave_only_figures_by_token():
     assert few.counts("test").unknown == sum(word not in few.tokenizer.vocabulary for word in text) > 30
     assert few.metric == "token_perplexity"
     assert few.reported_metrics("test", {"loss": 2.0}) == {"loss": 2.0, "token_perplexity": pytest.approx(math.exp(2))}
-    found = report.read(Reader(few.vocab_size, context=False), few, "test", 8, 4, 16, 4)
-    row = report.record(few, "test", 8, 4, found)
+    measured = report.read(Reader(few.vocab_size, context=False), few, "test", 8, 4, 16, 4)
+    row = report.record(few, "test", 8, 4, measured)
     assert row["unknown"] == few.counts("test").unknown and "perplexity" not in row
     assert list(report.figures_table([row]).headings)[3:] == ["token perplexity", "loss"]
 
@@ -188,28 +188,28 @@ def rows(values):
     common = {"split": "test", "step": 2, "tokens": 9, "words": 4, "bytes": 30, "known_tokens": 3.5, "by_seen": by_seen}
     return [
         {**common, "seed": seed, "length": length, "stride": 2, **dict.fromkeys(report.FIGURES, value)}
-        for length, own in values.items()
-        for seed, value in enumerate(own)
+        for length, values_of_seeds in values.items()
+        for seed, value in enumerate(values_of_seeds)
     ]
 
 
 def test_tables_and_plots_have_a_row_a_line_or_a_point_for_each_length():
-    found = rows({4: [5.0, 7.0], 8: [4.0, 4.0], 16: [80.0, 90.0]})
-    table = report.figures_table(found)
+    records = rows({4: [5.0, 7.0], 8: [4.0, 4.0], 16: [80.0, 90.0]})
+    table = report.figures_table(records)
     assert [cells[0] for cells in table.rows] == ["4", "8", "16"]
     assert [cells[3] for cells in table.rows] == ["6.000 ± 1.414", "4.000 ± 0.000", "85.00 ± 7.07"]
-    assert [cells[1] for cells in report.positions_table(found[:2]).rows] == [
+    assert [cells[1] for cells in report.positions_table(records[:2]).rows] == [
         "3.000 ± 0.000",
         "2.500 ± 0.000",
     ]
     assert table.caption == "windows of 16 are longer than the text (9 tokens): they read it whole"
-    (axes,) = report.loss_by_position(found, "decoder").axes
+    (axes,) = report.loss_by_position(records, "decoder").axes
     assert axes.figure.get_supxlabel().replace("\n", " ") == (
         "2 steps; mean of 2 seeds; bands: lowest to highest seed; "
         "windows of 16 are longer than the text (9 tokens): they read it whole"
     )
     assert [line.get_label() for line in axes.lines] == ["windows of 4", "windows of 8", "windows of 16"]
-    (axes,) = report.by_length(found, "perplexity", 8, "decoder").axes
+    (axes,) = report.by_length(records, "perplexity", 8, "decoder").axes
     assert axes.figure.legends[0].get_title().get_text() == "perplexity on test, decoder"
     assert axes.lines[0].get_ydata().tolist() == [6, 4, 85]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
