@@ -76,12 +76,12 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
             if first:
-                stack.enter_context(workdirs.locked(workdir))
+                stack.enter_context(workdirs.Workdir(workdir).locked())
                 grid.check_finished(experiment, plan())  # before the workdir is taken for this config
-                workdirs.open_workdir(workdir, config)
+                workdirs.Workdir(workdir).open(config)
                 if task.origin():
                     print(f"{task.name}: {task.origin()}")
-        workdirs.follow_first(workdir)
+        workdirs.Workdir(workdir).follow_first()
         planned = plan()
         grid.train_missing(experiment, planned, workdir, jobs.number(len(planned)))
         if first:

@@ -22,13 +22,13 @@ _EXAMPLES = flags.DEFINE_integer(
 def main() -> None:
     """Prints the errors on all splits and writes evaluation.json into the run's folder."""
     run = load_run(_MODEL.value)
-    workdirs.check_sources(run.task, run.folder, run.task.evaluation_splits)
+    workdirs.Workdir(run.folder).check_sources(run.task, run.task.evaluation_splits)
     config = run.experiment
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
         config = dataclasses.replace(config, evaluation=evaluation)
-    experiment = Experiment(config, len(run.seeds), run.task)
-    with workdirs.locked(run.output, workdirs.MEASURING):
+    experiment = Experiment(config, run.task)
+    with workdirs.Workdir(run.output).locked(workdirs.MEASURING):
         records = experiment.evaluate(run)
         workdirs.write_json(run.output / "evaluation.json", {"records": records})
     print_errors(experiment, records)

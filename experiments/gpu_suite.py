@@ -90,7 +90,7 @@ def main() -> None:
     workdir, sizes = Path(_WORKDIR.value), TOY if _TOY.value else Sizes()
     end = time.monotonic() + 60 * _MINUTES.value
     rows: list[Record] = []
-    with workdirs.locked(workdir):
+    with workdirs.Workdir(workdir).locked():
         for name in (name for name in SECTIONS if name in _ONLY.value):
             began = time.monotonic()
             print(f"{name}: {max(0.0, end - began) / 60:.1f} minutes left", file=sys.stderr)

@@ -12,7 +12,7 @@ from absl import flags
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.workdir import create_task
+from cope_jax.runs.workdir import Workdir
 from cope_jax.training import processes
 from cope_jax.training.profiling import Profile
 from experiments.cli import distributed, entry, outputs
@@ -50,7 +50,7 @@ def main() -> None:
             "earlier steps"
         )
     distributed.join()
-    experiment = Experiment(config, task=create_task(config, workdir))
+    experiment = Experiment(config, task=Workdir(workdir).create_task(config))
     records = experiment.train(workdir, [_SEED.value], profile=profile, verbose=True)
     if processes.is_first():
         print_errors(experiment, records)

@@ -209,8 +209,6 @@ def test_names_in_sentences_exist(page):
     check_extras(PAGES[page])
     for target in re.findall(r"`make ([^`]*)`", text):
         check_make(target.split())
-    if page == "CHANGELOG.md":  # its history has the names of its time
-        return
     for name in re.findall(r"`(?:python -m )?(experiments\.\w+|cope_jax\.[\w.]+)\b[^`/]*`", text):
         command = name.startswith("experiments.") and name != "experiments.NAME"
         assert importlib.util.find_spec(name) if command else "NAME" in name or pkgutil.resolve_name(name), name

@@ -89,6 +89,18 @@ def test_jax_is_strict_and_has_eight_devices():
         warnings.warn("warnings are an error", stacklevel=1)
 
 
+def test_nothing_stands_at_the_top_that_does_not_belong_there():
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("no clone")
+    tracked = subprocess.run([git, "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    folders = {".ci", ".github", "cope_jax", "docs", "experiments", "notebooks", "tests", "tools"}
+    pages = {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"}
+    settings = {".gitignore", ".pre-commit-config.yaml", "MANIFEST.in", "Makefile", "constraints.txt", "mkdocs.yml"}
+    allowed = folders | pages | settings | {"pyproject.toml", "setup.py"}
+    assert {path.partition("/")[0] for path in filter(None, tracked)} <= allowed
+
+
 def test_version_is_said_once():
     assert cope_jax.__version__ == PROJECT["version"]
     assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -60,12 +60,16 @@ class ModelOptions:
         """Creates the Config of the model for a task.
 
         Each option of `self` sets the Config's field of the same name. Any other field has the value of the argument of
-        the same name. If there is no such argument, its value is the attribute of the task with the same name.
+        the same name, else that of the attribute of the task with the same name, else its default.
         """
-        kind, options = MODELS.get(self.name).Config, self.fields()
+        kind, values = MODELS.get(self.name).Config, self.fields()
         decided |= {"encoding": encoding, "max_length": max_length, "layout": layout}
-        names = [field.name for field in dataclasses.fields(kind) if field.name not in options]
-        return kind(**options, **{name: decided[name] if name in decided else getattr(task, name) for name in names})
+        for field in dataclasses.fields(kind):
+            if field.name in decided:
+                values.setdefault(field.name, decided[field.name])
+            elif field.name not in values and (hasattr(task, field.name) or field.default is dataclasses.MISSING):
+                values[field.name] = getattr(task, field.name)
+        return kind(**values)
 
 
 class Model(nnx.Module):

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,17 +22,19 @@ from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
+from cope_jax.runs.workdir import Workdir
 from cope_jax.storage.checkpoint_io import step_of
 from cope_jax.storage.files import write_atomically
 from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes, summary
 from cope_jax.training.evaluator import Evaluator
-from cope_jax.training.experiment_config import ExperimentConfig
+from cope_jax.training.experiment_config import EvaluationConfig, ExperimentConfig
 from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.profiling import Profile
+from cope_jax.training.program import Program
 from cope_jax.training.throughput import Throughput, peak_memory
 
 
@@ -46,38 +47,24 @@ class Experiment:
     ('selective_copy', 'decoder, rope')
 
     `experiment.train("runs/rope")` then trains the model, and `experiment.evaluate("runs/rope")` measures it again.
-    One program trains `width` seeds side by side. `task` is the task of the config, if the caller has already created
+    Several seeds train side by side in one program. `task` is the task of the config, if the caller has already created
     it. If `task` is None, the task is created here.
 
     Raises:
       ConfigError: the settings of the config do not fit each other, or do not fit these devices.
     """
 
-    def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
+    def __init__(self, config: ExperimentConfig, task: Task | None = None):
         if not isinstance(config, ExperimentConfig):
             raise ConfigError(f"Experiment needs a config, got a {type(config).__name__}: pass cj.config(name)")
         checked(task, Task | None, "task")
-        check_at_least(1, "Experiment", width=checked(width, int, "Experiment.width"))
         self.config = config
         self.task = tasks.create(config.task.name, **config.task.options) if task is None else task
-        self.program = create_program(config, self.task, width)
-        _check(config, self.task)
+        self.program = create_program(config, self.task)
         self.learner = self.program.learner
-        self.seed_batch = self.program.seed_batch
-        evaluation = config.evaluation
-        splits = dict.fromkeys(self.task.evaluation_splits, evaluation.examples)
-        if evaluation.sweep_examples:
-            splits |= self.task.sweep_examples(evaluation.sweep_examples)
-        sizes = {split: self.task.size(split) for split in splits}
-        self._examples = {split: n if (size := sizes[split]) is None else min(n, size) for split, n in splits.items()}
-        self.evaluator = Evaluator(
-            self.program,
-            self.task,
-            splits,
-            batch_size=evaluation.batch_size,
-            data_seed=config.training.data_seed,
-            data_dir=config.training.data_dir,
-        )
+        _check(config, self.task)
+        self._examples = _examples(config.evaluation, self.task)
+        self._compiled: dict[int, tuple[Program, Evaluator]] = {}
 
     @staticmethod
     def check(config: ExperimentConfig, task: Task | None = None) -> None:
@@ -85,6 +72,21 @@ class Experiment:
         task = tasks.create(config.task.name, **config.task.options) if task is None else task
         create_program(config, task)
         _check(config, task)
+
+    def _side_by_side(self, width: int) -> tuple[Program, Evaluator]:
+        """The program and the evaluator of `width` seeds, created once."""
+        if width not in self._compiled:
+            program = self.program if width == 1 else create_program(self.config, self.task, width)
+            evaluator = Evaluator(
+                program,
+                self.task,
+                self._examples,
+                batch_size=self.config.evaluation.batch_size,
+                data_seed=self.config.training.data_seed,
+                data_dir=self.config.training.data_dir,
+            )
+            self._compiled[width] = program, evaluator
+        return self._compiled[width]
 
     def parameters(self) -> int:
         """The number of parameters of one model."""
@@ -135,42 +137,49 @@ class Experiment:
           Interrupted: Ctrl-C or SIGTERM stopped the run. A checkpoint is saved, and the same call resumes from it.
         """
         seeds = [checked(seed, int, "seeds") for seed in checked(seeds, Sequence | np.ndarray, "seeds")]
-        if len(seeds) != self.seed_batch.width:
-            return Experiment(self.config, len(seeds), self.task).train(
-                workdir,
-                seeds,
-                label=label,
-                fields=fields,
-                environment=environment,
-                profile=profile,
-                verbose=verbose,
-                progress=progress,
-            )
-        workdir = Path(checked(workdir, str | os.PathLike, "workdir"))
+        check_at_least(1, "Experiment.train", seeds=len(seeds))
+        folder = Workdir(workdir)
+        program, evaluator = self._side_by_side(len(seeds))
         workdirs.check_alike(self.task)
         start = functools.cache(self._start)
-        if not workdirs.has_checkpoints(workdir):  # before anything is written, because that model may not fit
+        if not folder.has_checkpoints():  # before anything is written, because that model may not fit
             start()
         with contextlib.ExitStack() as stack:
             with processes.first_goes_ahead() as first:
                 if first:
                     environment = recording.environment() if environment is None else environment
-                    stack.enter_context(workdirs.locked(workdir))
+                    stack.enter_context(folder.locked())
                     job = {"job": dataclasses.asdict(self.config.job)}
-                    workdirs.open_workdir(workdir, self.config, seeds, environment | job)
-                    workdirs.keep_files(self.task, workdir)
+                    folder.open(self.config, seeds, environment | job)
+                    folder.keep_files(self.task)
                     if verbose:
-                        self._announce(workdir)
-            workdirs.follow_first(workdir)
-            # Only the first process, because all do the same work, and several on a host would write the same file.
-            profile = profile if first else None
-            run = self._run(workdir, seeds, label or self.label, profile, start, progress)
+                        self._announce(folder.path, len(seeds))
+            folder.follow_first()
+            rows = program.rows(self.config.training.batch_size)
+            run = Run(
+                program,
+                seeds,
+                self.config.training,
+                folder.path,
+                iterators=[create_iterator(self.config, self.task, seed, rows) for seed in seeds],
+                evaluate=functools.partial(self._curve, evaluator, seeds),
+                throughput=self.throughput(len(seeds)),
+                job=self.config.job,
+                # Only in the first process: all do the same work, and several on a host would write the same file.
+                profile=profile if first else None,
+                label=label or self.label,
+                metric=self.task.metric,
+                recipe=self.config.recipe(),
+                start=start,
+                progress=progress,
+            )
             state, seconds = run.train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
-            extra = {"memory_gib": round(peak_memory(self.program.mesh.devices.flat), 3), **(fields or {})}
+            extra = {"memory_gib": round(peak_memory(program.mesh.devices.flat), 3), **(fields or {})}
             records = [{**extra, **record} for record in records]
             if first:
-                workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment})
+                result = {"records": records, "environment": environment}
+                workdirs.write_json(folder.path / "result.json", result)
         return records
 
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
@@ -185,13 +194,12 @@ class Experiment:
         theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
         if other := workdirs.difference(theirs, ours):
             raise ConfigError(f"{run.folder} is a run with other settings, {other}: use the config of the run")
-        if len(run.seeds) != self.seed_batch.width:
-            return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
-        workdirs.check_sources(self.task, run.folder, self.task.evaluation_splits)
+        Workdir(run.folder).check_sources(self.task, self.task.evaluation_splits)
         if self.task.same_saved_files(run.folder) is False:
             raise ConfigError(f"the vocabulary differs from the run in {run.folder}: restore the original files")
         step, params, seconds = run.restored
-        return self.records(run.seeds, jax.device_put(params, self.program.state_shardings.params), step, seconds)
+        program, _ = self._side_by_side(len(run.seeds))
+        return self.records(run.seeds, jax.device_put(params, program.state_shardings.params), step, seconds)
 
     def records(self, seeds: Sequence[int], params: PyTree, step: int, seconds: float) -> list[Record]:
         """Measures the models with `params` on every split, including the sweep; returns records as in results.json.
@@ -208,6 +216,7 @@ class Experiment:
             "wall_seconds": seconds / len(seeds),
             "learning_rate": self.config.optimizer.learning_rate,
         }
+        _, evaluator = self._side_by_side(len(seeds))
         main, levels = self.task.evaluation_splits, self.task.sweep_levels
         return [
             {
@@ -219,22 +228,23 @@ class Experiment:
                 "metric": metric,
                 "value": value,
             }
-            for split, runs in self.evaluator(params).items()
+            for split, runs in evaluator(params).items()
             for seed, errors in zip(seeds, runs, strict=True)
             for metric, value in errors.items()
         ]
 
-    def summary(self) -> str:
-        """A summary of the run: every parameter and its sharding, the devices, and the cost of a step."""
-        return summary.summarise(self.program.state_shapes().params, self._facts())
+    def summary(self, seeds: int = 1) -> str:
+        """A summary of a run with this number of seeds: every parameter and its sharding, devices, cost of a step."""
+        shapes = self._side_by_side(seeds)[0].state_shapes()
+        return summary.summarise(shapes.params, self._facts(shapes, seeds))
 
-    def _facts(self) -> dict[str, str]:
+    def _facts(self, shapes: TrainState, seeds: int) -> dict[str, str]:
         """The devices, the data and the cost of a step, by name."""
         length = self.task.length("train")
         facts = summary.job_facts(
-            self.program.state_shapes(),
+            shapes,
             self.program.mesh,
-            batch_size=self.config.training.batch_size * self.seed_batch.width,
+            batch_size=self.config.training.batch_size * seeds,
             length=length,
             flops_per_token=self.learner.model.flops_per_token(length),
         )
@@ -243,22 +253,23 @@ class Experiment:
         facts["step"] = ", ".join([*step, f"accumulate {training.accumulate}"])
         return facts | ({"data": self.task.origin()} if self.task.origin() else {})
 
-    def throughput(self) -> Throughput:
-        """Creates the stopwatch of a run."""
+    def throughput(self, seeds: int = 1) -> Throughput:
+        """Creates the stopwatch of a run with this number of seeds."""
         training, mesh = self.config.training, self.program.mesh
         length = self.task.length("train")
         return Throughput(
-            tokens_per_step=training.batch_size * length * self.seed_batch.width,
+            tokens_per_step=training.batch_size * length * seeds,
             flops_per_token=self.learner.model.flops_per_token(length),
             devices=mesh.devices.flat,
             peak=self.config.job.peak_flops,
         )
 
-    def _announce(self, workdir: Path) -> None:
+    def _announce(self, workdir: Path, seeds: int) -> None:
         """Writes the summary of the run, and prints its main facts if the run is new."""
-        path = write_atomically(workdir / "summary.txt", self.summary() + "\n")
+        path = write_atomically(workdir / "summary.txt", self.summary(seeds) + "\n")
         if all(step_of(checkpoint.name) is None for checkpoint in (workdir / "checkpoints").glob("*")):
-            facts = {"parameters": f"{self.parameters():,}", **self._facts()}
+            shapes = self._side_by_side(seeds)[0].state_shapes()
+            facts = {"parameters": f"{self.parameters():,}", **self._facts(shapes, seeds)}
             for name in ("parameters", "devices", "batch", "model FLOPs"):
                 print(f"{name:<11}  {facts[name]}", file=sys.stderr)
             print(f"all parameters: {shown(path)}", file=sys.stderr)
@@ -270,40 +281,22 @@ class Experiment:
         """The parameters to start from."""
         return warm_start.start(self.config.training.start, self.learner, self.task, self.config.encoding)
 
-    def _run(
-        self,
-        workdir: Path,
-        seeds: Sequence[int],
-        label: str,
-        profile: Profile | None,
-        start: Callable[[], PyTree],
-        progress: Callable[..., Progress],
-    ) -> Run:
-        rows = self.program.rows(self.config.training.batch_size)
-        return Run(
-            self.program,
-            seeds,
-            self.config.training,
-            workdir,
-            [create_iterator(self.config, self.task, seed, rows) for seed in seeds],
-            lambda state, step: self._curve(seeds, state, step),
-            self.throughput(),
-            self.config.job,
-            profile,
-            label,
-            self.task.metric,
-            self.config.recipe(),
-            start,
-            progress,
-        )
-
-    def _curve(self, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
-        measured = self.evaluator(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
+    def _curve(self, evaluator: Evaluator, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
+        measured = evaluator(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
         return [
             {"step": step, "seed": seed, "split": split, **errors}
             for split, runs in measured.items()
             for seed, errors in zip(seeds, runs, strict=True)
         ]
+
+
+def _examples(evaluation: EvaluationConfig, task: Task) -> dict[str, int]:
+    """The number of examples to measure, by split: of a fixed split, no more than it has."""
+    examples = dict.fromkeys(task.evaluation_splits, evaluation.examples)
+    if evaluation.sweep_examples:
+        examples |= task.sweep_examples(evaluation.sweep_examples)
+    sizes = {split: task.size(split) for split in examples}
+    return {split: n if (size := sizes[split]) is None else min(n, size) for split, n in examples.items()}
 
 
 def _check(config: ExperimentConfig, task: Task) -> None:

@@ -54,7 +54,7 @@ def check_finished(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridR
     """Raises ConfigError if a finished run has another config; its result must not pass for one of this config."""
     for run in runs:
         if run.result.exists():
-            workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
+            workdirs.Workdir(run.workdir).open(configs[run.label], run.seeds)
 
 
 def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path, jobs: int) -> None:
@@ -91,7 +91,7 @@ def _train_here(works: Sequence[workers.Work], finished: Callable[[], None]) -> 
         if key not in compiled:
             if repr(config.task) not in made:
                 made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
-            compiled = {key: Experiment(config, len(work.seeds), made[repr(config.task)])}
+            compiled = {key: Experiment(config, made[repr(config.task)])}
         # The peak of memory includes that of all earlier runs of this process, so only the first run has one.
         fields = {**work.fields, "memory_gib": None} if number else work.fields
         compiled[key].train(work.workdir, work.seeds, label=work.label, fields=fields, environment=work.environment)

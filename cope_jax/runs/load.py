@@ -15,7 +15,7 @@ from cope_jax import models, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, formats, safetensors_io
 from cope_jax.registry import checked
-from cope_jax.runs.workdir import check_seeds, read_json, read_settings
+from cope_jax.runs.workdir import Workdir, check_seeds, read_json
 from cope_jax.storage.checkpoint_io import step_of
 from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.storage.files import read_object
@@ -273,7 +273,7 @@ def load_run(folder: str | Path) -> LoadedRun:
         raise ConfigError(f"{folder} holds no training run, but a comparison: give one of its runs, such as {cells[0]}")
     converted = (folder / RUN).exists()
     trained = (folder / "config.json").exists() and (folder / "checkpoints").exists()
-    settings = _about(folder) if converted else read_settings(folder) if trained else {}
+    settings = _about(folder) if converted else Workdir(folder).settings() if trained else {}
     if "seeds" not in settings:
         raise ConfigError(
             f"{folder} holds no training run: give the --workdir of experiments.train, or a cell of compare"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cope_jax.tasks import Task
 from cope_jax.training.learner import Learner
 
 _PROBED = 8  # number of tokens that test an encoding
-Place = tuple[Any, ...]  # the path of a parameter in nested dicts
+Name = tuple[Any, ...]  # the path of a parameter in nested dicts
 
 
 def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str | None = None) -> PyTree:
@@ -39,58 +39,72 @@ def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str
     """
     if folder is None:
         return {}
-    found, model = load(folder), learner.model
-    folder = found.folder
-    there = _text_of(found.config) if found.experiment is None else found.experiment.encoding
-    here = _text_of(model) if encoding is None else encoding
-    config, params = found.config, jax.device_get(found.params())
+    loaded, model = load(folder), learner.model
+    folder, config, params = loaded.folder, loaded.config, jax.device_get(loaded.params())
     same = task.same_saved_files(folder)
-    surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
-    if same and surplus > 0:
+    surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0) if same else 0
+    if surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
-    held, wanted = flatten_dict(params), flatten_dict(nnx.to_pure_dict(learner.variables()))
-    shared = {name[0] for name in held} & {name[0] for name in wanted}
-    if not shared:
+    stored, wanted = flatten_dict(params), flatten_dict(nnx.to_pure_dict(learner.variables()))
+    if not _modules(stored) & _modules(wanted):
         raise ConfigError(
             f"{folder} shares no modules with {model.name} (it has {', '.join(params)}): "
             f"choose another --config.training.start"
         )
-    changed_parts = _parts(config).keys() ^ _parts(model).keys()
-    taken: dict[Any, Any] = {}
-    for name in sorted({*held, *wanted}, key=str):
-        theirs, ours = held.get(name), wanted.get(name)
+    taken = _common(stored, wanted, _parts(config).keys() ^ _parts(model).keys(), folder)
+    if same is False:
+        raise ConfigError(f"the vocabulary of {folder} is not the task's: use the vocabulary of {folder} in the task")
+    if jax.process_index() > 0:
+        return unflatten_dict(taken)
+    there = _text_of(config) if loaded.experiment is None else loaded.experiment.encoding
+    here = _text_of(model) if encoding is None else encoding
+    changed = "" if _parts(config) == _parts(model) else f"; encoding: {there} there, {here} here"
+    new, left_out = _list(wanted, stored), _list(stored, wanted)
+    print(f"start: {config.name} of {folder}; new: {new}; left out: {left_out}{changed}")
+    if surplus > 0:
+        print(f"start: left out the last {surplus} tokens of {folder}, which are not in its vocabulary")
+    if same is None and task.saved_files():
+        print(f"warning: {folder} has no vocabulary, so it was not compared with the task's", file=sys.stderr)
+    for line in _differences(config, model, there, here):
+        print(f"warning: {folder} was trained with {line}", file=sys.stderr)
+    return unflatten_dict(taken)
+
+
+def _common(
+    stored: Mapping[Name, Any], wanted: Mapping[Name, Any], changed_parts: Set[str], folder: Path
+) -> dict[Name, Any]:
+    """The stored parameters that the model wants, in the same shapes.
+
+    Raises:
+      ConfigError: a common module differs elsewhere than in `changed_parts` of its encoding.
+    """
+    common: dict[Name, Any] = {}
+    modules = _modules(stored) & _modules(wanted)
+    for name in sorted({*stored, *wanted}, key=str):
+        theirs, ours = stored.get(name), wanted.get(name)
         if theirs is not None and ours is not None and theirs.shape == ours.shape:
-            taken[name] = theirs
-        elif name[0] in shared and _part(name) not in changed_parts:
+            common[name] = theirs
+        elif name[0] in modules and _part_of_encoding(name) not in changed_parts:
             raise ConfigError(
                 f"{'.'.join(map(str, name))} is {_text(theirs)} in {folder} and {_text(ours)} in this model: "
                 f"use the same sizes and vocabulary"
             )
-    if same is False:
-        raise ConfigError(f"the vocabulary of {folder} is not the task's: use the vocabulary of {folder} in the task")
-    if jax.process_index() == 0:
-        print(
-            f"start: {config.name} of {folder}; new: {_list(wanted, held)}; left out: {_list(held, wanted)}"
-            + ("" if _parts(config) == _parts(model) else f"; encoding: {there} there, {here} here")
-        )
-        if same and surplus > 0:
-            print(f"start: left out the last {surplus} tokens of {folder}, which are not in its vocabulary")
-        if same is None and task.saved_files():
-            print(f"warning: {folder} has no vocabulary, so it was not compared with the task's", file=sys.stderr)
-        for line in _differences(config, model, there, here):
-            print(f"warning: {folder} was trained with {line}", file=sys.stderr)
-    return unflatten_dict(taken)
+    return common
+
+
+def _modules(names: Iterable[Name]) -> set[Any]:
+    return {name[0] for name in names}
 
 
 def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
     """Cuts the token tables of a model to `vocab_size` rows; the removed rows only pad the tables to a round size."""
     config = dataclasses.replace(config, vocab_size=vocab_size)
-    shapes, held = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
-    kept = {place: held[place][tuple(map(slice, leaf.shape))] for place, leaf in shapes.items() if place in held}
+    shapes, stored = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
+    kept = {name: stored[name][tuple(map(slice, leaf.shape))] for name, leaf in shapes.items() if name in stored}
     return config, unflatten_dict(kept)
 
 
-def _part(name: Place) -> Any:
+def _part_of_encoding(name: Name) -> Any:
     """The part of an encoding that a parameter belongs to, if any."""
     return name[name.index("encoding") + 1] if "encoding" in name else None
 
@@ -104,9 +118,9 @@ def _text_of(config: Any) -> str:
     return (config.encoding.text() if hasattr(config, "encoding") else "") or "none"
 
 
-def _list(some: Mapping[Place, Any], others: Mapping[Place, Any]) -> str:
+def _list(some: Mapping[Name, Any], others: Mapping[Name, Any]) -> str:
     """Lists the modules that only `some` has and, in modules that both have, the parameters that only `some` has."""
-    common_modules = {name[0] for name in others}
+    common_modules = _modules(others)
     names = [name if name[0] in common_modules else name[:1] for name in some if name not in others]
     return ", ".join(dict.fromkeys(".".join(map(str, name)) for name in names)) or "nothing"
 
@@ -116,15 +130,15 @@ def _differences(config: Any, model: Any, there: str, here: str) -> Iterator[str
 
     `there` is the text of the encoding of `config`, and `here` is the text of the encoding of `model`.
     """
-    own, new = _parts(config), _parts(model)
-    for name, options in own.items():
+    old, new = _parts(config), _parts(model)
+    for name, options in old.items():
         if name not in new:
             yield f"the encoding {name}, but this model has {here}: it computes something else"
         elif options != new[name]:
             yield f"{options}, but this model has {new[name]}: it computes something else"
     theirs, ours = deciding_options(config), deciding_options(model)
     for name, options in model.encoding.parts if new else ():
-        if name not in own and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
+        if name not in old and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
             yield (
                 f"the encoding {there}, but this model adds {name}, which is not zero-initialised: "
                 f"it computes something else"

@@ -20,7 +20,7 @@ from cope_jax.attention.kernels.cpu import library
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
 from cope_jax.progress import Progress
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.workdir import create_task
+from cope_jax.runs.workdir import Workdir
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import GracefulStop, Interrupted
 
@@ -194,7 +194,7 @@ def _work(work: Work, cores: list[int], messages: connection.Connection, log: co
     if cores:
         os.sched_setaffinity(0, cores)
     try:
-        experiment = Experiment(work.config, len(work.seeds), create_task(work.config, work.workdir))
+        experiment = Experiment(work.config, Workdir(work.workdir).create_task(work.config))
         experiment.train(
             work.workdir,
             work.seeds,

@@ -65,7 +65,7 @@ def main() -> None:
     title = folder.title(_SEED.value)
     print(title, file=sys.stderr)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task leaves to it
-    with workdirs.locked(folder.output, workdirs.MEASURING):
+    with workdirs.Workdir(folder.output).locked(workdirs.MEASURING):
         found = _measure(lm, manager)
         records, left_out = harness_model.records(found, model.lost)
         rows = [[r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)] for r in records]

@@ -36,7 +36,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps, viewer, views
 from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.runs.load import LoadedRun, load_run
-from cope_jax.runs.workdir import check_sources
+from cope_jax.runs.workdir import Workdir
 from cope_jax.tasks.synthetic import SyntheticTask
 from cope_jax.tokenizers.tokenizer import Codec
 from experiments.cli import entry, outputs
@@ -128,7 +128,7 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     """Prints what the heads count in a text. Returns a function that writes the ranking."""
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
-        check_sources(run.task, run.folder, [split])
+        Workdir(run.folder).check_sources(run.task, [split])
     tokens_BL = inspect_text.windows(run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value)
     shape = run.config.block.attention_shape(None)
     layers = maps.choose("layer", _LAYER.value, run.config.num_layers)

@@ -57,7 +57,7 @@ def main() -> None:
         raise ConfigError(f"{run.folder} is a run of {run.name} on {task.name}: choose a decoder trained on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
-    workdirs.check_sources(task, run.folder, [_SPLIT.value])
+    workdirs.Workdir(run.folder).check_sources(task, [_SPLIT.value])
     first = _LENGTH.value or task.window_length
     plan = sorted({first, *plan})
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
@@ -66,7 +66,7 @@ def main() -> None:
             f"--stride={strides[0]} skips tokens between windows of {plan[0]} tokens: give a smaller stride"
         )
     perplexity_report.check_length(models[0], task, _SPLIT.value, plan[-1])
-    with workdirs.locked(run.output, workdirs.MEASURING):
+    with workdirs.Workdir(run.output).locked(workdirs.MEASURING):
         show(run, task, measure(run, task, models, plan, strides), first)
 
 

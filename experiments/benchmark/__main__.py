@@ -126,7 +126,7 @@ def main() -> None:
 
     keep = functools.partial(write, workdir, facts, results)
     try:
-        with workdirs.locked(workdir), GracefulStop() as interruption:
+        with workdirs.Workdir(workdir).locked(), GracefulStop() as interruption:
             timing.run(cases, _ROUNDS.value, results, stop, keep)
             if "memory" in _ONLY.value and not stop():
                 memory_use.run(weighed, names, results, stop, keep)

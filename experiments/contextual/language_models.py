@@ -48,7 +48,7 @@ def main() -> None:
         run["equal_steps"] = at(run["curve"], "step", steps)
         run["equal_time"] = at(run["curve"], "seconds", seconds)
     workdir = Path(_WORKDIR.value)
-    with workdirs.locked(workdir):
+    with workdirs.Workdir(workdir).locked():
         table = create_table(runs, steps, seconds)
         curves = contextual_plots.language_model_curves([row for run in runs for row in run["curve"]])
         paths = [save(curves, workdir / "curves.png")]
@@ -67,7 +67,7 @@ def read(workdir: Path) -> dict[str, Any]:
     first = records[0]
     if first["task"] != "words":
         raise ConfigError(f"{workdir} is a run on the task {first['task']}: choose runs on the task words")
-    config = workdirs.read_settings(workdir)["config"]
+    config = workdirs.Workdir(workdir).settings()["config"]
     pace = first["wall_seconds"] / first["step"]
     return {
         "model": workdir.name,

@@ -89,12 +89,12 @@ def main() -> None:
         text = read_text()
         corpus = nearest_words.choose_sentences(text, _WORD.value or "", _CORPUS_SENTENCES.value)
         models = load_models(_MODELS.value)
-        with workdirs.locked(workdir):
+        with workdirs.Workdir(workdir).locked():
             find_neighbours(models, queries, text, corpus, workdir)
     else:
         models = load_models(_MODELS.value)
         train, test = word_senses.read_occurrences(_CORPUS.value, _CORPORA_DIR.value, _TRAIN.value, _TEST.value)
-        with workdirs.locked(workdir):
+        with workdirs.Workdir(workdir).locked():
             show_senses(score_models(models, train, test), train, test, workdir)
 
 

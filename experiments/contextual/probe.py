@@ -68,7 +68,7 @@ def main() -> None:
     tasks = {TAGS: tags_task(_CORPORA_DIR.value), SENSES: senses_task(_CORPORA_DIR.value)}
     workdir = Path(_WORKDIR.value)
     config = ProbeConfig(epochs=_EPOCHS.value, seed=_SEED.value)
-    with workdirs.locked(workdir):
+    with workdirs.Workdir(workdir).locked():
         found = {
             model.name: {name: probe(model, name, task, config) for name, task in tasks.items()} for model in models
         }

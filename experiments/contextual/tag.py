@@ -64,7 +64,7 @@ def main() -> None:
     systems = read_systems(_SYSTEMS.value, models)
     workdir = Path(_WORKDIR.value)
     configs = create_configs(systems, models)
-    with workdirs.locked(workdir):
+    with workdirs.Workdir(workdir).locked():
         if config := configs.get("words+characters+elmo"):
             folder = pretrained.write_vectors(models["elmo"], config, workdir / "vectors" / "elmo", "ELMo")
             configs["words+characters+elmo"] = with_vectors(config, folder)

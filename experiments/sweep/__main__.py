@@ -63,7 +63,7 @@ def main() -> None:
     trial_cells = search.trials(grid)
     reading.check(trial_cells)
     options = check_engine()
-    with contextlib.nullcontext() if _DRY_RUN.value else workdirs.locked(workdir):
+    with contextlib.nullcontext() if _DRY_RUN.value else workdirs.Workdir(workdir).locked():
         trials = reading.state(trial_cells, workdir)
         missing = [trial for trial in trials.failed if not search.diverged(trial, workdir)]
         missing += [] if _ONLY_FAILED.value else trials.left

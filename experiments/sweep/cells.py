@@ -159,7 +159,7 @@ def state(cells: Sequence[Cell], workdir: Path) -> State:
     for cell in cells:
         folder = cell.folder(workdir)
         if (folder / "result.json").exists():
-            workdirs.open_workdir(folder, cell.experiment(), [cell.seed])
+            workdirs.Workdir(folder).open(cell.experiment(), [cell.seed])
             found.finished.append(cell)
         elif (folder / FAILED).exists():
             found.failed[cell] = str(workdirs.read_json(folder / FAILED, line=str)["line"])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.workdir import keep_files, open_workdir, write_json
+from cope_jax.runs.workdir import Workdir, write_json
 from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig
 
@@ -55,9 +55,9 @@ def write_run(
     folder: Path, config: ExperimentConfig, seeds: Sequence[int] = (0,), step: int = 2, **metrics: float
 ) -> Experiment:
     """Makes a folder that of a run which has learned nothing yet, with made-up metrics; much faster than training."""
-    experiment = Experiment(config, width=len(seeds))
-    open_workdir(folder, config, seeds)
-    keep_files(experiment.task, folder)
+    experiment = Experiment(config)
+    Workdir(folder).open(config, seeds)
+    Workdir(folder).keep_files(experiment.task)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         checkpoints.save(step, experiment.program.init(seeds), {"data": [], "seconds": 0.0})
     records = [

@@ -165,7 +165,7 @@ def test_models_are_named_once_and_known_by_their_kinds(trained):
 
 
 def test_floors_are_known_of_some_tasks(start, config, tmp_path):
-    workdirs.open_workdir(tmp_path, ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
+    workdirs.Workdir(tmp_path).open(ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
     (tmp_path / "checkpoints").mkdir()
     done = start("floors", f"--model={tmp_path}").wait()
     assert done.status == 2, done.err

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from cope_jax.runs.workdir import MEASURING, locked
+from cope_jax.runs.workdir import MEASURING, Workdir
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("perplexity_command")
@@ -104,7 +104,7 @@ def contents(folder):
 def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(command, cell, start, tmp_path):
     run = shutil.copytree(cell, tmp_path / "run")
     before = contents(run)
-    with locked(run, MEASURING):
+    with Workdir(run).locked(MEASURING):
         done = start(command, f"--model={run}").wait()
     assert (done.status, f"{run} is in use by process {os.getpid()} on" in done.error) == (2, True), done.err
     (run / MEASURING).unlink()

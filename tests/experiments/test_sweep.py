@@ -182,7 +182,7 @@ def test_the_grids_of_the_project_are_sound():
 
 
 def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading.workdirs, "open_workdir", lambda *args: None)
+    monkeypatch.setattr(reading.workdirs.Workdir, "open", lambda *args: None)
     cells = [Cell("quick", name, seed) for name in ("cope", "rope") for seed in range(2)]
     finish(cells[0], tmp_path, 30.0)
     finish(cells[2], tmp_path, 10.0)
@@ -204,7 +204,7 @@ def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
 
 def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
     cell = Cell("quick", "rope")
-    reading.workdirs.open_workdir(cell.folder(tmp_path), cell.experiment(), [0])
+    reading.workdirs.Workdir(cell.folder(tmp_path)).open(cell.experiment(), [0])
     other = Cell("quick", "rope", changes={"training": {"steps": 100}}, setting="quick")
     (cell.folder(tmp_path) / "result.json").write_text('{"records": []}')
     assert reading.state([cell], tmp_path).finished == [cell]

@@ -17,7 +17,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
-from cope_jax.runs.workdir import check_alike, create_task, keep_files
+from cope_jax.runs.workdir import Workdir, check_alike
 from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 from tests.experiments.pretrained import TEXT_CONFIG
 
@@ -53,16 +53,16 @@ def trained(start, tmp_path_factory):
 def test_a_run_that_resumes_does_not_learn_its_vocabulary_again(tmp_path, monkeypatch):
     options = {"corpus": "files", "vocab_size": 300, "length": 16}
     config = ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}})
-    learned = create_task(config, tmp_path)
-    keep_files(learned, tmp_path)
+    learned = Workdir(tmp_path).create_task(config)
+    Workdir(tmp_path).keep_files(learned)
     (tmp_path / "checkpoints/1").mkdir(parents=True)
     monkeypatch.setattr("cope_jax.tokenizers.loading.train", None)
-    resumed = create_task(config, tmp_path)
+    resumed = Workdir(tmp_path).create_task(config)
     assert resumed.saved_files() == learned.saved_files()
-    keep_files(resumed, tmp_path)
+    Workdir(tmp_path).keep_files(resumed)
     given = dataclasses.replace(config, task=TaskConfig("text", {**options, "vocab": str(tmp_path / "another.json")}))
     with pytest.raises(ConfigError, match=r"there is no tokenizer at .*another.json"):
-        create_task(given, tmp_path)
+        Workdir(tmp_path).create_task(given)
 
 
 def test_a_run_is_read_back_without_its_corpora(trained):
@@ -158,17 +158,17 @@ def test_a_damaged_tokenizer_of_a_run_is_one_line(trained, tmp_path):
 
 def test_a_tokenizer_of_a_run_that_is_only_written_otherwise_is_the_same(tmp_path):
     task = tasks.create("text", vocab_size=300, length=16)
-    keep_files(task, tmp_path)
+    Workdir(tmp_path).keep_files(task)
     file = tmp_path / "tokenizer.json"
     kept = json.dumps(json.loads(file.read_text()))  # as another version of the library may write it
     assert kept != file.read_text()
     file.write_text(kept)
     (tmp_path / "corpus.json").unlink()  # as after an interruption
-    keep_files(task, tmp_path)
+    Workdir(tmp_path).keep_files(task)
     assert file.read_text() == kept and (tmp_path / "corpus.json").exists()
     other = tasks.create("text", vocab_size=301, length=16)
     with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* does not match the current data"):
-        keep_files(other, tmp_path)
+        Workdir(tmp_path).keep_files(other)
 
 
 def test_processes_with_other_data_are_refused(monkeypatch):

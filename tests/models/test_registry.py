@@ -1,8 +1,11 @@
 """Every model is registered."""
 
 import ast
+import dataclasses
 import pathlib
 import re
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,8 @@ from flax import nnx
 
 from cope_jax import models
 from cope_jax.errors import ConfigError
+from cope_jax.layout import WHOLE
+from cope_jax.models.model import ModelOptions
 from tests.models.cases import config
 
 
@@ -36,6 +41,29 @@ def test_create_by_name():
     assert jax.eval_shape(logits, jnp.zeros((1, 3), jnp.int32)).shape == (1, 3, config().vocab_size)
     with pytest.raises(ConfigError, match="unknown model 'decode': did you mean 'decoder'"):
         models.create("decode", config(), rngs=nnx.Rngs(0))
+
+
+def test_a_config_takes_a_field_from_the_caller_then_the_task_then_its_default(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Options(ModelOptions):
+        name: str = "mine"
+        size: int = 3
+
+    @dataclasses.dataclass(frozen=True)
+    class Config(Options):
+        vocab_size: int = 0
+        max_length: int = 0
+        layout: Any = None
+        stochastic: bool = False
+        tags: int = dataclasses.field(kw_only=True)
+
+    monkeypatch.setitem(models.MODELS._entries, "mine", types.SimpleNamespace(Config=Config))
+    task = types.SimpleNamespace(vocab_size=9, tags=2, size=7)
+    config = Options().complete(task, None, 11, WHOLE, vocab_size=4)
+    assert (config.vocab_size, config.max_length, config.tags, config.size) == (4, 11, 2, 3)
+    assert config.stochastic is False and config.layout == WHOLE
+    with pytest.raises(AttributeError, match="has no attribute 'tags'"):
+        Options().complete(types.SimpleNamespace(vocab_size=9), None, 11, WHOLE)
 
 
 def test_fields_of_other_shapes_are_one_clear_line():

@@ -39,7 +39,7 @@ ELMO = ElmoConfig(filters=((1, 3), (2, 4)), cell_dim=6, projection_dim=4, vocab_
 
 @pytest.fixture(scope="module")
 def experiment():
-    return Experiment(config_files.config("quick", encoding="cope", **CONFIG), width=2)
+    return Experiment(config_files.config("quick", encoding="cope", **CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment)
     with pytest.raises(
         ConfigError, match=r'is a run with other settings, encoding \("cope", not "rope"\): use the config of'
     ):
-        Experiment(other, width=2).evaluate(folder)
+        Experiment(other).evaluate(folder)
     with pytest.raises(ConfigError, match=r"holds a run with other settings, seeds \(\[3, 5\], not \[3\]\)"):
         experiment.train(folder, [3])
 

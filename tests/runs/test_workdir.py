@@ -15,16 +15,7 @@ from absl import flags
 
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.runs import grid
-from cope_jax.runs.workdir import (
-    has_checkpoints,
-    locked,
-    open_workdir,
-    read_records,
-    read_settings,
-    replace_records,
-    write_files,
-    write_json,
-)
+from cope_jax.runs.workdir import Workdir, read_records, replace_records, write_files, write_json
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, exits, interrupts
 
@@ -32,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 HOLDS = """
 import sys, time
 from pathlib import Path
-from cope_jax.runs.workdir import locked
-with locked(Path(sys.argv[1])):
+from cope_jax.runs.workdir import Workdir
+with Workdir(sys.argv[1]).locked():
     print("held", flush=True)
     time.sleep(600)
 """
@@ -52,16 +43,16 @@ def holder(tmp_path):
 
 def test_a_bucket_is_no_workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="gs:/bucket/run is not a folder"), locked(Path("gs://bucket/run")):
+    with pytest.raises(ConfigError, match="gs:/bucket/run is not a folder"), Workdir(Path("gs://bucket/run")).locked():
         pass
     assert not list(tmp_path.iterdir())
 
 
 def test_a_second_run_in_a_workdir_is_refused_with_the_name_of_the_first(holder, tmp_path):
-    with pytest.raises(ConfigError, match="is in use by process") as error, locked(tmp_path / "run"):
+    with pytest.raises(ConfigError, match="is in use by process") as error, Workdir(tmp_path / "run").locked():
         pass
     assert f"process {holder.pid} on {socket.gethostname()}: wait until it ends" in str(error.value)
-    with locked(tmp_path / "another"):
+    with Workdir(tmp_path / "another").locked():
         pass
 
 
@@ -69,7 +60,7 @@ def test_a_run_that_is_killed_leaves_no_lock(holder, tmp_path):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     for _ in range(2):
-        with locked(tmp_path / "run"):
+        with Workdir(tmp_path / "run").locked():
             assert (tmp_path / "run" / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
@@ -78,7 +69,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with locked(tmp_path):
+    with Workdir(tmp_path).locked():
         pass
     assert capsys.readouterr().err == (
         f"warning: {tmp_path} cannot be locked (No locks available): start only one run in it\n"
@@ -89,21 +80,21 @@ def test_a_folder_that_is_read_only_is_refused_though_its_lock_is_not(tmp_path, 
     (tmp_path / ".lock").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
     message = rf"^cannot write to {tmp_path} \(Permission denied\): choose another --workdir$"
-    with pytest.raises(ConfigError, match=message), locked(tmp_path):
+    with pytest.raises(ConfigError, match=message), Workdir(tmp_path).locked():
         pass
 
 
 def test_a_disk_that_is_read_only_is_a_storage_error(tmp_path, monkeypatch):
-    with locked(tmp_path):
-        open_workdir(tmp_path, ExperimentConfig(), seeds=(0,))
+    with Workdir(tmp_path).locked():
+        Workdir(tmp_path).open(ExperimentConfig(), seeds=(0,))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     read_only = os.statvfs_result([*[*os.statvfs(tmp_path)][:8], os.ST_RDONLY, 255])
     monkeypatch.setattr(os, "statvfs", lambda path: read_only)
     message = rf"^cannot write to {tmp_path} \(Read-only file system\)"
-    with pytest.raises(StorageError, match=message), locked(tmp_path):
+    with pytest.raises(StorageError, match=message), Workdir(tmp_path).locked():
         pass
     with pytest.raises(StorageError, match=message):
-        open_workdir(tmp_path, ExperimentConfig(), seeds=(0,))
+        Workdir(tmp_path).open(ExperimentConfig(), seeds=(0,))
 
 
 def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_path):
@@ -134,35 +125,35 @@ def test_a_value_that_was_not_finite_is_nan_again(tmp_path):
 
 def test_a_workdir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(ConfigError, match="it is a file"), locked(tmp_path / "run"):
+    with pytest.raises(ConfigError, match="it is a file"), Workdir(tmp_path / "run").locked():
         pass
 
 
 def test_checkpoints_are_a_folder_in_a_possible_path(tmp_path):
-    assert not has_checkpoints(tmp_path)
+    assert not Workdir(tmp_path).has_checkpoints()
     (tmp_path / "checkpoints").touch()
     with pytest.raises(ConfigError, match="checkpoints is a file, not a folder"):
-        has_checkpoints(tmp_path)
+        Workdir(tmp_path).has_checkpoints()
     for target in ("checkpoints", "gone"):
         (tmp_path / "checkpoints").unlink()
         (tmp_path / "checkpoints").symlink_to(target)
         with pytest.raises(ConfigError, match="checkpoints is a broken link, not a folder"):
-            has_checkpoints(tmp_path)
+            Workdir(tmp_path).has_checkpoints()
     with pytest.raises(ConfigError, match="File name too long"):
-        has_checkpoints(tmp_path / ("x" * 300))
+        Workdir(tmp_path / ("x" * 300)).has_checkpoints()
 
 
 @pytest.mark.parametrize("seeds", ["[]", "5", "null", "[[0]]", "[-1]", "[0.5]", '["0"]', "[true]"])
 def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
     (tmp_path / "config.json").write_text(f'{{"config": {{}}, "seeds": {seeds}}}')
     with pytest.raises(ConfigError, match=r"config.json is damaged \(seeds are .*\): write the seeds of the run"):
-        read_settings(tmp_path)
+        Workdir(tmp_path).settings()
 
 
 def test_a_json_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*config.json \(Is a directory\)"):
-        read_settings(tmp_path)
+        Workdir(tmp_path).settings()
 
 
 @pytest.mark.parametrize(("name", "message"), [("", "is empty, as with an unset"), ("~/runs", "does not replace ~ in")])
@@ -180,9 +171,9 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
         {"encoding": "rope", "task": {"name": "flip_flop", "options": {"length": 8}}}
     )
     for commit in ("first", "second"):
-        open_workdir(tmp_path, config, [0], {"commit": commit})
+        Workdir(tmp_path).open(config, [0], {"commit": commit})
         assert json.loads((tmp_path / "environment.json").read_text()) == {"commit": commit}
-    open_workdir(tmp_path, config, [0])
+    Workdir(tmp_path).open(config, [0])
     assert json.loads((tmp_path / "environment.json").read_text()) == {"commit": "second"}
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from cope_jax.errors import StorageError
-from cope_jax.runs.workdir import locked
+from cope_jax.runs.workdir import Workdir
 from cope_jax.storage import checkpoint_bucket, checkpoint_io, checksum
 from cope_jax.storage.bucket import Bucket
 from cope_jax.storage.checkpoints import Checkpoints
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.xdist_group("buckets")]
 @pytest.mark.parametrize("fault", ["503", "403", "torn"])
 def test_a_server_that_fails_while_a_checkpoint_is_read_or_written_damages_none(server, monkeypatch, fault):
     read = checkpoint_bucket._read_arrays
-    with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
+    with mirrored(URL) as folder, Workdir(folder).locked(), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
         checkpoints.save(1, state(1), {"data": [1]})
         checkpoints.wait()
         monkeypatch.setattr(
@@ -49,7 +49,7 @@ def test_a_server_that_fails_while_a_checkpoint_is_read_or_written_damages_none(
 def restore(**options):
     with mirrored(URL) as folder, contextlib.ExitStack() as stack:
         if not options.get("read_only"):
-            stack.enter_context(locked(Path(folder)))
+            stack.enter_context(Workdir(folder).locked())
         with Checkpoints(Path(folder, "checkpoints"), **options) as checkpoints:
             restored = checkpoints.restore(jax.eval_shape(lambda: state(0)))
     return restored and (restored[0], float(restored[1]["params"]["kernel"][0, 0]), tuple(restored[2]["data"]))
@@ -58,7 +58,7 @@ def restore(**options):
 def test_checkpoints_are_copied_whole_and_old_ones_removed(server, monkeypatch):
     remove = Bucket.remove
     monkeypatch.setattr(Bucket, "remove", lambda *arguments: time.sleep(0.2) or remove(*arguments))
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         (Path(folder) / "metrics.jsonl").write_text('{"step": 1}\n')
         save(Path(folder), [1, 2, 3], keep=2)
         order = [line.split("name=")[1].partition("&")[0] for line in server.log if line.startswith("POST")]
@@ -87,7 +87,7 @@ def test_checkpoints_are_copied_whole_and_old_ones_removed(server, monkeypatch):
     ],
 )
 def test_a_damaged_checkpoint_is_left_out(server, capsys, damage, ending):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1, 2], keep=2)
     (name,) = (name for name in server.names() if "checkpoints/2/" in name and name.endswith(ending))
     content, generation = server.objects.pop(("bucket", name))
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_left_out(server, capsys, damage, ending):
     assert ("cannot be read" in capsys.readouterr().err) == (not gone)
     kept = [name for name in server.names() if "checkpoints/2/" in name]  # for whoever can use it
     assert gone or kept
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [2], keep=1)
         save(Path(folder), [3], keep=1)
     assert complete(server) == [3]
@@ -113,21 +113,21 @@ def test_a_damaged_checkpoint_is_left_out(server, capsys, damage, ending):
 
 
 def test_unfinished_checkpoints_are_removed(server):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1])
     Bucket(f"{URL}/checkpoints").write("copy/1/a", b"of somebody else")
     whole = server.names()
     for name in ("2/x/state/a", "1/y/state/a", "3/x/a"):
         Bucket(f"{URL}/checkpoints").write(name, b"")
     Bucket(f"{URL}/checkpoints").write("3/.damaged", b"x")
-    with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")):
+    with mirrored(URL) as folder, Workdir(folder).locked(), Checkpoints(Path(folder, "checkpoints")):
         pass
     kept = [f"runs/cope/checkpoints/3/{name}" for name in (".damaged", "x/a")]
     assert server.names() == sorted([*whole, *kept])
 
 
 def test_scores_that_cannot_be_read_now_are_not_taken_for_none(server, monkeypatch):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1], scores=[0.1], keep_best=1)
         read = Bucket.read
 
@@ -143,7 +143,7 @@ def test_scores_that_cannot_be_read_now_are_not_taken_for_none(server, monkeypat
 
 
 def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1], keep=1)
         with mirrored(URL) as other, Checkpoints(Path(other, "checkpoints"), read_only=True) as checkpoints:
             save(Path(folder), [2], keep=1)
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
 
 
 def test_so_do_several(server):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1, 2])
         with mirrored(URL) as other, Checkpoints(Path(other, "checkpoints"), read_only=True) as checkpoints:
             save(Path(folder), [3, 4])
@@ -161,20 +161,20 @@ def test_so_do_several(server):
 
 
 def test_the_best_checkpoint_stays_after_a_new_start(server):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1, 2], scores=[0.1, 0.5], keep=1, keep_best=1)
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [3, 4], scores=[0.7, 0.6], keep=1, keep_best=1)
     assert complete(server) == [1, 4]
 
 
 def test_a_damaged_marker_beside_an_object_for_the_folder_removes_nothing(server):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1])
     Bucket(f"{URL}/checkpoints").write("1/", b"")
     Bucket(f"{URL}/checkpoints").write("1/.complete", b"{")
     whole = server.names()
-    with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")):
+    with mirrored(URL) as folder, Workdir(folder).locked(), Checkpoints(Path(folder, "checkpoints")):
         pass
     assert server.names() == whole
 
@@ -182,7 +182,7 @@ def test_a_damaged_marker_beside_an_object_for_the_folder_removes_nothing(server
 def test_large_shards_are_divided_evenly(server, monkeypatch):
     monkeypatch.setattr(checkpoint_bucket, "_CHUNK", 100)
     state = {"table": jnp.arange(7.0 * 40).reshape(7, 40), "norm": jnp.ones(3), "step": jnp.int32(5)}
-    with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
+    with mirrored(URL) as folder, Workdir(folder).locked(), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
         checkpoints.save(1, state, {"data": []})
         checkpoints.wait()
         _, restored, _ = checkpoints.restore(state)
@@ -195,7 +195,7 @@ def test_a_state_may_be_donated_as_soon_as_saving_returns(server):
     spoil = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 0, state), donate_argnums=0)
     state = {"kernel": jnp.arange(2.0**20)}
     expected = checksum.of_arrays(state)
-    with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
+    with mirrored(URL) as folder, Workdir(folder).locked(), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
         server.fault = "slow"
         checkpoints.save(1, state, {"data": []})
         like = jax.eval_shape(lambda: state)
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: getattr(process, "index", 0))
     label = checkpoint_io.create_label(1, state, {"data": []}, None)
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         writing = []
         for index in (1 - last, last):
             assert complete(server) == []
@@ -261,6 +261,6 @@ def test_a_process_that_waits_for_another_in_vain_says_so(server, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(checkpoint_io, "of_first_process", lambda numbers: numbers)
     line = rf"^{URL}/checkpoints/1 is not complete 0 s after this process wrote its shards: earlier checkpoints [^\n]*$"
-    with mirrored(URL) as folder, locked(Path(folder)), pytest.raises(StorageError, match=line):
+    with mirrored(URL) as folder, Workdir(folder).locked(), pytest.raises(StorageError, match=line):
         save(Path(folder), [1])
     assert complete(server) == []

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.runs.workdir import locked
+from cope_jax.runs.workdir import Workdir
 from cope_jax.storage import bucket_lock, checkpoint_bucket
 from cope_jax.storage.bucket import Bucket
 from cope_jax.storage.mirror import Mirror, mirrored
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.xdist_group("buckets")]
 
 def test_files_are_copied_before_the_lock_ends(server):
     with mirrored(URL) as folder:
-        with locked(Path(folder)):
+        with Workdir(folder).locked():
             Path(folder, "result.json").write_text("{}")
         calls = [line for line in server.log if "result.json" in line or line.startswith("DELETE")]
     assert [line.split()[0] for line in calls] == ["POST", "DELETE"]
@@ -35,7 +35,7 @@ def test_files_are_copied_before_the_lock_ends(server):
 def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, quick):
     with mirror.locked(".lock"), mirrored(URL) as folder:
         with pytest.raises(ConfigError, match=rf"^{URL} is in use by process {os.getpid()} on .*: wait until"):
-            with locked(Path(folder)):
+            with Workdir(folder).locked():
                 pass
     with mirror.locked(".lock"):
         pass
@@ -90,7 +90,7 @@ def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
     began = time.monotonic()
     server.fault, server.every = "applied", 1000
     server.requests = itertools.count(1000 - count)
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         time.sleep(5 * bucket_lock.BEAT)
         Path(folder, "result.json").write_text("{}")
         Mirror.of(Path(folder, "checkpoints")).check_lock()
@@ -102,7 +102,7 @@ def test_a_store_without_conditions_is_refused(server, monkeypatch):
     write = Bucket.write
     monkeypatch.setattr(Bucket, "write", lambda bucket, name, data, expected=None: write(bucket, name, data))
     with pytest.raises(ConfigError, match=rf"^{URL} is in a store that ignores the conditions of writes, [^\n]*$"):
-        with mirrored(URL) as folder, locked(Path(folder)):
+        with mirrored(URL) as folder, Workdir(folder).locked():
             pass
     assert server.names() == []
 
@@ -111,7 +111,7 @@ TAKEN = "in use by another run, because this one gave no sign of life for [^\n]*
 
 
 def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server):
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "metrics.jsonl").write_text("{}\n")
         save(Path(folder), [1])
@@ -119,7 +119,7 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server
 
 
 def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server, monkeypatch):
-    with mirrored(URL) as folder, locked(Path(folder)):
+    with mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [1])
     write = checkpoint_bucket._write_arrays
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server,
         Bucket(URL).write(".lock", b'{"holder": "another"}')
 
     monkeypatch.setattr(checkpoint_bucket, "_write_arrays", lose)
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
         save(Path(folder), [2], keep=1)
     assert [name for name in server.names() if "checkpoints/2" in name]
     assert complete(server) == [1]
@@ -142,7 +142,7 @@ def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server,
 @pytest.mark.parametrize("beats", [0, 10])
 def test_nor_results(beats, server, quick):
     """Whether the lock is found lost at the end, or by the sign of life before."""
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "result.json").write_text("{}\n")
         time.sleep(beats * bucket_lock.BEAT)
@@ -160,7 +160,7 @@ def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch, change)
         if not late or "/params.kernel/" in " ".join(server.names()):
             Bucket(URL).write("checkpoints/1/.complete", marker)
 
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
         if not late:
             save(Path(folder), [1])
         monkeypatch.setattr(Mirror, "check_lock", lose)
@@ -199,5 +199,5 @@ def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatc
     with pytest.raises(
         StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"
     ):
-        with locked(mirror.folder):
+        with Workdir(mirror.folder).locked():
             pass

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.runs.workdir import locked
+from cope_jax.runs.workdir import Workdir
 from cope_jax.storage import locks
 
 HERE, ELSEWHERE = socket.gethostname(), "another-machine"
@@ -40,7 +40,7 @@ def test_the_holder_of_a_lock_is_one_line_without_escapes(content, tmp_path):
     (tmp_path / ".lock").write_bytes(content)
     with (tmp_path / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError) as caught, locked(tmp_path):
+        with pytest.raises(ConfigError) as caught, Workdir(tmp_path).locked():
             pass
     assert str(caught.value).isprintable() and len(str(caught.value)) < len(str(tmp_path)) + 200
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cope_jax.errors import ConfigError, StorageError, bucket_error
-from cope_jax.runs.workdir import locked
+from cope_jax.runs.workdir import Workdir
 from cope_jax.storage import bucket_lock
 from cope_jax.storage.bucket import Bucket
 from cope_jax.storage.files import in_bucket
@@ -54,7 +54,7 @@ def test_a_server_that_cannot_be_reached_is_told_once(server):
 
 def test_a_missing_bucket_is_one_line(server):
     with pytest.raises(ConfigError, match=r"^gs://nowhere/x: there is no such bucket \(.*\): create it$"):
-        with mirrored("gs://nowhere/x") as folder, locked(Path(folder)):
+        with mirrored("gs://nowhere/x") as folder, Workdir(folder).locked():
             pass
 
 
@@ -113,15 +113,15 @@ def test_a_folder_inside_is_copied_once(server):
 
 def test_a_run_begins_with_what_the_one_before_left(server):
     with mirrored(URL) as late:
-        with mirrored(URL) as folder, locked(Path(folder)):
+        with mirrored(URL) as folder, Workdir(folder).locked():
             (Path(folder) / "result.json").write_text("first")
             save(Path(folder), [1])
-        with mirrored(URL) as folder, locked(Path(folder)):
+        with mirrored(URL) as folder, Workdir(folder).locked():
             (Path(folder) / "result.json").write_text("second")
             (Path(folder) / "table.md").write_text("second")
             save(Path(folder), [2], keep=1)
         Path(late, "table.md").write_text("of the late one")
-        with locked(Path(late)):
+        with Workdir(late).locked():
             assert [path.name for path in Path(late, "checkpoints").iterdir()] == ["2"]
             assert Path(late, "result.json").read_text() == "second"
             assert Path(late, "table.md").read_text() == "of the late one"

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from cope_jax import tasks
 from cope_jax.evaluation.report.table import Table
 from cope_jax.evaluation.report.table import console as wide_console
-from cope_jax.runs.workdir import read_settings
+from cope_jax.runs.workdir import Workdir
 from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.storage.mirror import mirrored
 from cope_jax.training import from_config
@@ -188,7 +188,7 @@ def row(mesh: str, starts: list[Start], wrong: list[str]) -> list[str]:
 
 def program(workdir: Path) -> Program:
     """The program of a run that was killed, on one device."""
-    return _program(json.dumps(read_settings(workdir)["config"]))
+    return _program(json.dumps(Workdir(workdir).settings()["config"]))
 
 
 @functools.cache
