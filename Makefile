@@ -20,8 +20,8 @@ CASES ?= 2000
 FUZZED ?= runs/fuzz
 # Number of faults that `make mutants` tries.
 FAULTS ?= 30
-# For `make compare`: the flags of experiments.compare.
-CONFIG ?= experiments/configs/quick.py
+# For `make compare`: the flags of cope-jax compare.
+CONFIG ?= quick
 ENCODINGS ?= cope,rope,relative,learned
 SEEDS ?= 1
 WORKDIR ?= runs/quick
@@ -115,18 +115,18 @@ test-slow: $(REFERENCE) ## run the slow tests
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) -m slow
 
 torture: $(READY) ## kill small runs and exports KILLS times, and compare every bit with uninterrupted ones
-	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir='$(TORTURED)' \
+	$(TESTS_ON_CPU) $(BIN)/python -m tools.torture --kills=$(KILLS) --seed=0 --workdir='$(TORTURED)' \
 	  --kinds=train,compare,sweep,text,export,dataset
 
 fuzz: $(READY) ## call commands with CASES kinds of wrong input, and count the answers that are not clear
-	$(TESTS_ON_CPU) $(BIN)/python -m tests.fuzz --cases=$(CASES) --seed=0 --workdir='$(FUZZED)'
+	$(TESTS_ON_CPU) $(BIN)/python -m tools.fuzz --cases=$(CASES) --seed=0 --workdir='$(FUZZED)'
 
 mutants: $(REFERENCE) ## put FAULTS random faults into the numerical packages, and count how many the tests catch
-	$(BIN)/python -m tests.mutants --count=$(FAULTS) --jobs=2
+	$(BIN)/python -m tools.mutants --count=$(FAULTS) --jobs=2
 
 compare: $(PLAIN) ## train CoPE and its rivals on a small task, and write a table and plots into WORKDIR
 	@echo "Python and JAX start: the first line comes after some seconds."
-	$(BIN)/python -m experiments.compare --config='$(CONFIG)' --encodings='$(ENCODINGS)' --seeds=$(SEEDS) --workdir='$(WORKDIR)'
+	$(BIN)/cope-jax compare --config='$(CONFIG)' --encodings='$(ENCODINGS)' --seeds=$(SEEDS) --workdir='$(WORKDIR)'
 
 docs: .venv/.ready-docs ## build the documentation site in build/site; a broken link or a missing name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

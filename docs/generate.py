@@ -26,7 +26,8 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
     for path in OTHERS:
         files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
-    rooms = [path.parent.name for path in (ROOT / "cope_jax").glob("*/__init__.py")]
+    folders = {path.parent.name for path in (ROOT / "cope_jax").glob("*/__init__.py")}
+    rooms = sorted(folders - {"cli", "commands", "configs"})
     for page, lines in (("flags", flags()), ("config", configs()), *((room, modules(room)) for room in rooms)):
         files.append(File.generated(config, f"reference/{page}.md", content="\n".join(lines)))
     return files
@@ -38,14 +39,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     here = in_repository.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def target(match: re.Match[str]) -> str:
-        link, anchor = match[1], match[2] or ""
+        begin, link, anchor = match[1], match[2], match[3] or ""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(here), link))
         site = PAGES.get(path, path.removeprefix("docs/"))
         if site in files.src_uris:
-            return f"]({posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
-        return f"]({SOURCE}{path}{anchor})" if (ROOT / path).exists() else match[0]
+            return f"{begin}{posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or '.')}{anchor}"
+        return f"{begin}{SOURCE}{path}{anchor}" if (ROOT / path).exists() else match[0]
 
-    return re.sub(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", target, markdown)
+    if here == "README.md":  # whose links are addresses, because PyPI shows the page too
+        markdown = re.sub(r"^(\[\w+\]: )\S+/(?:blob|raw)/main/", r"\1", markdown, flags=re.MULTILINE)
+    links = re.compile(r"(\]\(|^\[\w+\]: )(?!\w+:)([^)#\s]+)(#[^)\s]*)?", re.MULTILINE)
+    return links.sub(target, markdown)
 
 
 class Doctests(griffe.Extension):
@@ -61,11 +65,11 @@ class Doctests(griffe.Extension):
 
 def flags() -> Iterator[str]:
     """Every flag of every command, as its source defines it."""
-    yield "# Flags\n\nThe flags of `python -m experiments.NAME`. The fields of a config are in [Config](config.md).\n"
-    for path in sorted((ROOT / "experiments").rglob("[!_]*.py")) + sorted((ROOT / "experiments").glob("*/__main__.py")):
+    yield "# Flags\n\nThe flags of `cope-jax NAME` and `python -m tools.NAME`. Their configs: [Config](config.md).\n"
+    for path in (path for folder in ("cope_jax/commands", "tools") for path in sorted((ROOT / folder).rglob("*.py"))):
         tree = ast.parse(path.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_flag(node)]
-        if calls and "cli" not in path.parts:
+        if calls:
             name = path.parent.name if path.stem == "__main__" else path.stem
             text = (ast.get_docstring(tree) or "").split("\n\n")[0].replace("\n", " ")
             yield f"## {name}\n\n{text}\n\n| flag | default | |\n|---|---|---|"
@@ -79,7 +83,7 @@ def _is_flag(call: ast.Call) -> bool:
 
 def _row(call: ast.Call) -> str:
     if not call.args and isinstance(call.func, ast.Attribute):  # entry.py has a function for this flag alone
-        tree = ast.parse((ROOT / "experiments" / "cli" / "entry.py").read_text())
+        tree = ast.parse((ROOT / "cope_jax" / "cli" / "entry.py").read_text())
         (function,) = (node for node in tree.body if getattr(node, "name", None) == call.func.attr)
         call = next(node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node))
     name, *rest = call.args

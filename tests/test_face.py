@@ -58,16 +58,15 @@ def test_importing_everything_changes_nothing():
 import importlib, jax, pathlib, pkgutil
 import matplotlib.pyplot, orbax.checkpoint, tensorboardX, tensorflow_datasets
 from absl.flags import FLAGS
-import cope_jax, experiments
+import cope_jax, tools
 """
     code += (
         STATE
         + """
 config = {name: getattr(jax.config, name, None) for name in jax.config.values}
-for package in (cope_jax, experiments):
+for package in (cope_jax, tools):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        group = module.name.split(".")[1]  # whose commands have a shorter name too
-        if not module.name.endswith("__main__") and "torch" not in module.name and group not in experiments.GROUPS:
+        if not module.name.endswith("__main__") and "torch" not in module.name:
             importlib.import_module(module.name)
             for name in list(FLAGS):  # each command is alone in its process, and several have flags of one name
                 home = FLAGS.find_module_defining_flag(name)

@@ -23,8 +23,8 @@ from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
 from cope_jax import encodings, tasks
+from cope_jax.cli import entry
 from cope_jax.training import config_files
-from experiments.cli import entry
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -107,6 +107,8 @@ def test_command_exists_with_its_flags_and_values(words, shell, monkeypatch):
     program, *arguments = words
     if program == "echo":
         check_python(shlex.split(" ".join(arguments))[1:], monkeypatch)
+    elif program in ("cope-jax", ".venv/bin/cope-jax"):
+        check_command(f"cope_jax.commands.{arguments[0]}", arguments[1:], monkeypatch)
     elif program in ("python", "python3", ".venv/bin/python"):
         check_python(arguments, monkeypatch)
     elif program == "make":
@@ -118,7 +120,7 @@ def test_command_exists_with_its_flags_and_values(words, shell, monkeypatch):
     elif not program.startswith(".venv/bin/"):
         assert re.search(rf"#.*\bneeds .*\b{program}\b", shell), f"say in a comment that the block needs {program}"
     for word in words:
-        if re.match(r"(cope_jax|docs|experiments|notebooks|tests)/", word):
+        if re.match(r"(cope_jax|docs|experiments|notebooks|tests|tools)/", word):
             assert (ROOT / word).exists(), word
 
 
@@ -126,15 +128,15 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     option, module, *arguments = words
     if option == "-c":
         compile(module, "-c", "exec")
-    elif module.startswith("experiments."):
-        check_command(module, arguments, monkeypatch)
-    elif module.startswith("tests."):
+    elif module in ("tools.fuzz", "tools.mutants", "tools.torture") or module.startswith("tests."):
         check_argparse(module, arguments, monkeypatch)
+    elif module.startswith("tools."):
+        check_command(module, arguments, monkeypatch)
     else:
         assert importlib.util.find_spec(module)
 
 
-COMMON = ("experiments.cli.distributed", "experiments.cli.jobs")
+COMMON = ("cope_jax.cli.distributed", "cope_jax.cli.jobs")
 
 
 def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +165,7 @@ def only_common_flags() -> Iterator[None]:
     """Hides the flags of commands that other tests have imported."""
     table = flags.FLAGS._flags()
     modules = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in table}
-    others = {name: table[name] for name, module in modules.items() if module.startswith("experiments.")}
+    others = {name: table[name] for name, module in modules.items() if module.startswith(("cope_jax.", "tools."))}
     hidden = {name: flag for name, flag in others.items() if modules[name] not in COMMON}
     for name in hidden:
         del table[name]
@@ -209,12 +211,13 @@ def test_names_in_sentences_exist(page):
     check_extras(PAGES[page])
     for target in re.findall(r"`make ([^`]*)`", text):
         check_make(target.split())
-    for name in re.findall(r"`(?:python -m )?(experiments\.\w+|cope_jax\.[\w.]+)\b[^`/]*`", text):
-        command = name.startswith("experiments.") and name != "experiments.NAME"
-        assert importlib.util.find_spec(name) if command else "NAME" in name or pkgutil.resolve_name(name), name
+    for name in re.findall(r"`(?:python -m )?((?:tools|cope_jax)\.[\w.]+)\b[^`/]*`", text):
+        assert "NAME" in name or pkgutil.resolve_name(name), name
+    for name in re.findall(r"`cope-jax (\w+)\b[^`]*`", text):
+        assert name in ("NAME", *entry.command_names()), name
     fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))  # not model.FIELD
     assert fields <= set().union(*map(fields_of, config_files.names())), page
-    for path in re.findall(r"`((?:cope_jax|docs|experiments|notebooks|tests)/[\w/]+\.\w+)`", text):
+    for path in re.findall(r"`((?:cope_jax|docs|experiments|notebooks|tests|tools)/[\w/]+\.\w+)`", text):
         assert "NAME" in path or (ROOT / path).exists(), path
 
 

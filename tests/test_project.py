@@ -28,9 +28,10 @@ from cope_jax.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CONFIGS = sorted((ROOT / "experiments" / "configs").glob("[!_]*.py"))
-COMMANDS = sorted(set((ROOT / "experiments").rglob("*.py")) - set(CONFIGS))
-MODULES = sorted((ROOT / "cope_jax").rglob("*.py"))
+CONFIGS = sorted((ROOT / "cope_jax" / "configs").glob("[!_]*.py"))
+COMMANDS = sorted((ROOT / "cope_jax" / "commands").rglob("*.py"))
+TOOLS = [path for folder in ("experiments", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
+MODULES = sorted(set((ROOT / "cope_jax").rglob("*.py")) - {*CONFIGS, *COMMANDS})
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LONGEST_MODULE = 400
 HOMES: dict[str, set[str]] = collections.defaultdict(set)
@@ -45,12 +46,10 @@ MAY_NAME = {
     "cope_jax/exchange/": "a published format is that of one model and of its encoding",
     "cope_jax/models/encoder.py": "the encoder is BERT's, and has its encoding by default",
     "cope_jax/training/experiment_config.py": "the default experiment; what has no attention has the encoding `none`",
-    "experiments/benchmark": "what is measured is named, and compared with other programs' implementation of it",
-    "experiments/compile_check": "the loops of attention are counted in a decoder",
-    "experiments/contextual/classify.py": "the systems of one comparison",
-    "experiments/contextual/language_models.py": "a perplexity by words is that of one task",
-    "experiments/contextual/tag.py": "the systems of one comparison",
-    "experiments/gpu_suite.py": "what is measured on a GPU, and the recipes of one paper",
+    "cope_jax/commands/classify.py": "the systems of one comparison",
+    "cope_jax/commands/language_models.py": "a perplexity by words is that of one task",
+    "cope_jax/commands/tag.py": "the systems of one comparison",
+    "tools/": "a tool names what it measures, or tries to break",
 }
 """Files, or how their paths begin, that name an encoding, task or model, with the reason."""
 SAME_NAME = {"__init__.py", "__main__.py"}
@@ -199,12 +198,14 @@ def test_every_requirement_is_pinned_once_and_allowed(python):
 
 
 def test_every_module_says_what_it_is():
-    silent = [path for path in MODULES + COMMANDS + CONFIGS if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [
+        path for path in MODULES + COMMANDS + TOOLS + CONFIGS if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
     assert not silent, "these need a docstring"
 
 
 def test_no_module_is_too_long_to_be_read_at_once():
-    lengths = {path: len(path.read_text().splitlines()) for path in MODULES + COMMANDS + CONFIGS + TESTS}
+    lengths = {path: len(path.read_text().splitlines()) for path in MODULES + COMMANDS + TOOLS + CONFIGS + TESTS}
     assert not {path: length for path, length in lengths.items() if length > LONGEST_MODULE}
 
 
@@ -231,7 +232,7 @@ def test_no_path_of_a_machine():
 
 def test_files_have_names_of_their_own():
     """Configs are left out: they are named after what they train, and chosen by path."""
-    counts = collections.Counter(path.name for path in [*MODULES, *COMMANDS])
+    counts = collections.Counter(path.name for path in [*MODULES, *COMMANDS, *TOOLS])
     assert {name for name, count in counts.items() if count > 1} <= SAME_NAME
     standard = {f"{name}.py" for name in sys.stdlib_module_names}
     assert set(counts) & standard <= STANDARD_NAME, "beside a script it would hide the standard library's"
@@ -240,7 +241,7 @@ def test_files_have_names_of_their_own():
 def test_nothing_else_names_an_encoding_a_task_or_a_model():
     """So that adding one changes its own file and the line that imports it, and no ladder of cases elsewhere."""
     spoken_in, excused = {}, set()
-    for path in [*MODULES, *COMMANDS]:
+    for path in [*MODULES, *COMMANDS, *TOOLS]:
         name = str(path.relative_to(ROOT))
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         spoken = set() if path.name == "__init__.py" else names_in(ast.parse(path.read_text()), module)

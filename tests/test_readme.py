@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import experiments
 from cope_jax import encodings, models, positions, tasks
 
 ROOT = Path(__file__).parents[1]
@@ -19,14 +18,14 @@ ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
 def test_nothing_is_left_out():
     chosen = ENCODINGS.split("\n## Positions\n")[1].split("\n## ")[0]
     assert all(f"`{name}`" in chosen for name in positions.SAMPLERS)
-    files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")}
+    files = {path.name for path in (ROOT / "cope_jax" / "configs").glob("[!_]*.py")}
     assert set(re.findall(r"`(\w+\.py)`", COMMANDS)) == files
     rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", ENCODINGS.split("\n## The contract\n")[0], re.MULTILINE)
     assert sorted(rows) == list(encodings.names())
 
 
 def test_the_readme_is_short():
-    lines = README.splitlines()
+    lines = [line for line in README.splitlines() if not line.startswith("[")]  # without the addresses of links
     assert len(lines) <= 150 and [line for line in lines if len(line) > 120] == []
 
 
@@ -39,16 +38,16 @@ def test_every_model_and_task_has_its_row(package):
 
 def test_the_picture_of_the_package_shows_every_room_and_command():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rows = dict(re.findall(r"^\| `((?:cope_jax|experiments)[\w.]*)` \| (.*?) \|$", page, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `((?:cope_jax|tools)[\w.]*)` \| (.*?) \|$", page, re.MULTILINE))
     packages = {
         ".".join(path.parent.relative_to(ROOT).parts): {other.stem for other in path.parent.glob("[!_]*.py")}
-        for package in ("cope_jax", "experiments")
+        for package in ("cope_jax", "tools")
         for path in (ROOT / package).rglob("__init__.py")
     }
     rooms = {name for name, modules in packages.items() if modules}
     assert set(rows) | {"cope_jax"} == rooms - {name for name in rooms if ".samples" in name}
-    for folder in ("experiments", *(f"experiments.{group}" for group in experiments.GROUPS)):
-        assert sorted(re.findall(r"`(\w+)`", rows[folder])) == sorted(packages[folder] - {"experiments"}), folder
+    for folder, also in (("cope_jax.commands", ["NAME"]), ("tools", [])):
+        assert sorted(re.findall(r"`(\w+)`", rows[folder])) == sorted([*packages[folder], *also]), folder
 
 
 def test_the_arrows_of_the_picture_are_imports():
@@ -57,8 +56,7 @@ def test_the_arrows_of_the_picture_are_imports():
         ends = [[name.strip() for name in end.split("&")] for end in line.split("-->")]
         for uppers, lowers in itertools.pairwise(ends):
             for upper, lower in itertools.product(uppers, lowers):
-                folder = ROOT / upper if upper == "experiments" else ROOT / "cope_jax" / upper
-                code = "".join(path.read_text() for path in folder.rglob("*.py"))
+                code = "".join(path.read_text() for path in (ROOT / "cope_jax" / upper).rglob("*.py"))
                 assert re.search(rf"^from cope_jax(\.{lower}\b| import .*\b{lower}\b)", code, re.M), (upper, lower)
 
 

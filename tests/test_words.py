@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "experiments" / "RESULTS.md"]
-CODE = [path for folder in ("cope_jax", "experiments") for path in (ROOT / folder).rglob("*.py")]
+CODE = [
+    path
+    for folder in ("cope_jax", "experiments", "tools/benchmark", "tools/compile_check")
+    for path in (ROOT / folder).rglob("*.py")
+]
 FILES = [*PAGES, *CODE]
 
 BANNED = {

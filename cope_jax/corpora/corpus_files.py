@@ -21,7 +21,7 @@ SAMPLES = epath.Path(__file__).parent / "samples"
 def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
     """Finds the first of `names`, plain or with `.gz`, in a folder of the data directory.
 
-    A name may contain `*`. `download` is the name of the corpus in `experiments.download`, or None if that command does
+    A name may contain `*`. `download` is the name of the corpus in `cope-jax download`, or None if that command does
     not have the corpus.
 
     Raises:
@@ -34,7 +34,7 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     if path is not None:
         return path
     root = data_folder(data_dir)
-    command = f"; `python -m experiments.download --corpora={download} --out={root}` downloads it" if download else ""
+    command = f"; `cope-jax download --corpora={download} --out={root}` downloads it" if download else ""
     wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
     where = root if root.exists() else f"{root}, which does not exist"
     raise ConfigError(

@@ -114,7 +114,7 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
       ConfigError: there is no manifest, or it is damaged, was changed, or has another format.
     """
     path = epath.Path(folder) / MANIFEST
-    export = "write it with `python -m experiments.export`"
+    export = "write it with `cope-jax export`"
     if not path.exists():
         begun = " yet: run its export again, which continues" if (epath.Path(folder) / "export.json").exists() else ""
         raise ConfigError(f"{folder} has no {MANIFEST}{begun or ': ' + export}")

@@ -188,8 +188,8 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     path = _path(task, data_dir)
     if not (path / "dataset_info.json").exists():
         if path.exists():
-            raise ConfigError(f"{path} is incomplete: delete it, then write it with `python -m experiments.export`")
-        raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `python -m experiments.export`")
+            raise ConfigError(f"{path} is incomplete: delete it, then write it with `cope-jax export`")
+        raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `cope-jax export`")
     _check_classes(path / "features.json")
     wanted = _identity(task, seed)
     try:

@@ -73,7 +73,7 @@ class ModelOptions:
 
 
 class Model(nnx.Module):
-    """Base class of the models that `experiments.train` trains.
+    """Base class of the models that `cope-jax train` trains.
 
     The constructor of a subclass accepts `(config, *, rngs)`. A subclass sets two frozen dataclasses. `Options` has
     what an experiment chooses, and extends `ModelOptions`. `Config` adds what the task decides. Every Config has the

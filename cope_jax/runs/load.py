@@ -184,7 +184,7 @@ class LoadedRun(Loaded):
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedRun(LoadedRun):
-    """A run that experiments.convert copied: the parameters of one seed, without the rest of the checkpoint."""
+    """A run that cope-jax convert copied: the parameters of one seed, without the rest of the checkpoint."""
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def load(folder: str | Path | None) -> Loaded:
 
     Args:
       folder: the path of a run or model, or the name of a model. A run is a folder of `Experiment.train`. A model is a
-        folder that experiments.convert wrote, a GPT-2, Llama or BERT in the files of Hugging Face, or the
+        folder that cope-jax convert wrote, a GPT-2, Llama or BERT in the files of Hugging Face, or the
         `options.json` and weights of an ELMo. The names are "counting" and "shakespeare" for trained models of this
         package, and "minilm" if MiniLM is installed.
 
@@ -275,9 +275,7 @@ def load_run(folder: str | Path) -> LoadedRun:
     trained = (folder / "config.json").exists() and (folder / "checkpoints").exists()
     settings = _about(folder) if converted else Workdir(folder).settings() if trained else {}
     if "seeds" not in settings:
-        raise ConfigError(
-            f"{folder} holds no training run: give the --workdir of experiments.train, or a cell of compare"
-        )
+        raise ConfigError(f"{folder} holds no training run: give the --workdir of cope-jax train, or a cell of compare")
     config = ExperimentConfig.from_mapping(settings["config"])
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
     return (ConvertedRun if converted else LoadedRun)(folder, "run", config, tuple(settings["seeds"]))

@@ -122,9 +122,9 @@ class Workdir:
                 self._check_writable()
             stored = self.settings()
         if "seeds" in stored and seeds is None:
-            raise ConfigError(f"{self.path} is a run of experiments.train, not a comparison: choose another --workdir")
+            raise ConfigError(f"{self.path} is a run of cope-jax train, not a comparison: choose another --workdir")
         if "seeds" not in stored and seeds is not None:
-            raise ConfigError(f"{self.path} is a comparison, not a run of experiments.train: choose another --workdir")
+            raise ConfigError(f"{self.path} is a comparison, not a run of cope-jax train: choose another --workdir")
         known = _settings(ExperimentConfig.from_mapping(stored["config"]), stored.get("seeds"))
         if other := difference(known, settings):
             raise ConfigError(
@@ -138,7 +138,7 @@ class Workdir:
         """The content of config.json: `config` as nested dicts and, for a run, also `seeds`."""
         path = self.path / "config.json"
         if holds_model(self.path):
-            raise ConfigError(f"{self.path} holds a model of experiments.convert, not a run: choose another folder")
+            raise ConfigError(f"{self.path} holds a model of cope-jax convert, not a run: choose another folder")
         settings = read_json(path, config=dict)
         check_seeds(settings.get("seeds", [0]), path)
         return settings

@@ -1,4 +1,4 @@
-"""Language modelling of tokenised corpora of any size, in files that `python -m experiments.export` wrote."""
+"""Language modelling of tokenised corpora of any size, in files that `cope-jax export` wrote."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
 
 _SOURCES = "corpus.json"
-_NO_FOLDER = "sharded_text.folders is empty: name the folders that `python -m experiments.export` wrote"
+_NO_FOLDER = "sharded_text.folders is empty: name the folders that `cope-jax export` wrote"
 
 
 @TASKS.register("sharded_text")

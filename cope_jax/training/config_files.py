@@ -1,6 +1,6 @@
 """Loads config files; the `get_config()` of a config file returns the typed defaults with changes.
 
-A file of experiments/configs is given by its name, in a checkout and in an installed package. Any other file is given
+A file of cope_jax/configs is given by its name, in a checkout and in an installed package. Any other file is given
 by its path.
 """
 
@@ -34,7 +34,7 @@ def every(steps: int) -> dict[str, int]:
 
 
 def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
-    """Loads a config by its name in experiments/configs, or by its path, and applies changes.
+    """Loads a config by its name in cope_jax/configs, or by its path, and applies changes.
 
     >>> import cope_jax as cj
     >>> cj.config("quick", encoding="rope", training={"steps": 200}).training.steps
@@ -105,15 +105,13 @@ def find(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all files of experiments/configs."""
+    """The names of all files of cope_jax/configs."""
     return tuple(sorted(path.stem for path in _folder().glob("[!_]*.py")))
 
 
 def _folder() -> Path:
-    """The folder of the config files: inside an installed package, or experiments/configs of a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "configs"
-    return installed if installed.exists() else package.parent / "experiments" / "configs"
+    """The folder of the config files."""
+    return Path(__file__).parents[1] / "configs"
 
 
 def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> ConfigDict:

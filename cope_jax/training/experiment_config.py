@@ -84,7 +84,7 @@ class TrainingConfig:
         masks of dropout.
       examples: number of examples of the fixed training split. If None, a task that samples its examples gives new
         examples without end, and any other task gives all its training examples.
-      data_dir: a directory with examples that `experiments.export` wrote. If None, the task makes the examples.
+      data_dir: a directory with examples that `cope-jax export` wrote. If None, the task makes the examples.
       start: a trained model to start from: the workdir of a run, or a folder in a format of
         `cope_jax.exchange.formats`. Parameters that both models have are copied. If None, all parameters are
         initialised.

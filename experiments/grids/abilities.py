@@ -1,6 +1,6 @@
 """All encodings on a small setting of each ability, with five seeds, and 25 seeds of flip-flop for five encodings.
 
-Command: python -m experiments.sweep --grid=abilities --workdir=runs/abilities
+Command: cope-jax sweep --grid=abilities --workdir=runs/abilities
 Hardware: any. Wall time: about a minute of one CPU core for each of the 1,695 cells. experiments/RESULTS.md says which
 were run.
 """
@@ -8,8 +8,8 @@ were run.
 from collections.abc import Iterator
 
 from cope_jax import encodings
-from experiments.configs.abilities import SETTINGS
-from experiments.sweep.cells import Cell
+from cope_jax.commands.sweep.cells import Cell
+from cope_jax.configs.abilities import SETTINGS
 
 FIRST = ("cope", "rope", "fox", "path", "stick_breaking")
 """The encodings that train first; they have many seeds on flip-flop, where seeds differ most."""

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Trains on a TPU slice of a GKE cluster that has JobSet installed. Run it where kubectl reaches the cluster.
 #
-#   gke.sh render [FLAGS]    prints the JobSet that gke.yaml describes; FLAGS go to experiments.train
+#   gke.sh render [FLAGS]    prints the JobSet that gke.yaml describes; FLAGS go to cope-jax train
 #   gke.sh apply [FLAGS]     creates the JobSet
 #   gke.sh delete            deletes the JobSet; its pods save first
 #
 # The JobSet restarts its pods after every failure and preemption, at most MAX_RESTARTS times. It does not restart them
-# if experiments.train exits with 2, 3 or 4, because these statuses need a person.
+# if cope-jax train exits with 2, 3 or 4, because these statuses need a person.
 #
 # Required variables:
 #   NAME              name of the JobSet
@@ -18,7 +18,7 @@
 #   CHIPS_PER_HOST    number of chips per machine; the slice has HOSTS · CHIPS_PER_HOST chips
 #   CLAIM             a PersistentVolumeClaim that all pods can write to (ReadWriteMany)
 #   MOUNT             absolute path where pods mount the claim
-#   CONFIG            a file of experiments/configs
+#   CONFIG            a file of cope_jax/configs
 #   WORKDIR           a folder below MOUNT, or gs://BUCKET/PATH
 # Optional variables: MAX_RESTARTS (default 1000).
 set -euo pipefail
@@ -37,7 +37,7 @@ render() {
 import json, os, string, sys
 template, *command = sys.argv[1:]
 print(string.Template(open(template).read()).substitute(os.environ, COMMAND=json.dumps(command)))
-' "$folder/gke.yaml" python -m experiments.train --config="$CONFIG" --workdir="$WORKDIR" --distributed=on "$@"
+' "$folder/gke.yaml" python -m cope_jax train --config="$CONFIG" --workdir="$WORKDIR" --distributed=on "$@"
 }
 
 take_action "$@"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Trains with several processes on this machine, like a small pod, to try out a run on several hosts.
 #
-#   local_processes.sh PROCESSES [FLAGS]    FLAGS go to experiments.train
+#   local_processes.sh PROCESSES [FLAGS]    FLAGS go to cope-jax train
 #
 # For example, two processes with two CPU devices each:
-#   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=2 CONFIG=experiments/configs/quick.py \
+#   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=2 CONFIG=quick \
 #     WORKDIR=$PWD/runs/two experiments/launch/local_processes.sh 2 --config.job.mesh.fsdp=2
 #
 # Ctrl-C and SIGTERM are passed on, and the run saves. The script exits with 0 if all processes did. Otherwise it exits
@@ -12,7 +12,7 @@
 # after which the same command resumes.
 #
 # Required variables:
-#   CONFIG     a file of experiments/configs
+#   CONFIG     a file of cope_jax/configs
 #   WORKDIR    an absolute path, or gs://BUCKET/PATH
 # Optional variables: PYTHON (default .venv/bin/python if it exists, else python3), PORT (default any free port).
 set -euo pipefail
@@ -54,7 +54,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 '
 for ((process = 0; process < processes; process++)); do
   "$PYTHON" -c "$alone" \
-    "$PYTHON" -m experiments.train --config="$CONFIG" --workdir="$WORKDIR" \
+    "$PYTHON" -m cope-jax train --config="$CONFIG" --workdir="$WORKDIR" \
     --coordinator="127.0.0.1:$PORT" --num_processes="$processes" --process_id="$process" "$@" &
   children+=($!)
 done

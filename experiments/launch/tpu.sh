@@ -39,14 +39,14 @@ command -v git >/dev/null && command -v make >/dev/null ||
 $(quoted cope-jax/experiments/launch/worker_setup.sh tpu ${EXTRAS:+"$EXTRAS"})"
 }
 
-# Trains on every host, or joins the training that is already running. Takes the flags of experiments.train that are not
-# variables of the script. The status is the status of experiments.train.
+# Trains on every host, or joins the training that is already running. Takes the flags of cope-jax train that are not
+# variables of the script. The status is the status of cope-jax train.
 train_on_hosts() {
   local environment=("PYTHONUNBUFFERED=1")
   trap 'say "disconnected, but the training continues: the same command joins it, and the action stop ends it"; exit 130' INT
   [ -z "${LIBTPU_INIT_ARGS:-}" ] || environment+=("LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS")
   on_hosts "$(quoted cope-jax/experiments/launch/detached.sh run "$NAME" "$(date +%s)-$$" \
-    env -C cope-jax "${environment[@]}" .venv/bin/python -m experiments.train \
+    env -C cope-jax "${environment[@]}" .venv/bin/python -m cope_jax train \
     --config="$CONFIG" --workdir="$WORKDIR" "$@")"
 }
 

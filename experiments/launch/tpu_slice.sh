@@ -2,8 +2,8 @@
 # Trains on a TPU slice of several hosts until the run is done. The slice is a queued resource, which may be taken away.
 #
 #   tpu_slice.sh run [FLAGS]    requests the slice and waits for it, installs the project, trains on all hosts, and does
-#                               the same again after a preemption, until experiments.train exits with 0. FLAGS go to
-#                               experiments.train. Its statuses 2, 3 and 4 need a person and end the script, as do
+#                               the same again after a preemption, until cope-jax train exits with 0. FLAGS go to
+#                               cope-jax train. Its statuses 2, 3 and 4 need a person and end the script, as do
 #                               MAX_FAILURES other failures in a row on a slice that is still there.
 #   tpu_slice.sh stop           makes the training save and exit; first end `run` with Ctrl-C, or `run` starts it again
 #   tpu_slice.sh delete         deletes the slice, with its disks
@@ -17,7 +17,7 @@
 # Required for run:
 #   ACCELERATOR_TYPE    such as v5litepod-16, v5p-64 or v6e-256
 #   REPOSITORY          URL of the project's git repository
-#   CONFIG              a file of experiments/configs
+#   CONFIG              a file of cope_jax/configs
 #   WORKDIR             gs://BUCKET/PATH, or an absolute path on a file system that every host mounts (see docs/tpu.md):
 #                       the hosts' own disks are deleted with the slice
 # Optional variables:

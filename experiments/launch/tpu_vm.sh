@@ -3,7 +3,7 @@
 #
 #   tpu_vm.sh create            creates the VM
 #   tpu_vm.sh setup             clones and installs the project on the VM
-#   tpu_vm.sh train [FLAGS]     trains, or joins the running training. FLAGS go to experiments.train. The exit status is
+#   tpu_vm.sh train [FLAGS]     trains, or joins the running training. FLAGS go to cope-jax train. The exit status is
 #                               0 if the run is done, 143 if it was interrupted and saved (repeat the command), and
 #                               2, 3 or 4 if a person is needed
 #   tpu_vm.sh stop              makes the training save and exit
@@ -19,7 +19,7 @@
 # Required for setup and run:
 #   REPOSITORY          URL of the project's git repository
 # Required for train and run:
-#   CONFIG              a file of experiments/configs
+#   CONFIG              a file of cope_jax/configs
 #   WORKDIR             an absolute path on the VM, or gs://BUCKET/PATH; also required for fetch
 # Optional variables:
 #   RUNTIME_VERSION     software version; by default it is chosen by ACCELERATOR_TYPE

@@ -137,8 +137,8 @@ def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
 
 COMPILE = """
 import json, sys
-from experiments.compile_check.gpu_resources import count
-from experiments.compile_check.kernel_cycles import Problem
+from tools.compile_check.gpu_resources import count
+from tools.compile_check.kernel_cycles import Problem
 for encoding, width, dtype, kind in json.loads(sys.argv[1]):
     print(json.dumps(count(Problem(encoding, 4096, 8, 2, width, dtype), kind)))
 """
@@ -180,8 +180,8 @@ THROUGH_XLA = """
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from cope_jax.attention import attend
-from experiments.compile_check import chips
-from experiments.compile_check.kernel_cycles import Problem
+from tools.compile_check import chips
+from tools.compile_check.kernel_cycles import Problem
 mesh = Mesh(np.array(chips.describe("h200:1").devices), ("device",), axis_types=(AxisType.Auto,))
 def attention(encoding, q, k, v, features):
     return attend(q, k, v, encoding=encoding, features=features, embedded=True, implementation="fused")

@@ -45,7 +45,7 @@ def five_seeds(r: Records) -> list[str]:
 
 
 CLAIMS = [
-    Claim("[No encoding has every ability](experiments/RESULTS.md#abilities)", holds=none_learns_all, page=README),
+    Claim("[No encoding has every ability][results]", holds=none_learns_all, page=README),
     Claim("Of {} encodings with five seeds,", lambda r: five_seeds(r)[:1], page=README),
     Claim(
         "PaTH alone ignores what does not count;",
@@ -270,7 +270,7 @@ COUNTS = [
     ),
     Claim("each of the {:,} cells", lambda _: [CELLS], page="experiments/grids/abilities.py"),
     Claim("Errors of encodings on {} tasks", lambda r: [WORDS[len(r.views[IN])]], page=README),
-    Claim("| [Encodings](docs/encodings.md) | {}:", lambda _: [len(encodings.names())], page=README),
+    Claim("| [Encodings][encodings] | {}:", lambda _: [len(encodings.names())], page=README),
     Claim(
         "{} synthetic tasks for {} abilities,",
         lambda _: [

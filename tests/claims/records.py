@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cope_jax import tasks
+from cope_jax.configs.abilities import SETTINGS
 from cope_jax.evaluation.report import grid_cells, significance
-from experiments.configs.abilities import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "experiments" / "results" / "abilities.tar.xz"

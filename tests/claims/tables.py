@@ -266,7 +266,7 @@ CLAIMS = [
         "CoPE at most 1 % on each split in {} of 20 seeds; RoPE {:.0f}, {:.0f} and {:.0f} %; relative {:.0f}, {:.0f} "
         "and {:.0f} %; absolute {:.0f}, {:.0f} and {:.0f} %.",
         lambda r: [few_errors(r), *(e for n in ("rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS))],
-        page="experiments/configs/quick.py",
+        page="cope_jax/configs/quick.py",
     ),
     Claim(
         "cope {:.1f} {:.1f} {:.1f} rope {:.1f} {:.1f} {:.1f} relative {:.1f} {:.1f} {:.1f} learned {:.1f} {:.1f} "

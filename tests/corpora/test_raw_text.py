@@ -27,7 +27,7 @@ def test_articles_are_the_file_cut_before_their_titles(tmp_path, corpus):
 def test_raw_text_is_in_either_folder_and_never_replaced(tmp_path):
     folder = write(tmp_path, "wikitext-2/wiki.train.tokens", "a <unk>\n")
     with pytest.raises(
-        ConfigError, match=r"no wikitext-2/wiki.train.raw in .*experiments.download --corpora=wikitext-2-raw "
+        ConfigError, match=r"no wikitext-2/wiki.train.raw in .*cope-jax download --corpora=wikitext-2-raw "
     ):
         documents("wikitext-2-raw", folder, "train")
     write(tmp_path, "wikitext-2/wiki.train.raw", "a b\n")
@@ -108,7 +108,7 @@ def test_a_zero_byte_is_text_of_no_corpus(tmp_path, corpus, file):
         (
             "wikitext-103",
             "train",
-            "^no wikitext-103/wiki.train.tokens in nowhere.*experiments.download --corpora=wikitext-103 ",
+            "^no wikitext-103/wiki.train.tokens in nowhere.*cope-jax download --corpora=wikitext-103 ",
         ),
         (
             "tinyshakespeare",

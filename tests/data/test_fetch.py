@@ -203,7 +203,7 @@ def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(server, archive
 
 @pytest.mark.parametrize("corpus", SOURCES)
 def test_readers_find_the_files_and_name_the_command(corpus, tmp_path):
-    command = f"`python -m experiments.download --corpora={corpus} --out={tmp_path}` downloads it"
+    command = f"`cope-jax download --corpora={corpus} --out={tmp_path}` downloads it"
     with pytest.raises(ConfigError, match=rf"put the corpus there \(plain or .gz; {command}\), name") as error:
         documents(corpus, str(tmp_path), "train")
     assert "\n" not in str(error.value)

@@ -217,7 +217,7 @@ def test_processes_that_are_killed_write_the_same_files(tmp_path):
         "--shard_tokens=200000",
         "--held_out=0.1",
     ]
-    command = [sys.executable, "-m", "experiments.export", *flags]
+    command = [sys.executable, "-m", "cope_jax", "export", *flags]
     subprocess.run([*command, f"--out={tmp_path}/whole", "--workers=1"], check=True)
     rng = np.random.default_rng(0)
     kills = 0
@@ -311,7 +311,7 @@ def test_damage_is_one_line_with_the_file(written):
     [
         (
             lambda text: text[:-20],
-            r"manifest.json is damaged \(.*\): write it with `python -m experiments.export` again$",
+            r"manifest.json is damaged \(.*\): write it with `cope-jax export` again$",
         ),
         (lambda text: "[]", r"manifest.json is damaged \(it must contain a JSON object, not a list\): write it"),
         (lambda text: "7", r"manifest.json is damaged"),
@@ -339,7 +339,7 @@ def test_folders_that_do_not_fit_are_one_line(written, tmp_path, small):
     (written / "manifest.json").unlink()
     with pytest.raises(ConfigError, match=r"out has no manifest.json yet: run its export again, which continues$"):
         create(written).size("train")
-    with pytest.raises(ConfigError, match=r"none has no manifest.json: write it with `python -m experiments.export`$"):
+    with pytest.raises(ConfigError, match=r"none has no manifest.json: write it with `cope-jax export`$"):
         create(tmp_path / "none").size("train")
     for name, size in (("one", 300), ("two", 301)):
         export(web(tmp_path / "in", TEXTS), tmp_path / name, Vocabulary("bpe", size=size), small)

@@ -10,13 +10,13 @@ import tensorflow_datasets as tfds
 from absl.testing import flagsaver
 
 from cope_jax import tasks
+from cope_jax.cli import exits
+from cope_jax.commands import export
 from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
 from cope_jax.tasks import text as text_task
 from cope_jax.tasks.synthetic import SyntheticTask
-from experiments import export
-from experiments.cli import exits
 
 pytestmark = pytest.mark.newest
 
@@ -110,7 +110,7 @@ def test_folder_is_returned_and_written_once(written):
 
 
 def test_missing_data_says_how_to_write_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no data of counting: write it with `python -m experiments.export`"):
+    with pytest.raises(ConfigError, match=r"holds no data of counting: write it with `cope-jax export`"):
         tfds_builder.read(create(), tmp_path, "train")
 
 

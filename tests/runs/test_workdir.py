@@ -13,11 +13,11 @@ import jax
 import pytest
 from absl import flags
 
+from cope_jax.cli import entry, exits, interrupts
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.runs import grid
 from cope_jax.runs.workdir import Workdir, read_records, replace_records, write_files, write_json
 from cope_jax.training.experiment_config import ExperimentConfig
-from experiments.cli import entry, exits, interrupts
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -229,7 +229,7 @@ def test_of_several_processes_only_the_first_speaks_without_its_number(monkeypat
 
 @pytest.mark.parametrize("platform", ["foo", "cuda"])
 def test_an_unknown_backend_is_one_clear_line(platform):
-    code = "from experiments.cli import entry; import jax; entry.run(lambda: print(jax.devices()))"
+    code = "from cope_jax.cli import entry; import jax; entry.run(lambda: print(jax.devices()))"
     done = run(code, JAX_PLATFORMS=platform)
     if done.returncode == 0:
         pytest.skip(f"there is a {platform} here")
@@ -240,7 +240,17 @@ def test_an_unknown_backend_is_one_clear_line(platform):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_a_command_begins_is_one_line(number):
-    done = run(f"import sys; sys.argv = ['-m']; import experiments, signal; signal.raise_signal({int(number)})")
+    code = f"""
+import signal, sys
+class Signal:
+    def find_spec(name, *_):
+        if name == "jax":
+            signal.raise_signal({int(number)})
+sys.meta_path.insert(0, Signal)
+from cope_jax.__main__ import main
+main()
+"""
+    done = run(code)
     assert (done.returncode, done.stderr) == (128 + number, f"{interrupts.LINE}\n")
 
 
@@ -248,7 +258,7 @@ def test_a_signal_before_a_command_begins_is_one_line(number):
 def test_a_signal_is_obeyed_while_c_code_computes(number):
     code = f"""
 import hashlib, os, threading
-from experiments.cli import interrupts
+from cope_jax.cli import interrupts
 interrupts.PATIENCE = 0.1
 interrupts.install()
 threading.Timer(0.1, os.kill, (os.getpid(), {int(number)})).start()
@@ -261,7 +271,7 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # for minutes, without a loo
 def test_a_signal_to_a_forked_process_ends_nothing_else():
     code = """
 import os, signal, time
-from experiments.cli import interrupts
+from cope_jax.cli import interrupts
 interrupts.PATIENCE = 0.1
 interrupts.install()
 child = os.fork()
@@ -278,14 +288,14 @@ time.sleep(0.4)
 
 
 def test_importing_the_commands_changes_no_hook():
-    done = run("import sys, experiments; print(sys.excepthook is sys.__excepthook__)")
+    done = run("import sys, cope_jax.__main__; print(sys.excepthook is sys.__excepthook__)")
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 def test_after_ctrl_c_nothing_runs_on_while_the_interpreter_is_taken_down():
     code = """
 import atexit
-from experiments.cli import exits
+from cope_jax.cli import exits
 atexit.register(print, "late")
 print("early")
 with exits.no_late_words(), exits.clear_errors():
@@ -313,7 +323,7 @@ def test_files_of_a_run_are_written_once_and_never_changed(tmp_path):
 def test_ctrl_c_in_a_callback_that_drops_exceptions_is_not_lost():
     code = """
 import gc
-from experiments.cli import interrupts
+from cope_jax.cli import interrupts
 interrupts.install()
 def interrupt(phase, info):
     raise KeyboardInterrupt
@@ -329,7 +339,7 @@ print("went on")
 def test_ctrl_c_inside_jax_never_becomes_an_exception(module, status):
     code = f"""
 import signal
-from experiments.cli import interrupts
+from cope_jax.cli import interrupts
 interrupts.install()
 scope = {{"__name__": {module!r}}}
 exec("def call(function):\\n try: function()\\n except KeyboardInterrupt: print('raised')", scope)
@@ -343,7 +353,7 @@ scope["call"](lambda: signal.raise_signal(signal.SIGINT))
 def test_a_shell_that_ignores_ctrl_c_for_a_job_is_obeyed():
     code = """
 import signal
-from experiments.cli import interrupts
+from cope_jax.cli import interrupts
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 interrupts.install()
 signal.raise_signal(signal.SIGINT)

@@ -7,10 +7,10 @@ import pytest
 
 from cope_jax.storage.bucket import Bucket
 from cope_jax.storage.mirror import mirrored
-from tests.experiments.several import Processes
+from tests.commands.several import Processes
 from tests.storage.saving import URL, complete
-from tests.torture.__main__ import differences
-from tests.torture.jobs import CONFIG
+from tools.torture.__main__ import differences
+from tools.torture.tortured import CONFIG
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
+from cope_jax.configs.abilities import SETTINGS, VERSION_2
 from cope_jax.errors import ConfigError
 from cope_jax.tasks import held_out
 from cope_jax.tasks.synthetic import SyntheticTask
-from experiments.configs.abilities import SETTINGS, VERSION_2
 
 pytestmark = pytest.mark.newest
 

@@ -127,7 +127,7 @@ def fail_in_second(folder, *join_arguments):
 
 
 def fill_together(folder, *join_arguments):
-    from experiments.cli import exits
+    from cope_jax.cli import exits
 
     join(*join_arguments)
     with exits.no_late_words(), exits.clear_errors(), Checkpoints(Path(folder) / "checkpoints", keep=99) as checkpoints:

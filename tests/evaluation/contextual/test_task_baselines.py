@@ -8,7 +8,7 @@ from cope_jax.corpora import baselines, sentences_by_corpus, wikitext
 from cope_jax.data import pipeline
 from cope_jax.evaluation.contextual import task_baselines
 from cope_jax.training.experiment_config import ExperimentConfig
-from tests.experiments.pretrained import MODELS
+from tests.commands.pretrained import MODELS
 
 
 def create(name, model, options, encoding="none"):

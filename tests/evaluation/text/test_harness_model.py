@@ -22,7 +22,7 @@ from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.word_level import Words
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
-from tests.experiments.pretrained import BLOCK, write_run
+from tests.commands.pretrained import BLOCK, write_run
 
 pytestmark = pytest.mark.xdist_group("harness_model")
 LENGTH = 8

@@ -1,0 +1,15 @@
+"""Runs a command: `cope-jax NAME FLAGS`, or `python -m cope_jax NAME FLAGS`."""
+
+from cope_jax.cli import interrupts
+
+
+def main() -> None:
+    """Runs the command that the first argument names."""
+    interrupts.install()  # first, because the imports of a command take seconds
+    from cope_jax.cli import entry
+
+    entry.run_command()
+
+
+if __name__ == "__main__":
+    main()

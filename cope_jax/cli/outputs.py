@@ -1,0 +1,54 @@
+"""Writes the results of commands: numbers as JSON, tables as Markdown, and the paths of both on the terminal."""
+
+import contextlib
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cope_jax import models
+from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.records import environment
+from cope_jax.storage.files import in_bucket, write_atomically
+from cope_jax.storage.mirror import shown
+
+
+def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> list[Path]:
+    """Writes NAME.json, with the content and the environment, and NAME.md, with the text. Returns both paths."""
+    path = workdir / f"{name}.json"
+    workdirs.write_json(path, {**content, "environment": environment()})
+    return [path, write_atomically(workdir / f"{name}.md", f"{text}\n")]
+
+
+@contextlib.contextmanager
+def writing(path: object, flag: str = "out") -> Iterator[None]:
+    """Turns errors of writing to `path`, the value of --`flag`, into one-line messages; see `clear_storage_errors`."""
+    try:
+        with clear_storage_errors(path):
+            yield
+    except StorageError:
+        raise
+    except OSError as error:
+        if in_bucket(str(path)):
+            raise StorageError(f"{path} cannot be used now ({error}): rerun the command later") from error
+        raise ConfigError(f"cannot write to {path} ({error.strerror or error}): choose another --{flag}") from error
+
+
+def list_files(paths: Iterable[Path]) -> None:
+    """Prints each path on one line, even if it is longer than the terminal is wide."""
+    Console().print(*map(shown, paths), sep="\n", soft_wrap=True, highlight=False)
+
+
+def list_run(folder: Path, contents: Iterable[str], run: str | Path, model: str) -> None:
+    """Prints which files a command wrote into a run's folder, and how to inspect the run if its model supports that."""
+    print(f"{shown(folder)}: {', '.join(contents)}")
+    name_next(run, model)
+
+
+def name_next(run: str | Path, model: str) -> None:
+    """Prints the command that inspects the run, if its model supports that."""
+    if model in models.able("map"):
+        print(f"next: cope-jax inspect --model={shlex.quote(shown(run))}")

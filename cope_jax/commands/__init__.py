@@ -1,0 +1,1 @@
+"""The commands: `cope-jax NAME` imports the module NAME of this package and calls its `main`."""

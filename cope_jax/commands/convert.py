@@ -1,0 +1,201 @@
+"""Converts a trained model to our format, or to a format of Hugging Face that supports the architecture.
+
+cope-jax convert --model=runs/cope --out=runs/exported/cope
+cope-jax convert --model=runs/absolute --out=runs/exported/absolute --format=gpt2
+cope-jax convert --model=downloads/Llama-3.2-1B --out=runs/exported/llama
+
+Also writes OUT/train.py, a config that trains the model further, and prints the command that uses it. More is in
+docs/exchange.md.
+"""
+
+import dataclasses
+import json
+import pprint
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from cope_jax import models, tasks
+from cope_jax.cli import entry
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.evaluation.contextual import pretrained
+from cope_jax.exchange import formats, safetensors_io
+from cope_jax.models.model import deciding_options
+from cope_jax.registry import configure
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.load import RUN, Loaded, LoadedRun, load
+from cope_jax.storage.mirror import shown
+from cope_jax.tasks.stored import TextTask
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.word_level import Words
+from cope_jax.training import config_files
+from cope_jax.training.experiment_config import ExperimentConfig
+
+_MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "Folder to read: a training run, or a model in one of the formats that --format accepts (required).",
+    required=True,
+)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to; it must be new or empty (required).", required=True)
+_FORMAT = flags.DEFINE_enum(
+    "format", formats.OWN, sorted(formats.FORMATS), "Format to write: ours (cope_jax), or one of Hugging Face's."
+)
+_SEED = entry.DEFINE_seed()
+
+COMPANIONS = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),
+    *("vocab.json", "vocab.txt", "vocab.bpe", "encoder.json", "merges.txt", "words.txt", "generation_config.json"),
+    "corpus.json",  # the digest of the text that a run was trained on
+)
+"""Names of files that are copied with a model if they are in its folder."""
+
+TRAIN = "train.py"
+"""The name of the config file that is written next to the model."""
+
+_FILE = '''"""Trains the model in this folder further."""
+
+from cope_jax.training import config_files
+
+
+def get_config() -> config_files.ConfigDict:
+    return config_files.experiment(
+{arguments}    )
+'''
+
+
+def main() -> None:
+    """Reads and writes the model, and prints how to train it further."""
+    target = Path(_OUT.value)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is not an empty folder: choose another --out")
+    found = load(_MODEL.value)
+    source = found.folder
+    texts: dict[str, str] = {}
+    tokens: dict[str, Any] = {}
+    if found.task is not None and found.experiment is not None:
+        texts = dict(found.task.saved_files())
+        options = found.experiment.task.options
+        if "lowercase" in options:  # no vocabulary says whether its pieces are lower-case
+            texts["tokenizer_config.json"] = json.dumps({"do_lower_case": options["lowercase"]}) + "\n"
+    elif safetensors_io.holds_model(source):
+        tokens = safetensors_io.read_tokens(source)
+    config, params = found.config, jax.device_get(found.params(_SEED.value))
+    formats.save(target, config, params, _FORMAT.value, tokens)
+    workdirs.write_files(target, texts)
+    if isinstance(found, LoadedRun) and _FORMAT.value == formats.OWN:
+        workdirs.write_json(target / RUN, about(found, _SEED.value))
+    for name in COMPANIONS:
+        if (source / name).exists() and not (target / name).exists():
+            with clear_storage_errors(target / name):
+                shutil.copyfile(source / name, target / name)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{shown(target)}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
+    try:
+        values = training_config(found, target)
+    except ConfigError as error:
+        print(f"warning: {TRAIN} is not written, because {error}", file=sys.stderr)
+        return
+    workdirs.write_files(target, {TRAIN: config_text(values)})
+    options = values["task"]["options"]
+    unknown = found.experiment is None and options.get("data_dir", "") is None
+    data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
+    config_file = shown(target / TRAIN)
+    print(f"to train it further: cope-jax train --config={config_file} {data_dir}--workdir=runs/NAME")
+
+
+def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:
+    """The facts that the copy of a run keeps, so that `load` returns a run."""
+    return {
+        "config": run.experiment.recipe(),
+        "seeds": [run.seeds[0] if seed is None else seed],
+        "step": run.restored.step,
+        "seconds": run.restored.seconds,
+        "environment": run.environment,
+    }
+
+
+def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
+    """Returns the config that trains the model in `folder` further.
+
+    It is based on the config of the run `found` or, if `found` is no run, on a config file with the same kind of model.
+
+    Raises:
+      ConfigError: the model generates text, but has no tokenizer that the task can read.
+    """
+    model = load(folder).config  # as written: a format may express the same config differently
+    values = (found.experiment or _experiment_with(model.name)).to_dict()
+    name, options, folder = values["task"]["name"], values["task"]["options"], folder.resolve()
+    if found.experiment is None and model.name in models.able("generate"):
+        tokenizer = loading.find(folder)
+        if tokenizer is None:
+            raise ConfigError("the model has no tokenizer: put the files of its tokenizer into the folder of --model")
+        kind = "words" if isinstance(tokenizer, Words) else "bpe"
+        options |= {"tokenizer": kind, "vocab": str(folder), "vocab_size": None}
+    else:
+        options |= tasks.TASKS.get(name).with_saved_files(options, folder)
+        if "lowercase" in options:
+            options["lowercase"] = pretrained.lowercase(found)
+    values["task"]["options"] = dataclasses.asdict(configure(tasks.TASKS.get(name).Config, options, name))
+    values["training"]["start"] = str(folder)
+    if hasattr(model, "encoding"):
+        if EncodingConfig.parse(values["encoding"], values["encodings"]).options() != model.encoding.options():
+            values |= {"encoding": model.encoding.text() or "none", "encodings": {}}
+        if _shapes(model) != _shapes(dataclasses.replace(model, max_length=model.max_length + 1)):
+            values["training"]["max_position"] = model.max_length
+    for name, value in deciding_options(model).items():
+        part, _, option = name.rpartition(".")
+        chosen = values["model"].get(part, {}) if part else values["model"]
+        if value is not None and option in chosen:
+            chosen[option] = value
+    return values
+
+
+def _experiment_with(model: str) -> ExperimentConfig:
+    """The experiment of a config file with this model, on text if the model generates text, and small if possible."""
+    for name in sorted(config_files.names(), key=lambda name: (name.endswith("_small"), name), reverse=True):
+        config = config_files.config(name)
+        on_text = issubclass(tasks.TASKS.get(config.task.name), TextTask)
+        if config.model.name == model and (on_text or model not in models.able("generate")):
+            return config
+    raise ConfigError(f"no file of cope_jax/configs has the model {model}: add a config file with this model")
+
+
+def config_text(values: Mapping[str, Any]) -> str:
+    """The text of a config file with these fields. The text omits defaults, `job` and `paper`."""
+    name, model = values["task"]["name"], {"name": values["model"]["name"]}
+    defaults = config_files.experiment(name, model=model).to_dict() | {"job": values["job"], "paper": values["paper"]}
+    fields = _changes(values, defaults)
+    options = fields.pop("task", {}).get("options", {})
+    fields["model"] = model | fields.get("model", {})
+    arguments = ""
+    for begin, value in [("", name), ("", options), *((f"{field}=", value) for field, value in fields.items())]:
+        indent = " " * (8 + len(begin))
+        arguments += f"        {begin}{pprint.pformat(value, sort_dicts=False)},\n".replace("\n ", f"\n{indent} ")
+    return _FILE.format(arguments=arguments)
+
+
+def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that differ from the defaults, as nested dicts.
+
+    >>> _changes({"steps": 4, "block": {"dim": 8, "norm": "rms"}}, {"steps": 4, "block": {"dim": 8, "norm": "layer"}})
+    {'block': {'norm': 'rms'}}
+    """
+    found = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value, default = _changes(value, default), {}
+        if value != default:
+            found[name] = value
+    return found
+
+
+def _shapes(config: Any) -> dict[Any, Any]:
+    return {path: leaf.shape for path, leaf in safetensors_io.shapes(models.MODELS.get(config.name), config).items()}

@@ -1,0 +1,31 @@
+"""Downloads published corpora into a folder that other commands read as --corpora_dir.
+
+cope-jax download --corpora=wikitext-2,tinyshakespeare --out=DATA
+
+The command keeps existing files, so the same command resumes after an interruption.
+"""
+
+from absl import flags
+
+from cope_jax.cli import outputs
+from cope_jax.cli.flag_values import check_names
+from cope_jax.data.fetch import SOURCES, download
+
+_CORPORA = flags.DEFINE_list(
+    "corpora", None, f"Corpora to download: any of {', '.join(SOURCES)} (required).", required=True
+)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to (required).", required=True)
+_MIRROR = flags.DEFINE_string(
+    "mirror", None, "URL of a folder to download from; without this flag, each file comes from its publisher."
+)
+
+
+def main() -> None:
+    """Downloads the files that --out does not have yet, and prints the folder."""
+    check_names("corpus to download", _CORPORA.value, SOURCES)
+    for name in _CORPORA.value:
+        source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
+        with outputs.writing(_OUT.value):
+            found = download(source, _OUT.value)
+        what = f"wrote {', '.join(found)}" if found else "already present"
+        print(f"{name}: {what}, in {_OUT.value}", flush=True)

@@ -1,0 +1,35 @@
+"""Evaluates a trained model again, on the requested number of examples.
+
+cope-jax evaluate --model=runs/cope --examples=10000
+"""
+
+import dataclasses
+
+from absl import flags
+
+from cope_jax.cli import outputs
+from cope_jax.evaluation.report.comparison import print_errors
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.load import load_run
+
+_MODEL = flags.DEFINE_string("model", None, "Folder of the training run to evaluate (required).", required=True)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", None, "Number of examples per split; without this flag, the number in the run's config.", lower_bound=1
+)
+
+
+def main() -> None:
+    """Prints the errors on all splits and writes evaluation.json into the run's folder."""
+    run = load_run(_MODEL.value)
+    workdirs.Workdir(run.folder).check_sources(run.task, run.task.evaluation_splits)
+    config = run.experiment
+    if _EXAMPLES.value is not None:
+        evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
+        config = dataclasses.replace(config, evaluation=evaluation)
+    experiment = Experiment(config, run.task)
+    with workdirs.Workdir(run.output).locked(workdirs.MEASURING):
+        records = experiment.evaluate(run)
+        workdirs.write_json(run.output / "evaluation.json", {"records": records})
+    print_errors(experiment, records)
+    outputs.list_run(run.output, ["evaluation.json"], _MODEL.value, run.name)

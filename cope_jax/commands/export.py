@@ -1,0 +1,168 @@
+r"""Writes text as shards of tokens for the task `sharded_text`, or the examples of a task as a TFDS dataset.
+
+cope-jax export --input='gs://BUCKET/web/*.parquet' --vocab=GPT2 --length=1024 --out=gs://BUCKET/shards
+cope-jax export --corpus=wikitext-103-raw --corpora_dir=DATA --vocab=GPT2 --length=1024 --out=DIR
+cope-jax export --task=counting --options=num_variables=3 \
+    --sizes=train=10000,in_distribution=1000 --out=DIR
+
+The first two write shards. They can be killed and run again, and `--shard=I/N` divides the work over N hosts. The last
+one writes a dataset for `--config.training.data_dir` and for other programs.
+"""
+
+import ast
+import contextlib
+import io
+from typing import Any, get_args
+
+from absl import flags
+
+from cope_jax import tasks
+from cope_jax.cli import outputs
+from cope_jax.corpora import document_files
+from cope_jax.corpora.export_sources import Corpus, Files
+from cope_jax.corpora.shards import Manifest
+from cope_jax.data.shard_export import Vocabulary, export
+from cope_jax.data.shard_writer import Options
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_plain_numbers
+from cope_jax.runs.workers import cores
+from cope_jax.storage.files import in_bucket
+
+MIRRORED = ()
+"""No folder is mirrored: shards for a bucket would not fit a disk."""
+
+_OUT = flags.DEFINE_string("out", None, "Folder to write to (required); shards may go to a bucket.", required=True)
+_INPUT = flags.DEFINE_list("input", [], "Files of text to export as shards: paths or globs of .txt, .jsonl, .parquet.")
+_CORPUS = flags.DEFINE_string("corpus", None, "Corpus to export as shards, as in the task text.")
+_TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to write.")
+
+_SHARDS: dict[str, Any] = {
+    "corpora_dir": flags.DEFINE_string("corpora_dir", None, "Folder of --corpus; None means the built-in sample."),
+    "globs": flags.DEFINE_list("globs", [], "Patterns that choose the files of --corpus=files or --corpus=code."),
+    "text_field": flags.DEFINE_string("text_field", "text", "Field of a record of .jsonl or .parquet with its text."),
+    "split_documents": flags.DEFINE_enum(
+        "split_documents", "file", get_args(document_files.Division), "What is one document of a .txt, .md or .py file."
+    ),
+    "held_out": flags.DEFINE_float("held_out", 0.001, "Share of the documents of --input in validation, and in test."),
+    "tokenizer": flags.DEFINE_enum("tokenizer", "bpe", ["bpe", "words", "bytes"], "Kind of the tokenizer."),
+    "vocab": flags.DEFINE_string("vocab", None, "Path of a tokenizer to load; without it, one is learned."),
+    "vocab_size": flags.DEFINE_integer("vocab_size", None, "Size of a learned vocabulary.", lower_bound=1),
+    "sample": flags.DEFINE_integer("sample", 100_000_000, "Characters to learn a vocabulary from.", lower_bound=1),
+    "length": flags.DEFINE_integer("length", 1024, "Number of tokens of an example.", lower_bound=1),
+    "packing": flags.DEFINE_enum("packing", "stream", ["stream", "documents"], "How documents fill examples."),
+    "shard_tokens": flags.DEFINE_integer(
+        "shard_tokens",
+        1 << 22,
+        "A shard ends after the document with which it has as many tokens; a process holds one shard in memory.",
+        lower_bound=1,
+    ),
+    "shard": flags.DEFINE_string("shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."),
+    "workers": flags.DEFINE_integer("workers", None, "Number of processes; None means all cores.", lower_bound=1),
+}
+_DATASET: dict[str, Any] = {
+    "options": flags.DEFINE_string(
+        "options", "", "Options of the task, as name=value,name=value; without this flag, each option has its default."
+    ),
+    "sizes": flags.DEFINE_string(
+        "sizes",
+        "",
+        "Number of examples per split, as split=number,split=number. Without this flag, all examples of a task with a "
+        "fixed size, such as text, are written; other tasks need this flag.",
+    ),
+    "data_seed": flags.DEFINE_integer("data_seed", 0, "Random seed of the examples."),
+}
+
+
+def parse_assignments(text: str, what: str) -> dict[str, Any]:
+    """Reads `name=value,name=value`; values are Python literals.
+
+    >>> parse_assignments("num_variables=3,ood_pass_weights=(100,10)", "options")
+    {'num_variables': 3, 'ood_pass_weights': (100, 10)}
+    """
+    check_plain_numbers(text, f"--{what}")
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError
+        return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise ConfigError(f"--{what} must look like name=value,name=value, got {text!r}") from None
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Reads `I/N`.
+
+    >>> parse_part("3/8")
+    (3, 8)
+    """
+    index, slash, parts = text.partition("/")
+    if not (slash and index.isdecimal() and parts.isdecimal() and int(index) < int(parts)):
+        raise ConfigError(f"--shard must look like 0/8, with the first number less than the second, got {text!r}")
+    return int(index), int(parts)
+
+
+def _write_shards() -> None:
+    flag = {name: holder.value for name, holder in _SHARDS.items()}
+    source: Files | Corpus
+    if _INPUT.value:
+        files = tuple(document_files.find(_INPUT.value))
+        source = Files(files, flag["text_field"], flag["held_out"], flag["split_documents"])
+    else:
+        source = Corpus(_CORPUS.value or "", flag["corpora_dir"], tuple(flag["globs"]))
+    vocabulary = Vocabulary(flag["tokenizer"], flag["vocab"], flag["vocab_size"], flag["sample"])
+    options = Options(flag["length"], flag["packing"], flag["shard_tokens"])
+    with outputs.writing(_OUT.value):
+        manifest = export(
+            source,
+            _OUT.value,
+            vocabulary,
+            options,
+            part=parse_part(flag["shard"]),
+            workers=flag["workers"] or cores(),
+        )
+    if manifest is None:
+        print(f"{_OUT.value}: this part has ended; the manifest is written when all parts have")
+    else:
+        print(_summary(manifest))
+
+
+def _summary(manifest: Manifest) -> str:
+    lines = [
+        f"{split}: {counts.tokens:,} tokens of {manifest.documents[split]:,} documents, {counts.bytes:,} bytes"
+        for split, counts in manifest.counts.items()
+    ]
+    lines += [f"{split}: {counts.left_out}" for split, counts in manifest.counts.items() if counts.left_out]
+    option = "--config.task.options"
+    lines += [
+        f"{_OUT.value}: {len(manifest.shards)} shards",
+        f"next: cope-jax train --config=lm_125m {option}.folders=\"('{_OUT.value}',)\" "
+        f"{option}.length={manifest.length} {option}.tokenizer={manifest.tokenizer} --workdir=…",
+    ]
+    return "\n".join(lines)
+
+
+def _write_dataset() -> None:
+    import tensorflow_datasets as tfds
+
+    from cope_jax.data import tfds_builder
+
+    task = tasks.create(str(_TASK.value), **parse_assignments(_DATASET["options"].value, "options"))
+    sizes = parse_assignments(_DATASET["sizes"].value, "sizes")
+    tfds.disable_progress_bar()  # TFDS nests its bars and does not know the sizes
+    with outputs.writing(_OUT.value), contextlib.redirect_stdout(io.StringIO()):  # TFDS prints a line about downloads
+        folder = tfds_builder.write(task, _OUT.value, sizes, _DATASET["data_seed"].value)
+    print(folder)
+
+
+def main() -> None:
+    """Writes shards or a dataset, and prints where they are."""
+    if sum((bool(_INPUT.value), _CORPUS.value is not None, _TASK.value is not None)) != 1:
+        raise ConfigError("say what to export: give one of --input, --corpus and --task")
+    of_task = _TASK.value is not None
+    if of_task and in_bucket(_OUT.value):
+        raise ConfigError(f"--out={_OUT.value} is in a bucket: write the dataset to a disk, then copy it")
+    for name, holder in (_SHARDS if of_task else _DATASET).items():
+        if holder.present:
+            belongs = "--input and --corpus" if of_task else "--task"
+            raise ConfigError(f"--{name} belongs to {belongs}: leave it out")
+    (_write_dataset if of_task else _write_shards)()

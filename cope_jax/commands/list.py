@@ -1,0 +1,71 @@
+"""Lists commands, configs, grids, encodings, tasks, models and trained models of the package, with one line for each.
+
+cope-jax list
+cope-jax list --only=configs
+"""
+
+import ast
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+import cope_jax
+from cope_jax import encodings, models, tasks
+from cope_jax.cli import entry
+from cope_jax.cli.flag_values import check_names
+from cope_jax.runs.load import TRAINED, load_run
+from cope_jax.training import config_files
+
+KINDS = ("commands", "configs", "grids", "encodings", "tasks", "models", "trained")
+
+_ONLY = flags.DEFINE_list("only", list(KINDS), f"What to list: any of {', '.join(KINDS)}.")
+
+
+def main() -> None:
+    """Prints a list for each kind."""
+    check_names("--only", _ONLY.value, KINDS)
+    registries: dict[str, Any] = {"encodings": encodings.ENCODINGS, "tasks": tasks.TASKS, "models": models.MODELS}
+    blocks = []
+    for kind in _ONLY.value:
+        if kind in registries:
+            found = {name: inspect.getdoc(registries[kind].get(name)) or "" for name in registries[kind]}
+        elif kind == "trained":
+            found = {path.name: load_run(path).title() for path in sorted(TRAINED.iterdir())}
+        elif kind == "grids":
+            folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
+            found = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
+        elif kind == "configs":
+            found = _documents({name: Path(config_files.find(name)) for name in config_files.names()})
+        else:
+            found = _documents({name: module_of(entry.COMMANDS / name) for name in entry.command_names()})
+        width = 2 + max(map(len, found))
+        columns, margin = shutil.get_terminal_size().columns, " " * (width + 2)
+        rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in found.items())
+        blocks.append("\n".join([kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]))
+    print("\n\n".join(blocks))
+
+
+def module_of(path: Path) -> Path:
+    """The file of a command."""
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _documents(files: Mapping[str, Path]) -> dict[str, str]:
+    """Reads the docstring of each file without running the file."""
+    return {name: ast.get_docstring(ast.parse(path.read_bytes())) or "" for name, path in files.items()}
+
+
+def first_sentence(text: str) -> str:
+    r"""The first sentence of a docstring, on one line.
+
+    >>> first_sentence("RNNs\nof words. By Elman.\n\nMore.")
+    'RNNs of words'
+    """
+    line = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"\.(?: |$)", line)[0]

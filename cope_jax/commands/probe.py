@@ -1,0 +1,164 @@
+r"""Measures with linear probes what each layer encodes about parts of speech (syntax) and word senses (meaning).
+
+cope-jax probe --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --workdir=runs/probe
+
+Parts of speech come from UD English EWT, and word senses from CoarseWSD-20. Without --corpora_dir, built-in samples
+replace both. Vectors are frozen. For each layer, the command shows the accuracy of a linear probe with its 95 %
+interval, and the accuracy of the same probe on a control task that can be solved only by memorising words. For each
+task, the command shows the baselines, the weight of each layer in a probe on all layers, and the layer at which the
+answer is found (centre of gravity, expected layer). A paragraph says whether the results support the claim that lower
+layers encode syntax and higher layers encode meaning.
+
+Writes probe.json, probe.md and two plots for each model into the workdir.
+"""
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from cope_jax.cli import outputs
+from cope_jax.cli.flag_values import load_models
+from cope_jax.corpora import conllu
+from cope_jax.corpora.conllu import TaggedSentence
+from cope_jax.corpora.word_sense_corpora import Occurrence, Split
+from cope_jax.evaluation.contextual import contextual_plots, probing, word_senses
+from cope_jax.evaluation.contextual.embedders import occurrence_vectors
+from cope_jax.evaluation.contextual.linear_probe import ProbeConfig
+from cope_jax.evaluation.contextual.probing import SENSES, TAGS, Probing, probe_layers
+from cope_jax.evaluation.report.plot_style import save
+from cope_jax.evaluation.report.table import console
+from cope_jax.models.embedder import Embedder
+from cope_jax.runs import workdir as workdirs
+
+_MODELS = flags.DEFINE_list(
+    "models", None, 'Folders of training runs or of published models, or "minilm" (required).', required=True
+)
+_CORPORA_DIR = flags.DEFINE_string(
+    "corpora_dir",
+    None,
+    "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots (required).", required=True)
+_TRAIN_WORDS = flags.DEFINE_integer(
+    "train_words", 20_000, "For parts of speech: maximum number of words to train the probes on.", lower_bound=1
+)
+_TEST_WORDS = flags.DEFINE_integer(
+    "test_words", 5_000, "For parts of speech: maximum number of words to test the probes on.", lower_bound=1
+)
+_TRAIN_SENSES = flags.DEFINE_integer(
+    "train_per_word", 50, "For word senses: maximum number of training occurrences of each word.", lower_bound=1
+)
+_TEST_SENSES = flags.DEFINE_integer(
+    "test_per_word", 50, "For word senses: maximum number of test occurrences of each word.", lower_bound=1
+)
+_EPOCHS = flags.DEFINE_integer("epochs", 20, "Number of epochs to train each probe for.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Random seed for the probes and the control task.", lower_bound=0)
+
+Task = tuple[list[Occurrence], list[Occurrence]]
+"""(training words, test words), with their labels."""
+
+
+def main() -> None:
+    """Probes all models; writes and prints the results."""
+    models = load_models(_MODELS.value)
+    tasks = {TAGS: tags_task(_CORPORA_DIR.value), SENSES: senses_task(_CORPORA_DIR.value)}
+    workdir = Path(_WORKDIR.value)
+    config = ProbeConfig(epochs=_EPOCHS.value, seed=_SEED.value)
+    with workdirs.Workdir(workdir).locked():
+        found = {
+            model.name: {name: probe(model, name, task, config) for name, task in tasks.items()} for model in models
+        }
+        show(found, {name: len(test) for name, (_, test) in tasks.items()}, workdir)
+
+
+def tags_task(data_dir: str | None) -> Task:
+    """Words and their parts of speech, in sampled sentences."""
+
+    def occurrences(split: Split, most: int) -> list[Occurrence]:
+        return [
+            Occurrence(sentence.words, place, word, tag, split)
+            for sentence in draw(conllu.read(data_dir, split), most)
+            for place, (word, tag) in enumerate(zip(sentence.words, sentence.tags, strict=True))
+        ]
+
+    return occurrences("train", _TRAIN_WORDS.value), occurrences("test", _TEST_WORDS.value)
+
+
+def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[TaggedSentence]:
+    """Samples sentences at random, because corpora are sorted by kind.
+
+    The sample has at most `most` words in total, or only one sentence.
+    """
+    order = np.random.default_rng(seed).permutation(len(sentences))
+    ends = np.cumsum([len(sentences[place].words) for place in order])
+    count = max(1, int(np.searchsorted(ends, most, side="right")))
+    return [sentences[place] for place in sorted(order[:count])]
+
+
+def senses_task(data_dir: str | None) -> Task:
+    """Occurrences of twenty nouns, labelled with lemma and sense. The control task identifies a word by its lemma."""
+    sides = word_senses.read_occurrences("coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value)
+    train, test = ([dataclasses.replace(one, sense=f"{one.lemma} {one.sense}") for one in side] for side in sides)
+    return train, test
+
+
+def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probing:
+    """Computes the vectors of a task, in half precision, and probes all layers."""
+
+    def read(side: list[Occurrence]) -> tuple[np.ndarray, list[str], list[str]]:
+        sentences, places = [one.words for one in side], [one.index for one in side]
+        label = f"{name}, {side[0].split}"
+        vectors = occurrence_vectors(model, sentences, places, dtype=np.float16, label=label)
+        return vectors, [one.lemma for one in side], [one.sense for one in side]
+
+    train, test = task
+    return probe_layers(model.name, model.layers, read(train), read(test), config)
+
+
+def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path) -> None:
+    """Writes and prints tables, plots and the paragraph."""
+    out, parts, plots = console(), [], []
+    conclusion = probing.paragraph(found, sizes)
+    records = {
+        name: {task: probing.record(own, sizes[task]) for task, own in by_task.items()}
+        for name, by_task in found.items()
+    }
+    for name, by_task in found.items():
+        for task, own in by_task.items():
+            table = probing.table(own, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
+            mix = probing.mix_summary(own)
+            out.print(table.rich(), mix, sep="\n", soft_wrap=True)
+            parts += [table.markdown(), mix]
+        plots += plot(name, by_task, sizes, workdir)
+    out.print(f"\n{conclusion}\n", markup=False)
+    content = {"models": records, "tested": dict(sizes), "paragraph": conclusion}
+    text = "\n\n".join([*parts, textwrap.fill(conclusion, 120)])
+    outputs.list_files([*outputs.write(workdir, "probe", content, text), *plots])
+
+
+def plot(name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], workdir: Path) -> list[Path]:
+    """Plots accuracies by layer, with intervals and baselines, and the shares of layers in the mixes."""
+    layers = [score.layer for score in next(iter(by_task.values())).scores]
+    lines = {task: [[score.accuracy for score in own.scores]] for task, own in by_task.items()}
+    lines |= {f"control of {task}": [[score.control for score in own.scores]] for task, own in by_task.items()}
+    baselines = {f"{kind}, {task}": value for task, own in by_task.items() for kind, value in own.baselines.items()}
+    intervals = {
+        line: [probing.wilson_interval(share, sizes[task]) for share in lines[line][0]]
+        for task in by_task
+        for line in (task, f"control of {task}")
+    }
+    caption = f"tested on {', '.join(f'{size:,} {task}' for task, size in sizes.items())}; bars: 95 % intervals"
+    title = f"{name}, linear probes"
+    figure = contextual_plots.scores_by_layer(layers, lines, baselines, intervals, title=title, caption=caption)
+    weights = {task: [own.mix] for task, own in by_task.items()}
+    mixes = contextual_plots.mix_weights(
+        layers, weights, title=f"{name}, probe on all layers", caption="one probe per task"
+    )
+    return [
+        save(figure, contextual_plots.plot_path(workdir, "probe", name)),
+        save(mixes, contextual_plots.plot_path(workdir, "mix", name)),
+    ]

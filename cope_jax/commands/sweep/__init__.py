@@ -1,0 +1,1 @@
+"""Trains the cells of a grid: `cope-jax sweep`."""

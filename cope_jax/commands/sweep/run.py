@@ -1,0 +1,102 @@
+"""Runs a cell from any process or machine, with a log, a time limit, and a record of its failure."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cope_jax.commands.sweep.cells import FAILED
+from cope_jax.commands.sweep.one_cell import IN_USE, WAITS
+from cope_jax.runs import workdir as workdirs
+from cope_jax.storage.mirror import unlink
+
+LOG = "log.txt"
+GRACE = 60.0
+"""Seconds that a cell has to save a checkpoint before it is killed."""
+_STOPPED = (IN_USE, 128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A cell to run; a plain value, which can be sent to another machine.
+
+    Attributes:
+      folder: the workdir of the cell.
+      flags: flags of `cope-jax train`, without the workdir.
+      cwd: the folder to run in, which has the package `cope_jax`.
+      cores: number of cores to claim; 0 leaves the choice to the system.
+      devices: number of GPUs to claim; 0 if something else gives the GPUs, or there are none.
+      time_limit: seconds after which the cell is stopped and counts as failed; None means no limit.
+    """
+
+    folder: Path
+    flags: tuple[str, ...]
+    cwd: Path
+    cores: int = 0
+    devices: int = 0
+    time_limit: float | None = None
+
+
+def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
+    """Runs a cell to its end and returns None, or the last line of what it printed if it failed or was stopped.
+
+    A failure is also written to failed.json. A stop is not, because the cell resumes, and neither is a folder that
+    another process uses, which may finish the cell. The output is in log.txt.
+
+    Args:
+      job: the cell.
+      stopped: whether to stop now. The cell then saves a checkpoint. KeyboardInterrupt stops it in the same way.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    unlink(job.folder / FAILED)
+    log = job.folder / LOG
+    command = [sys.executable, "-m", "cope_jax.commands.sweep.one_cell", str(job.cores), str(job.devices), *job.flags]
+    command.append(f"--workdir={job.folder}")
+    began, asked, late = time.monotonic(), None, False
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, cwd=job.cwd
+        ) as process,
+    ):
+        while True:
+            try:
+                status = process.wait(timeout=0.1)
+                break
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                if job.time_limit is not None and asked is None and last_line(log) == WAITS:
+                    began = now
+                late = late or (asked is None and job.time_limit is not None and now - began > job.time_limit)
+                if asked is None and (late or stopped()):
+                    asked = now
+                    process.terminate()
+                elif asked is not None and now - asked > GRACE:
+                    os.killpg(process.pid, signal.SIGKILL)
+            except KeyboardInterrupt:
+                asked = time.monotonic()
+                process.terminate()
+    if status == 0:
+        return None
+    line = last_line(log)
+    if late:
+        line = f"stopped after the time limit of {job.time_limit:g} s ({line or 'no output'})"
+    elif asked is not None or status in _STOPPED:
+        return line or "stopped"
+    elif status < 0:
+        line = f"killed by signal {-status} ({line})"
+    workdirs.write_json(job.folder / FAILED, {"line": line, "status": status, "log": str(log)})
+    return line
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log; of a progress bar, its last state."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 4096))
+        lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

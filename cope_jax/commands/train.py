@@ -1,0 +1,57 @@
+"""Trains one model on one task, or resumes from the newest checkpoint in the workdir.
+
+cope-jax train --config=quick --config.encoding=cope --workdir=runs/cope
+
+To train on several hosts, run the same command on each host; see docs/training.md.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from cope_jax.cli import distributed, entry, outputs
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report.comparison import print_errors
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.workdir import Workdir
+from cope_jax.training import processes
+from cope_jax.training.profiling import Profile
+
+_CONFIG = entry.DEFINE_config("config", what="Config of the task, model and training (required). ")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for checkpoints, metrics and results (required). A run resumes from it.", required=True
+)
+_SEED = flags.DEFINE_integer(
+    "seed",
+    0,
+    "Random seed for the initial parameters, the order of the data, and dropout.",
+    lower_bound=0,
+    upper_bound=2**31 - 1,
+)
+_PROFILE = flags.DEFINE_string(
+    "profile_steps",
+    None,
+    "Steps to profile with XLA, as FIRST:LAST, such as 100:110. Profiles are in WORKDIR/profile. Without this flag, no "
+    "step is profiled.",
+)
+flags.mark_flag_as_required("config")
+flags.adopt_module_key_flags(distributed)
+
+
+def main() -> None:
+    """Trains and evaluates the model, then prints the errors and the paths of the results."""
+    config = entry.read_config(_CONFIG.value)
+    entry.warn_of_unused("config", config)
+    workdir = Path(_WORKDIR.value)
+    profile = Profile.parse(_PROFILE.value, workdir / "profile")
+    if profile.last and profile.first >= config.training.steps:
+        raise ConfigError(
+            f"--profile_steps={_PROFILE.value} is not before step {config.training.steps}, the end of the run: choose "
+            "earlier steps"
+        )
+    distributed.join()
+    experiment = Experiment(config, task=Workdir(workdir).create_task(config))
+    records = experiment.train(workdir, [_SEED.value], profile=profile, verbose=True)
+    if processes.is_first():
+        print_errors(experiment, records)
+        outputs.list_run(workdir, ("result.json", "metrics.jsonl", "TensorBoard"), workdir, config.model.name)

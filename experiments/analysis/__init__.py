@@ -1,1 +1,0 @@
-"""Commands that analyse: a trained model (inspect, perplexity), and compiled kernels (kernels)."""

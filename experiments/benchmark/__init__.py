@@ -1,1 +1,0 @@
-"""The benchmark `python -m experiments.benchmark`: what it measures, and its contenders."""

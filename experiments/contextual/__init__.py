@@ -1,1 +1,0 @@
-"""Commands for contextual representations: tag, classify, neighbours, probe, floors, language_models."""

@@ -1,1 +1,0 @@
-"""Commands that read and write files: convert, download, export."""

@@ -1,0 +1,45 @@
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cope_jax.training import config_files
+from cope_jax.training.experiment_config import ExperimentConfig
+from tests.commands.commands import CONFIG, Command
+from tests.commands.pretrained import MODELS, write_run
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory) -> Callable[..., Command]:
+    """Starts a command: (name, *flags)."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one cache for all workers
+    return functools.partial(Command, shared / "compiled")
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory) -> Path:
+    """A tiny config file."""
+    path = tmp_path_factory.mktemp("config") / "tiny.py"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A run of each model."""
+    folder = tmp_path_factory.mktemp("contextual")
+    for name, (task, options, model, encoding) in MODELS.items():
+        settings = config_files.experiment(
+            task,
+            options,
+            model=model,
+            encoding=encoding,
+            evaluation={"examples": 40, "batch_size": 8},
+            job={"mesh": {"data": 1}},
+        )
+        config = ExperimentConfig.from_mapping(settings.to_dict())
+        write_run(folder / name, config, mlm_error=0.75, nsp_error=0.5)
+    return folder

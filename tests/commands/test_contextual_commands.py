@@ -1,0 +1,188 @@
+import json
+import re
+
+import numpy as np
+import pytest
+
+from cope_jax import tasks
+from cope_jax.cli.flag_values import by_kind, load_models
+from cope_jax.corpora import sentences_by_corpus
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual import nearest_words, pretrained
+from cope_jax.runs import workdir as workdirs
+from cope_jax.training.experiment_config import ExperimentConfig
+from tests.commands.pretrained import MODELS
+
+pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
+    sentences = "the Spring was late and cold|a spring of steel"
+    done = start(
+        "neighbours",
+        f"--models={trained / 'rnn'},{trained / 'elmo'}",
+        "--word=spring",
+        f"--sentences={sentences}",
+        "--count=3",
+        f"--workdir={tmp_path}",
+    ).wait()
+    assert done.status == 0, done.err
+    found = read(tmp_path / "neighbours.json")
+    assert [query["place"] for query in found["sentences"]] == [1, 1]
+    assert len(found["static"]) == 3 and "spring" not in {near["word"] for near in found["static"]}
+    assert {name: list(own["of any word"][0]) for name, own in found["models"].items()} == {
+        "RNN": ["embeddings", "layer 1"],
+        "ELMo": ["words", "layer 1", "layer 2"],
+    }
+    corpus = [sentence for text in sentences_by_corpus.documents("wikitext-2", None, "train") for sentence in text]
+    assert found["corpus"] == {"sentences": len(corpus), "words": sum(map(len, corpus))}
+    rnn = pretrained.load(str(trained / "rnn"))
+    index = nearest_words.OccurrenceIndex(rnn, corpus)
+    for way, words, per_word in (("of the word", "same", None), ("of any word", "any", 1)):
+        for query, own in zip(sentences.split("|"), found["models"]["RNN"][way], strict=True):
+            for layer, near in index.nearest(query.split(), 1, count=3, words=words, per_word=per_word).items():
+                assert [(" ".join(n.sentence), n.place) for n in near] == [
+                    (n["sentence"], n["place"]) for n in own[layer]
+                ]
+                np.testing.assert_allclose([n.cosine for n in near], [n["cosine"] for n in own[layer]], atol=1e-3)
+    assert {near["word"] for near in found["models"]["ELMo"]["of the word"][1]["layer 2"]} <= {"spring", "Spring"}
+    table = (tmp_path / "neighbours.md").read_text()
+    assert "## RNN: occurrences of the word" in table and "a *spring* of steel" in table
+    assert "| layer 2 |" in table and "| layer 1 |" in table and "| words |" not in table  # the last of each model
+    assert str(tmp_path / "neighbours.md") in done.out.splitlines()
+
+
+def test_senses_are_told_beside_what_knows_no_context(trained, start, tmp_path):
+    done = start("neighbours", "--task=senses", f"--models={trained / 'bert'}", "--k=3", f"--workdir={tmp_path}").wait()
+    assert done.status == 0, done.err
+    found = read(tmp_path / "senses.json")
+    rows = {(row["model"], row["layer"], row["method"]): row for row in found["scores"]}
+    assert len(rows) == 1 + 2 * (2 + 3) and (found["train"], found["test"]) == (16, 8)
+    # A vector that is the same in every sentence cannot tell senses that are equally frequent.
+    for place in (("no vectors", "", "most frequent"), ("word2vec, word", "static", "nearest mean")):
+        assert rows[place]["micro"] == 0.5
+    for row in rows.values():
+        assert row["micro"] == sum(row["right"].values()) / 8
+        assert row["micro_interval"][0] <= row["micro"] <= row["micro_interval"][1]
+    best = rows["BERT", "layer 2", "k nearest"]
+    assert f"| BERT | layer 2 | k nearest | {100 * best['micro']:.1f} [" in (tmp_path / "senses.md").read_text()
+    assert (tmp_path / "senses_BERT.png").stat().st_size > 10_000
+
+
+def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
+    done = start(
+        "probe", f"--models={trained / 'elmo'}", "--epochs=100", "--test_words=30", f"--workdir={tmp_path}"
+    ).wait()
+    assert done.status == 0, done.err
+    found = read(tmp_path / "probe.json")
+    assert set(found["models"]["ELMo"]) == {"parts of speech", "word senses"}
+    assert found["tested"]["word senses"] == 8 and found["tested"]["parts of speech"] <= 30
+    for task, own in found["models"]["ELMo"].items():
+        assert [score["layer"] for score in own["scores"]] == ["words", "layer 1", "layer 2"]
+        assert sum(own["mix"]) == pytest.approx(1) and 0 <= own["centre_of_gravity"] <= 2
+        assert own["candidates"] == sorted(own["candidates"], key=["words", "layer 1", "layer 2"].index)
+        for score in own["scores"]:
+            assert score["interval"][0] < score["accuracy"] < score["interval"][1] or score["accuracy"] in (0, 1)
+            assert score["accuracy"] * found["tested"][task] == pytest.approx(
+                round(score["accuracy"] * found["tested"][task]), abs=1e-4
+            )
+    # A vector of the word's characters alone, whatever is around it, cannot tell its senses but by chance.
+    senses_of_words = found["models"]["ELMo"]["word senses"]
+    assert senses_of_words["floors"] == {"majority": 0.25, "majority of the word": 0.5}
+    assert senses_of_words["scores"][0]["accuracy"] == 0.5
+    assert found["paragraph"] in " ".join(done.out.split()) and "lower layers know syntax" in found["paragraph"]
+    for name in ("probe_ELMo.png", "mix_ELMo.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+    assert "| none: majority of the word | 50.0 |" in (tmp_path / "probe.md").read_text()
+
+
+def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start):
+    done = start("floors", f"--model={trained / 'bert'}", "--examples=300").wait()
+    assert done.status == 0, done.err
+    content = read(trained / "bert" / "floors.json")
+    records = read(trained / "bert" / "result.json")["records"]
+    run = {(r["split"], r["metric"]): r["value"] for r in records}
+    found = {(row["split"], row["name"]): row for row in content["floors"]}
+    task = tasks.create("masked_lm", **MODELS["bert"][1])
+    for split in ("validation", "test"):
+        assert found[split, "most frequent piece"]["value"] == task.unigram_accuracy(split)
+        assert found[split, "most frequent piece"]["run"] == pytest.approx(1 - run[split, "mlm_error"])
+        following = task.dataset(split, 40)["next"]
+        more = np.bincount(task.dataset("train", 300)["next"]).argmax()
+        assert found[split, "more frequent answer"]["value"] == pytest.approx(np.mean(following == more))
+        words = found[split, "bag of words"]
+        assert words["run"] == pytest.approx(1 - run[split, "nsp_error"]) and 0.3 < words["value"] <= 1
+    assert content["run"] == "result.json" and "bag of words" in (trained / "bert" / "floors.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "message"),
+    [
+        ("neighbours", ["--models=minilm", "--word=play", "--sentences=they win"], "has no word 'play': put spaces"),
+        ("neighbours", ["--models=minilm"], "--task=neighbours needs --word and --sentences: see --help"),
+        ("neighbours", ["--models=nowhere", "--task=senses"], "there is no folder nowhere: train a model there"),
+        ("neighbours", ["--models=RUN", "--word=qqq", "--sentences=a qqq"], "the corpus has no word 'qqq'"),
+        (
+            "neighbours",
+            ["--models=RUN", "--task=senses", "--corpora_dir=nowhere"],
+            "no coarsewsd20/coarsewsd20.tsv in nowhere",
+        ),
+        ("probe", [], "missing --models; see --help"),
+        ("probe", ["--models=RUN", "--corpora_dir=nowhere"], "no ud-ewt/en_ewt-ud-train.conllu in nowhere"),
+        ("floors", [], "there is no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_flag_is_one_line(command, given, message, trained, start, tmp_path):
+    given = [re.sub("RUN", str(trained / "rnn"), flag) for flag in given]
+    folder = "model" if command == "floors" else "workdir"
+    done = start(command, *given, f"--{folder}={tmp_path / 'new'}").wait()
+    assert done.status == 2, done.err
+    assert message in done.error
+    assert not (tmp_path / "new").exists()
+
+
+def test_models_are_named_once_and_known_by_their_kinds(trained):
+    elmo, bert, rnn = (str(trained / name) for name in ("elmo", "bert", "rnn"))
+    assert by_kind([bert, elmo], ("elmo", "bert")) == {"bert": bert, "elmo": elmo}
+    assert [model.name for model in load_models([rnn, f"{trained}/../{trained.name}/rnn"])] == [
+        f"RNN {trained.name}/rnn"
+    ] * 2
+    for wrong, message in (
+        ([], "--models names no model"),
+        ([rnn, rnn], "twice: name each model once"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_models(wrong)
+    with pytest.raises(ConfigError, match="rnn, which contains a rnn_lm: give only elmo and bert"):
+        by_kind([rnn], ("elmo", "bert"))
+    with pytest.raises(ConfigError, match="names two models of bert"):
+        by_kind([bert, bert], ("elmo", "bert"))
+
+
+def test_floors_are_known_of_some_tasks(start, config, tmp_path):
+    workdirs.Workdir(tmp_path).open(ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
+    (tmp_path / "checkpoints").mkdir()
+    done = start("floors", f"--model={tmp_path}").wait()
+    assert done.status == 2, done.err
+    assert "is a run on flip_flop: choose a run on a task with baselines: bilm, masked_lm, tagging, words" in done.error
+
+
+def test_perplexity_is_measured_of_decoders_on_text(start, trained):
+    done = start("perplexity", f"--model={trained / 'rnn'}").wait()
+    assert done.status == 2, done.err
+    assert done.error == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a decoder trained on text"
+
+
+def test_own_tables_are_classified_and_tagged(start, tmp_path):
+    (tmp_path / "films.csv").write_text("text,label\n" + "".join(f"good {n},yes\nbad {n},no\n" for n in range(20)))
+    (tmp_path / "tags.csv").write_text("text,label\n" + "".join(f"dogs {n} run,N M N\n" for n in range(60)))
+    flags = ("--systems=majority", f"--workdir={tmp_path}")
+    done = start("classify", f"--input={tmp_path}/films.csv", *flags).wait()
+    assert done.status == 0 and "| yes caught % | no blocked % |" in (tmp_path / "table.md").read_text(), done.err
+    done = start("tag", f"--input={tmp_path}/tags.csv", *flags).wait()
+    assert done.status == 0 and re.search(r"majority .*66.67", (tmp_path / "table.md").read_text()), done.err

@@ -1,0 +1,71 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.attention import attend
+from cope_jax.encodings import EncodingConfig
+from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layout import Layout
+from cope_jax.models.decoder import DecoderConfig
+from tools.compile_check.hlo import Module
+from tools.compile_check.trip_counts import LOOPS, count_turns, turns_of, walk
+
+LENGTH = 512
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_compile():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def decoder(encoding="rope", **options):
+    chosen = {name: options.pop(name) for name in ("attention", "attention_blocks") if name in options}
+    block = BlockConfig(model_dim=32, num_heads=2, **chosen)
+    return DecoderConfig(
+        vocab_size=8, max_length=LENGTH, encoding=EncodingConfig.parse(encoding), block=block, num_layers=1, **options
+    )
+
+
+def test_an_encoding_that_never_settles_goes_over_every_block_that_causality_leaves():
+    # Eight strips of 64 queries over blocks of 128 keys, aligned with the strip's end.
+    turns = count_turns(decoder(), LENGTH)
+    assert list(turns) == list(LOOPS)
+    assert sum(turns.values()) == np.mean([-(-64 * (strip + 1) // 128) for strip in range(8)])
+
+
+def test_larger_blocks_make_fewer_turns():
+    # Four strips of 128 queries over blocks of 256.
+    turns = count_turns(decoder(attention_blocks=(128, 256, 256)), LENGTH)
+    assert sum(turns.values()) == np.mean([1, 1, 2, 2])
+
+
+def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
+    near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["diagonal"] for n in (8, 400)]
+    assert near[0] < near[1]
+    assert near[1] == sum(count_turns(decoder(), LENGTH).values())  # about half of the gates are open: it never settles
+
+
+@pytest.mark.parametrize(
+    "options", [{"attention": "full"}, {"attention_blocks": (64, LENGTH, 64)}, {"layout": Layout(length="sequence")}]
+)
+def test_where_there_are_no_such_loops_none_is_counted(options):
+    assert count_turns(decoder(**options), LENGTH) == {}
+
+
+def test_a_short_sequence_has_one_block_and_no_loop():
+    assert count_turns(decoder(), 128) == {}
+
+
+def test_the_turns_are_those_of_the_loops_in_the_program():
+    turns = turns_of(count_turns(decoder("cope(npos_max=8)"), LENGTH))
+    encoding = encodings.create("cope", num_heads=1, head_dim=8, npos_max=8, rngs=nnx.Rngs(0))
+    q = k = v = jax.ShapeDtypeStruct((1, LENGTH, 1, 8), jnp.float32)
+    text = jax.jit(lambda q, k, v: attend(q, k, v, encoding=encoding)).lower(q, k, v).compile().as_text()
+    module = Module.parse(text)
+    for told, unknown in ((lambda name: None, 3), (turns, 0)):
+        assert sum(visit.unknown for visit in walk(module, told)) == unknown

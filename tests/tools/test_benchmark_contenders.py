@@ -1,0 +1,177 @@
+import dataclasses
+import sys
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from tests.encodings.cases import rule_of
+from tests.oracle.attention import attention as oracle_attention
+from tests.oracle.attention import cope_backward
+from tests.oracle.encodings import Sizes
+from tools.benchmark import contenders, workloads
+from tools.benchmark.timing import LeftOut
+from tools.benchmark.workloads import STEP, Problem, Recipe
+
+PROBLEM = Problem(length=16, npos_max=4, batch=1, heads=2, head_dim=8, dtype="float64")
+TORCH, OURS = contenders.OF_TORCH, contenders.OURS
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_compile():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+OF_FLOAT64 = [name for name in OURS if not name.endswith("/fused")]
+
+
+def computed(name, devices=1):
+    """out, dq, dk, dv and the gradients of parameters, by a contender, which must agree with its own forward."""
+    with jax.numpy_dtype_promotion("standard"):  # jax.nn relies on it in float64
+        try:
+            tasks = contenders.find(name)(dataclasses.replace(PROBLEM, devices=devices))
+        except LeftOut as reason:
+            if name not in TORCH:  # only PyTorch may be missing
+                raise
+            pytest.skip(str(reason))
+        results, again = tasks["forward+backward"](), tasks["forward"]()
+        if isinstance(again, jax.Array):
+            assert {len(array.sharding.device_set) for array in (again, *results)} == {devices}
+        np.testing.assert_allclose(np.asarray(again), np.asarray(results[0]), rtol=0, atol=1e-12)
+    return tuple(np.asarray(array) for array in results)
+
+
+def tolerance(name):
+    """Of float64, but for two whose softmax is float32 whatever it is given: 8e-8 and 2e-7 measured."""
+    return 1e-5 if name in ("cope/x-transformers", "rope/jax.nn") else 1e-10
+
+
+def check_against_oracle(name, devices=1):
+    out, *gradients = computed(name, devices)
+    q, k, v, cotangent = (array.astype(np.float64) for array in PROBLEM.arrays())
+    table = PROBLEM.parameter((PROBLEM.npos_max, PROBLEM.head_dim)).astype(np.float64)
+    sizes = Sizes(PROBLEM.heads, PROBLEM.heads, PROBLEM.head_dim, PROBLEM.heads * PROBLEM.head_dim, PROBLEM.length)
+    encoding = name.partition("/")[0]
+    rule = {
+        "cope": lambda: rule_of(f"cope(npos_max={PROBLEM.npos_max})", {"table": table}, sizes),
+        "rope": lambda: rule_of("rope", {}, sizes),
+    }[encoding]()
+    exact = oracle_attention(q[0], k[0], v[0], rule)
+    np.testing.assert_allclose(out[0], exact, rtol=0, atol=tolerance(name))
+    if encoding == "cope":
+        by_head = [
+            cope_backward(*(array[0, :, h] for array in (q, k, v)), table, cotangent[0, :, h])
+            for h in range(PROBLEM.heads)
+        ]
+        for found, *exact in zip(gradients[:3], *(of_one[:3] for of_one in by_head), strict=True):
+            np.testing.assert_allclose(found[0], np.stack(exact, axis=1), rtol=0, atol=tolerance(name))
+        np.testing.assert_allclose(gradients[3], sum(of_one[3] for of_one in by_head), rtol=0, atol=tolerance(name))
+    return out, *gradients
+
+
+@pytest.mark.parametrize(
+    "name", ["cope/full", *(pytest.param(name, marks=pytest.mark.slow) for name in OF_FLOAT64 if name != "cope/full")]
+)
+def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
+    results = check_against_oracle(name, devices=2)
+    of_full = computed(f"{name.partition('/')[0]}/full")
+    assert len(results) == len(of_full)
+    for found, exact in zip(results, of_full, strict=True):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance(name))
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "note"),
+    [
+        ("alibi", 2, "the encoding treats its heads differently"),  # same parameters, but other slopes
+        ("alibi(slopes=(1.0,1.0,0.5,0.5))", 2, "the encoding treats its heads differently"),  # an option for each head
+        ("t5", 2, "the encoding treats its heads differently"),  # other parameters
+        ("cope", 3, "3 devices cannot share 4 heads"),
+        ("cope", 4, ""),
+        ("relative+cope", 2, ""),
+    ],
+)
+def test_heads_are_split_where_that_changes_nothing(spec, devices, note):
+    one = dataclasses.replace(PROBLEM, heads=4, dtype="float32")
+    tasks = contenders.find(f"{spec}/full")(dataclasses.replace(one, devices=devices))
+    assert getattr(tasks, "note", "") == (f"on 1 device, because {note}" if note else "")
+    out = tasks["forward"]()
+    assert len(out.sharding.device_set) == (1 if note else devices)
+    np.testing.assert_allclose(out, contenders.find(f"{spec}/full")(one)["forward"](), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_contenders_of_torch_compute_the_encoding(name, x64):
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("x_transformers", reason="x-transformers is not installed")
+    results = check_against_oracle(name)
+    for found, exact in zip(results, computed(f"{name.partition('/')[0]}/full"), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance(name))
+
+
+def test_without_torch_its_contenders_are_left_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "tools.benchmark.torch_contenders", raising=False)
+    monkeypatch.delattr("tools.benchmark.torch_contenders", raising=False)
+    for name in TORCH:
+        with pytest.raises(LeftOut, match=r"torch is not installed: run pip install -e '.\[bench\]'"):
+            contenders.find(name)(PROBLEM)
+
+
+def test_a_matrix_of_all_pairs_that_does_not_fit_is_left_out(monkeypatch):
+    monkeypatch.setattr(workloads, "free_memory", lambda: 1e9)
+    big = Problem(length=4096)
+    for name in ("cope/full", "rope/jax.nn"):
+        with pytest.raises(LeftOut, match=r"0\.9 GiB of free memory"):
+            contenders.find(name)(big)
+    contenders.find("cope/full")(Problem(length=8))
+
+
+def test_parameters_are_not_those_of_the_start(x64):
+    """A table of zeros would let a wrong position pass."""
+    assert np.abs(Problem(4).parameter((4, 8))).min() > 0
+    assert np.abs(computed("cope/full")[4]).max() > 0.01
+
+
+def test_a_decoded_token_is_the_last_row_of_attention():
+    encoding, problem = "cope(npos_max=3)+rope", dataclasses.replace(PROBLEM, dtype="float32")
+    [task] = contenders.decode(encoding, problem).values()
+    whole = contenders.find(f"{encoding}/full")(problem)["forward"]()
+    for _ in range(3):  # every call enters the same token; 2e-7 measured, and a wrong token or place gives 0.1
+        np.testing.assert_allclose(task(), whole[:, -1:], rtol=0, atol=2e-6)
+
+
+def test_a_training_step_trains():
+    recipe = Recipe.parse("quick:4")
+    step = contenders.train(recipe, "none", devices=2)[STEP]
+    losses = [step() for _ in range(5)]
+    assert recipe.batch()["inputs"].shape[0] == 4
+    assert losses[-1] < losses[0] < 10
+
+
+@pytest.mark.parametrize(("devices", "shares"), [(1, 1), (2, 2), (3, 1)])
+def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
+    made = []
+
+    def create(config, task, devices):
+        made.append((config.job.mesh.data, len(devices)))
+        return mock.MagicMock()
+
+    monkeypatch.setattr(contenders.from_config, "create_program", create)
+    built = contenders.train(Recipe.parse("quick:4"), "none", devices)
+    assert made == [(shares, shares)]
+    assert getattr(built, "note", None) == {3: "on 1 device, because 3 devices cannot share a batch of 4"}.get(devices)
+
+
+def test_a_training_step_of_x_transformers_trains():
+    pytest.importorskip("x_transformers", reason="x-transformers is not installed")
+    recipe = Recipe.parse("quick:4")
+    for encoding in contenders.X_TRANSFORMERS:
+        step = contenders.of_torch("x_transformers_step", recipe, encoding)[STEP]
+        losses = [step() for _ in range(20)]
+        assert losses[-1] < losses[0] < 10
+    with pytest.raises(LeftOut, match="the default block"):
+        contenders.of_torch("x_transformers_step", Recipe.parse("counting:1"), "cope")

@@ -1,0 +1,53 @@
+import ast
+from pathlib import Path
+
+import pytest
+
+from tools.mutants.faults import draw, faults
+
+ROOT = Path(__file__).parents[2]
+SOURCE = b'''
+def f(x: int = 3, *, axis: "2" = -1) -> "a < b":
+    """A docstring with 1 < 2 and not 3."""
+    y: list[int] = [x + 1]
+    if x < 2 and not y:
+        raise ValueError(f"{x + 1} is less than {2}")
+    print(x - 5)
+    return max(y[0], axis)
+'''
+
+
+def test_what_is_changed_and_what_is_not():
+    found = {(one.before, one.after) for place in faults(SOURCE, "f.py") for one in place}
+    expected = {
+        ("3", "4"),
+        ("-1", "(1)"),
+        ("x + 1", "(x - 1)"),
+        ("x < 2", "(x <= 2)"),
+        ("x < 2 and not y", "(x < 2 or not y)"),
+        ("not y", "(y)"),
+        ('raise ValueError(f"{x + 1} is less than {2}")', "pass"),
+        ("max", "min"),
+        ("0", "1"),
+        ("return max(y[0], axis)", "return None"),
+    }
+    assert expected <= found
+    assert not any(text in before for before, _ in found for text in ("5", "docstring", "list"))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_fault_compiles_and_changes_code_alone(seed):
+    for fault in draw(ROOT, 30, seed):
+        source = (ROOT / fault.path).read_bytes()
+        old, new = ast.parse(source), ast.parse(fault.apply(source))
+        compile(new, fault.path, "exec")
+        assert ast.dump(old) != ast.dump(new)
+        assert _documented(old) == _documented(new)
+
+
+def _documented(tree):
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    notes = [
+        ast.unparse(n.annotation) for n in ast.walk(tree) if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation
+    ]
+    return [ast.get_docstring(function) for function in functions], notes

@@ -1,0 +1,1 @@
+"""What developers of this project use: `python -m tools.NAME`."""

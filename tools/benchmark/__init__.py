@@ -1,0 +1,1 @@
+"""The benchmark `python -m tools.benchmark`: what it measures, and its contenders."""

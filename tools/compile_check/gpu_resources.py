@@ -1,0 +1,72 @@
+"""Compiles the attention kernels for GPUs without a GPU, and reads from the machine code what they need."""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.attention import prepare
+from cope_jax.attention.kernels.gpu import gpu_attention
+from cope_jax.attention.kernels.gpu.gpu_attention import Launch
+from cope_jax.errors import ConfigError
+from tools.compile_check.kernel_cycles import Problem
+
+WARP = 32  # threads
+
+
+def count(problem: Problem, kind: str) -> dict[str, Any]:
+    """The registers and the bytes of stack of a thread, and the bytes of shared memory of a program, of both kernels.
+
+    Registers that do not suffice spill to the stack, which is slow memory.
+
+    Args:
+      problem: the attention.
+      kind: the kind of GPU, such as "NVIDIA H200".
+
+    Raises:
+      ConfigError: there is no kernel for the problem, or Triton is not installed.
+    """
+    if problem.blocks is not None:
+        raise ConfigError("--blocks is for TPUs: the kernels for GPUs have their own sizes; leave it out")
+    launches: list[tuple[Launch, list[Any]]] = []
+
+    def record(launch: Launch, *arrays: Any) -> Any:
+        launches.append((launch, [jax.typeof(x) for x in (*arrays, *launch.results)]))
+        return [jnp.zeros(x.shape, x.dtype) for x in launch.results]
+
+    def attention(encoding: Any, q: Any, k: Any, v: Any, features: Any) -> Any:
+        inputs = prepare(q, k, v, encoding=encoding, features=features, embedded=True)
+        if reason := gpu_attention.why_not(encoding, inputs, kind):
+            raise ConfigError(f"there is no kernel for {problem.encoding}: {reason}")
+        return gpu_attention.attention(encoding, inputs, kind, run=record)
+
+    step, arguments = problem.step(attention)
+    jax.eval_shape(step, *arguments)
+    return {"kind": kind, **{launch.kernel: _compiled(launch, avals) for launch, avals in launches}}
+
+
+def _compiled(launch: Launch, avals: list[Any]) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from cope_jax.attention.kernels.gpu import gpu_kernels
+
+    kernel, constants = getattr(gpu_kernels, launch.kernel), launch.metaparameters
+    types = {"float32": "*fp32", "bfloat16": "*bf16", "int32": "*i32"}
+    arrays = [name for name in kernel.arg_names if name not in constants]
+    signature = {name: types[x.dtype.name] for name, x in zip(arrays, avals, strict=True)}
+    aligned = {(n,): [["tt.divisibility", 16]] for n in range(len(arrays))}  # as XLA's arrays are
+    source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    options = {"num_warps": launch.sizes.warps, "num_stages": launch.sizes.stages, "enable_fp_fusion": True}
+    found = triton.compile(source, target=GPUTarget("cuda", launch.capability, WARP), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(found.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    registers, stack = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK"))
+    return {"sizes": launch.sizes, "registers": registers, "stack": stack, "shared": found.metadata.shared}

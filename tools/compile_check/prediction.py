@@ -1,0 +1,150 @@
+"""Calculates how a training step scales to n devices, as in docs/scaling.md.
+
+C is the compute time of a device, C₀ the lowest C of all compiled programs, S the bytes that a device sends to other
+devices, W the bandwidth of a ring, and M = S / W the communication time, which the table calls messages. A step takes
+between max(C, M) and C + M. The efficiency of a step is C₀ divided by the time of the step.
+
+If no program was compiled for n devices, the numbers come from the program for the nearest number of devices N. C stays
+the same, except that it is C₀ on one device. S is multiplied by ((n−1)/n) / ((N−1)/N), and the state by N/n.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, add_caption, line
+from cope_jax.evaluation.report.table import Table
+from cope_jax.storage.files import read_object
+from tools.compile_check.figures import Figures, between, seconds, size
+
+HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s per device", "MFU", "efficiency")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A step on n devices: compiled for n devices, or calculated from a step on another number of devices."""
+
+    devices: int  # n
+    compiled: bool  # whether the step was compiled for n devices
+    memory: float  # bytes of a device
+    compute: float  # C, seconds of computing
+    sent: float  # S, bytes that a device sends
+    messages: float  # M, seconds of messages
+    steps: tuple[float, float]  # seconds of a step with (no message hidden, all messages hidden)
+    efficiency: tuple[float, float]  # C₀ divided by each of these times
+    figures: Figures
+
+    @classmethod
+    def of(cls, figures: Figures, devices: int, least: float) -> "Point":
+        """Calculates the point from the figures of a compiled step and `least`, C₀."""
+        compiled = figures["devices"]
+        share = (1 - 1 / devices) / (1 - 1 / compiled)
+        memory = figures["bytes"]["peak"] + figures["bytes"]["arguments"] * (compiled / devices - 1)
+        sent = share * sum(collective["sent_bytes"] for collective in figures["collectives"])
+        compute, messages = figures["compute_seconds"] if devices > 1 else least, sent / figures["ring_bandwidth"]
+        steps = compute + messages, max(compute, messages)
+        efficiency = least / steps[0], least / steps[1]
+        return cls(devices, devices == compiled, memory, compute, sent, messages, steps, efficiency, figures)
+
+    def cells(self) -> list[str]:
+        """The row of the table. Numbers from the formula are rounded to two digits."""
+        shown, found = str if self.compiled else rough, self.figures
+        tokens = found["batch_size"] * found["length"] / found["devices"]
+        flops = found["model_flops"] / found["devices"] / found["peak_flops"]
+        return [
+            chip_of(found),
+            str(self.devices),
+            "compiled" if self.compiled else "formula",
+            shown(size(self.memory)) + (": does not fit" if self.memory > found["hbm_bytes"] else ""),
+            shown(seconds(self.compute)),
+            shown(size(self.sent)),
+            shown(seconds(self.messages)),
+            between(*(shown(f"{tokens / step:,.0f}") for step in self.steps)),
+            between(*(shown(f"{flops / step:.1%}") for step in self.steps)),
+            between(*(shown(f"{share:.0%}") for share in self.efficiency)),
+        ]
+
+
+def chip_of(figures: Figures) -> str:
+    """The kind of chip, such as "v5e"."""
+    return figures["topology"].partition(":")[0]
+
+
+def read(folder: Path) -> dict[str, list[Figures]]:
+    """Reads the figures of steps on several devices from `*.json`, by chip.
+
+    Raises:
+      ConfigError: there are no figures, or a file has other JSON.
+    """
+    found: dict[str, list[Figures]] = {}
+    for path in sorted(folder.glob("*.json")):
+        figures = read_object(path, "remove it")
+        try:
+            if "bytes" in figures and figures["devices"] > 1:
+                Point.of(figures, figures["devices"], 1.0).cells()  # so that missing figures raise an error now
+                found.setdefault(chip_of(figures), []).append(figures)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} was not written by tools.compile_check --json: remove it") from error
+    if not found:
+        raise ConfigError(f"{folder} has no step on several devices: write one with tools.compile_check --json")
+    return dict(sorted(found.items()))
+
+
+def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
+    """The points of one chip: all compiled points, and points for other `counts`, from the nearest compiled step."""
+    least = min(figures["compute_seconds"] for figures in compiled)
+    points = []
+    for count in sorted({*counts, *(figures["devices"] for figures in compiled)}):
+        nearest = min(compiled, key=lambda figures: (abs(math.log(figures["devices"] / count)), figures["devices"]))
+        points.append(Point.of(nearest, count, least))
+    return points
+
+
+def markdown(points: dict[str, list[Point]]) -> str:
+    """The table of all points in Markdown."""
+    return Table("", HEADINGS, [point.cells() for own in points.values() for point in own]).markdown() + "\n"
+
+
+def rough(text: str) -> str:
+    """A text with its number rounded to two digits.
+
+    >>> rough("3,152"), rough("44.6 ms"), rough("100%")
+    ('3,200', '45 ms', '100%')
+    """
+
+    def two_digits(number: re.Match[str]) -> str:
+        return f"{float(format(float(number[0].replace(',', '')), '.2g')):,.12g}"
+
+    return re.sub(r"[\d,]+(?:\.\d+)?", two_digits, text, count=1)
+
+
+@rc_context(STYLE)
+def plot(points: dict[str, list[Point]]) -> Figure:
+    """Plots two lines for each chip, the efficiency with no message and with all messages hidden, by number of devices.
+
+    Markers show the numbers of devices that programs were compiled for.
+    """
+    figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
+    axes = figure.subplots()
+    for number, (chip, own) in enumerate(points.items()):
+        style = line(number) | {"markevery": [place for place, point in enumerate(own) if point.compiled]}
+        low, high = ([100 * share for share in shares] for shares in zip(*(p.efficiency for p in own), strict=True))
+        devices = [point.devices for point in own]
+        axes.plot(devices, low, label=f"{chip}, no message hidden", **style)
+        axes.plot(devices, high, label=f"{chip}, messages hidden", linestyle="--", **style)
+    counts = sorted({point.devices for own in points.values() for point in own})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_ylim(0, 105)
+    axes.set_xlabel("devices")
+    axes.set_ylabel("predicted efficiency (%)")
+    axes.grid(which="major", color="0.9", linewidth=0.6)
+    axes.legend(loc="lower right")
+    add_caption(figure, "markers: compiled for this number of devices; between them: formula")
+    return figure

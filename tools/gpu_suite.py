@@ -1,0 +1,319 @@
+r"""Checks and measures everything on one GPU, in a given time: correctness, benchmarks, prefill, and training.
+
+python -m tools.gpu_suite --minutes=9 --workdir=runs/gpu_suite
+
+Sections, in this order:
+  correctness  every encoding: blockwise and fused attention against full attention, values and gradients.
+  benchmark    attention, decoding and training steps, with `tools.benchmark`.
+  prefill      tokens per second of a model of 1.3 billion parameters, as in Table 1 of arXiv 2609.34556.
+  train        the recipes for flip-flop, selective copy and counting of the CoPE paper, for the time that is left.
+
+A section that reaches its share of the time is stopped; what it measured until then stays. Training that is stopped
+resumes with `cope-jax compare` and the folder in train/. Everything lies in the workdir; summary.md lists it.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from flax import nnx
+
+from cope_jax import encodings, models
+from cope_jax.attention import attend, fused, prepare
+from cope_jax.cli import entry
+from cope_jax.cli.flag_values import check_names
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError, first_line
+from cope_jax.layers.block_config import BlockConfig
+from cope_jax.models.decoder import DecoderConfig
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.records import Record, environment
+from cope_jax.storage.files import write_atomically
+
+SECTIONS = {"correctness": 0.2, "benchmark": 0.4, "prefill": 0.15, "train": 1.0}
+"""The sections, and the share of the remaining time that each may take."""
+KERNELS = ("cope", "rope", "cope(gate=separate_key)", "cope(gate=value,position=slope)+rope")
+"""Encodings that have kernels on GPUs. They are checked first, with all masks; of the others only the defaults are."""
+MASKS = ("causal", "packed", "two_sided")
+GRACE = 20.0  # seconds between asking a command to stop and killing it
+TOLERANCE = {"float32": 2e-4, "bfloat16": 3e-2}  # of the largest entry, see `check_encoding`
+ROUNDING = 0.1  # the same for full attention in bfloat16 against float32
+
+_MINUTES = flags.DEFINE_float("minutes", 9.0, "Time for all sections, in minutes.", lower_bound=0.1)
+_ONLY = flags.DEFINE_list("only", list(SECTIONS), f"Sections to run: any of {', '.join(SECTIONS)}.")
+_TOY = flags.DEFINE_bool("toy", False, "Use tiny sizes, to try the suite on a CPU.")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/gpu_suite", "Folder for everything that the suite writes.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How large the problems of the sections are."""
+
+    length: int = 333  # of correctness; no multiple of a block's size
+    width: int = 64  # of a head, in correctness
+    lengths: tuple[int, ...] = (1024, 4096, 16384, 65536)  # of the benchmark
+    rounds: int = 3
+    layers: int = 25  # of the model for prefill, with heads of 128
+    model_dim: int = 2048
+    prompt: int = 4096
+
+
+TOY = Sizes(length=83, width=16, lengths=(64,), rounds=1, layers=1, model_dim=128, prompt=64)
+RECIPES = ("flip_flop", "selective_copy", "counting")
+TOY_RECIPE = [
+    "--config.job.mesh.data=1",
+    "--config.training.steps=10",
+    "--config.training.batch_size=2",
+    "--config.optimizer.warmup_steps=1",
+]
+
+
+def main() -> None:
+    """Runs the sections, and writes summary.md after each one."""
+    check_names("section of --only", _ONLY.value, SECTIONS)
+    if not _ONLY.value or not math.isfinite(_MINUTES.value):
+        raise ConfigError("give --only at least one section, and --minutes a number of minutes")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the commands of later sections need the memory
+    workdir, sizes = Path(_WORKDIR.value), TOY if _TOY.value else Sizes()
+    end = time.monotonic() + 60 * _MINUTES.value
+    rows: list[Record] = []
+    with workdirs.Workdir(workdir).locked():
+        for name in (name for name in SECTIONS if name in _ONLY.value):
+            began = time.monotonic()
+            print(f"{name}: {max(0.0, end - began) / 60:.1f} minutes left", file=sys.stderr)
+            found = RUN[name](workdir, sizes, began + SECTIONS[name] * (end - began))
+            rows.append({"section": name, "result": found, "seconds": round(time.monotonic() - began)})
+            workdirs.write_json(workdir / "summary.json", {"sections": rows, "environment": environment()})
+            device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
+            lines = [f"- {row['section']}: {row['result']} ({row['seconds']} s)" for row in rows]
+            write_atomically(workdir / "summary.md", "\n".join([f"# {device}", "", *lines, ""]))
+    print((workdir / "summary.md").read_text(), end="")
+
+
+def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Compares the implementations of every encoding with full attention. Returns a summary in one line."""
+    records: list[Record] = []
+    failed = []
+    others = [name for name in encodings.names() if name not in KERNELS]
+    cases = [*itertools.product(KERNELS, TOLERANCE, MASKS), *itertools.product(others, TOLERANCE, MASKS[:1])]
+    for number, (spec, dtype, mask) in enumerate(cases):
+        if time.monotonic() > end:
+            failed.append(f"; stopped at its time: {len(cases) - number} of {len(cases)} cases were not checked")
+            break
+        try:
+            records += check_encoding(spec, dtype, mask, sizes)
+        except Exception as error:  # the other encodings still count
+            failed.append(f"; {spec} ({mask}) in {dtype} failed ({first_line(error)})")
+        workdirs.write_json(workdir / "correctness.json", {"records": records, "environment": environment()})
+    checked = [record for record in records if "error" in record]
+    wrong = [
+        r for r in checked if not r["error"] <= (ROUNDING if r["implementation"] == "full" else TOLERANCE[r["dtype"]])
+    ]
+    columns = {"encoding": 40, "mask": 10, "dtype": 9, "implementation": 10}
+    lines = [" ".join(f"{r[key]:<{width}}" for key, width in columns.items()) + f" {_outcome(r)}" for r in records]
+    write_atomically(workdir / "correctness.txt", "\n".join(lines) + "\n")
+    differ = [
+        f"; {r['encoding']}/{r['implementation']} ({r['mask']}) in {r['dtype']} differs by {r['error']:.1e}"
+        for r in wrong
+    ]
+    refused: dict[str, list[str]] = {}
+    for record in records:
+        if "reason" in record and record["encoding"] not in refused.setdefault(record["reason"], []):
+            refused[record["reason"]].append(record["encoding"])
+    without = [f"; no kernels for {', '.join(specs)}, because {reason}" for reason, specs in refused.items()]
+    return "".join([f"{len(checked) - len(wrong)} of {len(checked)} comparisons agree", *differ, *failed, *without])
+
+
+def _outcome(record: Record) -> str:
+    return f"{record['error']:.1e}" if "error" in record else f"not possible, because {record['reason']}"
+
+
+def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Record]:
+    """The largest difference of the output and all gradients from full attention, for each implementation.
+
+    Full attention computes in the same type, because rounded features of tokens change the result more than any kernel:
+    gate keys in bfloat16 move the sums of CoPE's gates. In bfloat16 it is itself compared with float32 from the same
+    rounded features. A difference is divided by the largest entry of the array. The gradients of all parameters share
+    one largest entry, because some of them are sums that cancel, down to 0.
+    """
+    heads, groups, length, width = 4, 2, sizes.length, sizes.width
+    encoding = encodings.create(
+        spec, num_heads=heads, num_kv_heads=groups, head_dim=width, max_length=length, rngs=nnx.Rngs(0)
+    )
+    graph, initial = nnx.split(encoding)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * jnp.asarray(rng.normal(size=x.shape), x.dtype), initial)
+    q, k, v, dout = (jnp.asarray(rng.normal(size=(2, length, n, width)), dtype) for n in (heads, groups, groups, heads))
+    x = jnp.asarray(rng.normal(size=(2, length, encoding.shape.width)), dtype)
+    documents = jnp.asarray(np.arange(length) * 3 // length)[None].repeat(2, axis=0)
+    packed = {"q_segment_ids": documents, "k_segment_ids": documents, "window": length // 5}
+    masks: dict[str, dict[str, Any]] = {"causal": {}, "packed": packed, "two_sided": {"causal": False}}
+    masked: dict[str, Any] = {"embedded": True, **masks[mask]}
+
+    @functools.partial(jax.jit, static_argnames=("implementation", "exact"))
+    def run(implementation: str, params: Any, *arrays: jax.Array, exact: bool = False) -> Any:
+        def out(params: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            encoding = nnx.merge(graph, params)
+            arrays = q, k, v, encoding.features(x, q, k, v, None)[0]
+            if exact:  # from here on
+                arrays = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == dtype else a, arrays)
+            q, k, v, features = arrays
+            return attend(q, k, v, encoding=encoding, features=features, implementation=implementation, **masked)
+
+        value, pull = jax.vjp(out, params, *arrays)
+        return value, pull(dout.astype(value.dtype))
+
+    with jax.default_matmul_precision("highest"):
+        reference = run("full", params, x, q, k, v)
+        names = ["blockwise"] if encoding.splits_queries else []
+        case = {"encoding": spec, "mask": mask, "dtype": dtype}
+        records: list[Record] = []
+        inputs = prepare(q, k, v, encoding=encoding, features=encoding.features(x, q, k, v, None)[0], **masked)
+        if (reason := fused.why_not(encoding, inputs)) is None:
+            names.append("fused")
+        else:
+            records.append({**case, "implementation": "fused", "reason": reason})
+        for name in names:
+            errors = _errors(run(name, params, x, q, k, v), reference)
+            records.append({**case, "implementation": name, "error": float(np.max(errors))})
+        if dtype == "bfloat16":
+            errors = _errors(reference, run("full", params, x, q, k, v, exact=True))
+            records.append({**case, "implementation": "full", "error": float(np.max(errors))})
+        return records
+
+
+def _errors(result: Any, reference: Any) -> list[float]:
+    """The largest relative difference of the output, of the gradient of each input, and of those of all parameters."""
+    errors = []
+    (out, (dparams, *dinputs)), (exact_out, (exact_dparams, *exact_dinputs)) = result, reference
+    for some, exact in [(out, exact_out), (dparams, exact_dparams), *zip(dinputs, exact_dinputs, strict=True)]:
+        some, exact = ([a.astype(jnp.float32) for a in jax.tree.leaves(tree)] for tree in (some, exact))
+        largest = max((float(jnp.abs(e).max()) for e in exact), default=0.0) or 1.0
+        errors += [float(jnp.abs(a - e).max()) / largest for a, e in zip(some, exact, strict=True)]
+    return errors
+
+
+def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Runs `tools.benchmark`: attention and decoding, then training steps."""
+    lengths = ",".join(str(length) for length in sizes.lengths)
+    common = [f"--rounds={sizes.rounds}", "--notune"]
+    contenders = "rope/cudnn,rope/jax.nn,rope/blockwise,rope/fused,cope/blockwise,cope/fused"
+    recipes = "quick:2" if _TOY.value else "selective_copy,counting"
+    commands = {
+        "attention": [f"--lengths={lengths}", f"--contexts={lengths}", f"--contenders={contenders}"],
+        "train": [f"--recipes={recipes}", "--encodings=cope,rope"],
+    }
+    commands["attention"] += ["--dtype=bfloat16", "--only=attention,decode", "--encodings=cope,rope"]
+    commands["train"] += ["--only=train"]
+    results = []
+    for name, own in commands.items():
+        folder = f"--workdir={workdir / 'benchmark' / name}"
+        results.append(f"{name} {command('tools.benchmark', [*own, *common, folder], end)}")
+    return ", ".join(results)
+
+
+def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Measures how many tokens of a prompt a large model reads in a second, for several encodings."""
+    records: list[Record] = []
+    results = []
+    for spec, attention in itertools.product(("cope", "rope", "none"), ("blockwise", "fused")):
+        record: Record = {"encoding": spec, "attention": attention, "tokens_per_second": None, "seconds": []}
+        text = "left out"
+        if time.monotonic() < end:
+            try:
+                record["seconds"] = seconds = prefill_seconds(spec, attention, sizes, end)
+                record["tokens_per_second"] = speed = sizes.prompt / min(seconds)
+                text = f"{speed / 1000:.1f} thousand tokens/s ({len(seconds)} runs)"
+            except Exception as error:  # the others still count
+                record["reason"] = first_line(error)
+                text = f"failed ({record['reason']})"
+        records.append(record)
+        results.append(f"{spec}/{attention} {text}")
+        workdirs.write_json(workdir / "prefill.json", {"records": records, "environment": environment()})
+    return ", ".join(results)
+
+
+def prefill_seconds(spec: str, attention: str, sizes: Sizes, end: float) -> list[float]:
+    """Times up to five prompts, and no further ones after the time `end`."""
+    config = DecoderConfig(
+        vocab_size=1024,
+        max_length=sizes.prompt,
+        num_layers=sizes.layers,
+        encoding=EncodingConfig.parse(spec),
+        block=BlockConfig(
+            model_dim=sizes.model_dim,
+            num_heads=sizes.model_dim // 128,
+            compute_dtype="bfloat16",
+            attention=attention,
+        ),
+    )
+    graph, params = nnx.split(models.create("decoder", config, rngs=nnx.Rngs(0)))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, sizes.prompt)), jnp.int32)
+    read = jax.jit(lambda params, tokens: nnx.merge(graph, params).prefill(tokens, tokens.shape[1])[0])
+    jax.block_until_ready(read(params, tokens))
+    seconds: list[float] = []
+    while len(seconds) < 5 and (not seconds or time.monotonic() < end):
+        began = time.perf_counter()
+        jax.block_until_ready(read(params, tokens))
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def train(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Trains the paper's recipes, each for an equal share of the time that is left."""
+    del sizes
+    results = []
+    for number, recipe in enumerate(RECIPES):
+        now = time.monotonic()
+        share = now + (end - now) / (len(RECIPES) - number)
+        name, small = ("quick", TOY_RECIPE) if _TOY.value else (recipe, [])
+        own = [f"--config={name}", "--encodings=cope,rope", "--seeds=1", f"--workdir={workdir / 'train' / recipe}"]
+        results.append(f"{recipe} {command('cope_jax compare', [*own, *small], share)}")
+    return ", ".join(results)
+
+
+def command(name: str, arguments: Sequence[str], end: float) -> str:
+    """Runs a command until the time `end`. Returns how it ended, in a word or two."""
+    seconds = end - time.monotonic()
+    if seconds < GRACE / 2:
+        return "left out"
+    process = subprocess.Popen([sys.executable, "-m", *name.split(), *arguments])
+    try:
+        status = process.wait(seconds)
+        return "done" if status == 0 else f"failed with status {status}"
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return "stopped"
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
+RUN: dict[str, Callable[[Path, Sizes, float], str]] = {
+    "correctness": check_encodings,
+    "benchmark": benchmark,
+    "prefill": prefill,
+    "train": train,
+}
+
+if __name__ == "__main__":
+    entry.run(main)

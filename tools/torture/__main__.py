@@ -1,0 +1,233 @@
+"""Kills a small training run again and again, and shows that it ends with the same bits as one that is left alone.
+
+JAX_PLATFORMS=cpu python -m tools.torture --kills=50 --seed=0 --workdir=runs/torture
+
+SIGKILL and SIGTERM come at random moments from the start of the process on, and on purpose while a checkpoint is
+written, right after the first step, and during evaluation. Parameters, optimizer, random key, place in the data and
+metrics are compared. `--bucket=gs://…` or `--bucket=s3://…` keeps the runs in a bucket. `--processes=2` splits the
+devices of each run among processes; all of them are killed, or one is asked to stop. `--kinds` names what is killed: a
+run on each mesh, and on one device a run on text, a comparison and a grid that train two runs at a time, and exports of
+shards and of a dataset. After its last start, a command must have left nothing that a command without kills does not
+leave: in its folder, beside it, and in the folder for temporary files. With JAX_PLATFORMS=cpu the devices are fake
+ones, as many as a mesh needs; else those that are there. Exit status: 0 all is equal, 1 it is not, 2 wrong input.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+import math
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from cope_jax import tasks
+from cope_jax.evaluation.report.table import Table
+from cope_jax.evaluation.report.table import console as wide_console
+from cope_jax.runs.workdir import Workdir
+from cope_jax.storage.checkpoints import Checkpoints
+from cope_jax.storage.mirror import mirrored
+from cope_jax.training import from_config
+from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
+from cope_jax.training.program import Program
+from tools.torture import killing
+from tools.torture.killing import PLACES, BrokenError, Plan, Start
+from tools.torture.tortured import EXPORTS, KINDS, Job, bytes_differ, leftovers
+
+MESHES = "data=4,fsdp=4,tensor=4,data=2+fsdp=2+tensor=2"
+
+
+def main() -> int:
+    """Kills, compares, and prints a table."""
+    parser = argparse.ArgumentParser("python -m tools.torture", description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all runs.")
+    parser.add_argument("--kills", type=int, default=50, help="How many, shared among the meshes and other kinds.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the moments and signals.")
+    parser.add_argument("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
+    parser.add_argument("--bucket", help="A new folder in a bucket for all runs; --workdir is for local files then.")
+    parser.add_argument("--processes", type=int, default=1, help="How many share the devices of a run.")
+    parser.add_argument("--kinds", default="train", help=f"What to kill: any of {', '.join(KINDS)}.")
+    parser.add_argument("--encodings", default="cope,alibi", help="Those of a comparison and a grid.")
+    options = parser.parse_args()
+    if options.workdir.exists():
+        parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
+    if options.kills < 1:
+        parser.error(f"--kills={options.kills} must be at least 1")
+    try:
+        meshes = {text: parse_mesh(text) for text in options.meshes.split(",")}
+        kinds = options.kinds.split(",")
+        jobs = {text: Job(mesh, options.processes) for text, mesh in meshes.items() if "train" in kinds}
+        jobs |= {kind: Job({"data": 1}, 1, kind, options.encodings) for kind in kinds if kind != "train"}
+    except ValueError as error:
+        parser.error(f"--meshes: {error}")
+    if options.processes < 1 or any(math.prod(mesh.values()) % options.processes for mesh in meshes.values()):
+        parser.error(f"--processes={options.processes} does not split the devices of each mesh evenly")
+    if wrong := [kind for kind in kinds if kind not in KINDS]:
+        parser.error(f"--kinds={wrong[0]} is unknown: choose from {', '.join(KINDS)}")
+    if options.processes > 1 and kinds != ["train"]:
+        parser.error("--processes is for --kinds=train")
+    if options.bucket and not {"train", "compare", "text"}.issuperset(kinds):
+        parser.error("--bucket is for --kinds=train,compare,text")
+    jax.config.update("jax_platforms", "cpu")  # the devices are for the runs, which are processes of their own
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
+    rows, wrong = [], []
+    with tqdm(total=options.kills, unit="kill", dynamic_ncols=True) as bar:
+        for number, (text, job) in enumerate(jobs.items()):
+            bar.set_description(text)
+            share = (options.kills + number) // len(jobs)
+            starts, found = torture(
+                options.workdir.resolve() / text, job, share, options.seed, bar.update, options.bucket
+            )
+            rows.append(row(text, starts, found))
+            wrong += [f"{text}: {line}" for line in found]
+    console = wide_console()
+    headings = ["killed", "verdict", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds"]
+    console.print(Table("Killed again and again", headings, rows, text_columns=2).rich())
+    for line in wrong:
+        console.print(line, markup=False, soft_wrap=True)
+    return 1 if wrong else 0
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The axes of a mesh, as {"fsdp": 2, "tensor": 2} of "fsdp=2+tensor=2"; ValueError for anything else."""
+    axes = {}
+    for part in text.split("+"):
+        axis, _, size = part.partition("=")
+        if (
+            axis not in {field.name for field in dataclasses.fields(MeshConfig)}
+            or not size.isdecimal()
+            or not 0 < int(size) <= 64
+        ):
+            raise ValueError(f"{part!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2")
+        axes[axis] = int(size)
+    return axes
+
+
+def torture(
+    folder: Path,
+    job: Job,
+    kills: int,
+    seed: int,
+    killed: Callable[[], object] = lambda: None,
+    bucket: str | None = None,
+) -> tuple[list[Start], list[str]]:
+    """Leaves a run alone, then kills others until they end and compares each with the first.
+
+    After the last kill the run is left to end. With `bucket` the runs are in this folder of a bucket, and `folder` is
+    for their temporary files.
+
+    Returns:
+      All starts, the first of which is that of the run left alone; and what is wrong, a line each.
+    """
+    folder.mkdir(parents=True)
+    rng, starts, done, wrong = random.Random(f"{seed} {folder.name}"), list[Start](), [folder / "straight"], []
+    material, temporary = folder / "material", folder / "temporary"
+    job.prepare(material)
+    temporary.mkdir()
+    variables = job.environment(folder.parent / "compiled", temporary)
+    moments = killing.MOMENTS_OF_EXPORTS if job.kind in EXPORTS else killing.MOMENTS
+
+    def place(workdir: Path) -> str:
+        return str(workdir) if bucket is None else f"{bucket}/{folder.name}/{workdir.name}"
+
+    def start(workdir: Path, plan: Plan | None) -> Start:
+        url = None if bucket is None else place(workdir)
+        commands = job.commands(place(workdir), material)
+        starts.append(killing.start(workdir, commands, variables, plan, job.runs(), url))
+        return starts[-1]
+
+    workdir = done[0]
+    try:
+        shortest = start(workdir, None).seconds
+        workdir = folder / "round_1"
+        left = kills
+        while left or starts[-1].signal is not None:
+            if len(starts) > 4 * kills + 8:
+                raise BrokenError(f"{len(starts)} starts, and no more than {kills - left} kills: too short")
+            plan = Plan.draw(rng, len(starts) - 1, shortest, job.processes, moments) if left else None
+            found = start(workdir, plan)
+            if found.signal is not None:
+                left -= 1
+                killed()
+            else:
+                shortest = min(shortest, found.seconds)
+                done.append(workdir)
+                workdir = folder / f"round_{len(done)}"
+    except BrokenError as error:
+        wrong.append(f"{workdir.name}: {error}")
+    for run in done[1:]:
+        with mirrored(place(done[0])) as straight, mirrored(place(run)) as other:
+            for name in job.runs():
+                where = run.name if name == "." else f"{run.name}/{name}"
+                wrong += [f"{where}: {line}" for line in differences(Path(straight, name), Path(other, name))]
+            if job.kind in EXPORTS:
+                wrong += [f"{run.name}: {line}" for line in bytes_differ(Path(straight), Path(other))]
+    if bucket is None and not wrong:
+        wrong += leftovers(folder, done)
+    return starts, wrong
+
+
+def row(mesh: str, starts: list[Start], wrong: list[str]) -> list[str]:
+    """The cells of a mesh."""
+    signals = collections.Counter(start.signal for start in starts)
+    places = collections.Counter(start.where for start in starts)
+    counts = [signals["SIGKILL"], signals["SIGTERM"], *(places[place] for place in PLACES)]
+    counts += [signals[None] - 1, len(starts)]
+    seconds = f"{sum(start.seconds for start in starts):.0f}"
+    kills = signals["SIGKILL"] + signals["SIGTERM"]
+    return [mesh, "different" if wrong else "identical", str(kills), *map(str, counts), seconds]
+
+
+def program(workdir: Path) -> Program:
+    """The program of a run that was killed, on one device."""
+    return _program(json.dumps(Workdir(workdir).settings()["config"]))
+
+
+@functools.cache
+def _program(settings: str) -> Program:
+    config = ExperimentConfig.from_mapping(json.loads(settings))
+    task = tasks.create(config.task.name, **config.task.options)
+    return from_config.create_program(config, task, devices=jax.devices()[:1])
+
+
+def differences(straight: Path, other: Path) -> list[str]:
+    """What differs between the ends of two runs, a line each; none if all is equal to the last bit.
+
+    Compared are every leaf of the state in the last checkpoint, the places in the data, `metrics.jsonl` byte by byte,
+    and the records of `result.json` without their wall time.
+    """
+    ours, theirs = _end(other), _end(straight)
+    found = [f"{name} differs" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    lines, wanted = ((folder / "metrics.jsonl").read_bytes().splitlines(True) for folder in (other, straight))
+    for number in range(max(len(lines), len(wanted))):
+        if lines[number : number + 1] != wanted[number : number + 1]:
+            return [*found, f"metrics.jsonl differs from line {number + 1} on"]
+    return found
+
+
+def _end(workdir: Path) -> dict:
+    """What a run ended with, by name; of each leaf of the state its type, shape and bytes."""
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        restored = checkpoints.restore(program(workdir).state_shapes())
+    assert restored is not None, f"{workdir} has no checkpoint"
+    step, state, progress = restored
+    records = json.loads((workdir / "result.json").read_text())["records"]
+    plain = [{name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}} for record in records]
+    found = {"last checkpoint": step, "place in the data": progress["data"], "result.json": plain}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        found[name] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
