@@ -35,7 +35,7 @@ from cope_jax import encodings, models
 from cope_jax.attention import attend, fused, prepare
 from cope_jax.cli import entry
 from cope_jax.cli.flag_values import check_names
-from cope_jax.encodings import EncodingConfig
+from cope_jax.encodings import EncodingConfig, Tokens
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
@@ -163,11 +163,15 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
     masks: dict[str, dict[str, Any]] = {"causal": {}, "packed": packed, "two_sided": {"causal": False}}
     masked: dict[str, Any] = {"embedded": True, **masks[mask]}
 
+    def features_of(encoding: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        positions = jnp.arange(length, dtype=jnp.int32)[None]
+        return encoding.features(Tokens(x, q, k, v, positions, masked.get("k_segment_ids")), None)[0]
+
     @functools.partial(jax.jit, static_argnames=("implementation", "exact"))
     def run(implementation: str, params: Any, *arrays: jax.Array, exact: bool = False) -> Any:
         def out(params: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             encoding = nnx.merge(graph, params)
-            arrays = q, k, v, encoding.features(x, q, k, v, None)[0]
+            arrays = q, k, v, features_of(encoding, x, q, k, v)
             if exact:  # from here on
                 arrays = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == dtype else a, arrays)
             q, k, v, features = arrays
@@ -178,10 +182,10 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
 
     with jax.default_matmul_precision("highest"):
         reference = run("full", params, x, q, k, v)
-        names = ["blockwise"] if encoding.splits_queries else []
+        names = ["blockwise"] if encoding.traits.splits_queries else []
         case = {"encoding": spec, "mask": mask, "dtype": dtype}
         records: list[Record] = []
-        inputs = prepare(q, k, v, encoding=encoding, features=encoding.features(x, q, k, v, None)[0], **masked)
+        inputs = prepare(q, k, v, encoding=encoding, features=features_of(encoding, x, q, k, v), **masked)
         if (reason := fused.why_not(encoding, inputs)) is None:
             names.append("fused")
         else:

@@ -97,8 +97,8 @@ def attend(
       v_BMGK: values.
       encoding: the position encoding.
       features: the encoding's features of the M key tokens. The last L of these are also the query tokens. If None,
-        `attend` computes them without the layer's input x. With x, pass `encodings.features_of(encoding, x, q, k, v,
-        segment_ids_BM=k_segment_ids)[0]`.
+        `attend` computes them without the layer's input x. With x, pass `encoding.features(Tokens(x, q, k, v,
+        k_positions, k_segment_ids), None)[0]`.
       embedded: True if the model's input went through `encoding.embed`. If False, an encoding that acts on the input
         raises ConfigError, because otherwise this encoding would silently have no effect.
       q_positions: int32 `[B, L]` or `[1, L]`. If None, positions are M−L … M−1, so the last query is at the last key.
@@ -153,9 +153,9 @@ def attend(
     batch_axes = checked(batch_axes, tuple[str, ...], "batch_axes")
     checked(implementation, str, "implementation")
     name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
-    if name in ("blockwise", "fused") and implementation == "auto" and not encoding.splits_queries:
+    if name in ("blockwise", "fused") and implementation == "auto" and not encoding.traits.splits_queries:
         name = "full"
-    if name == "full" and not k_BMGK.shape[1] and encoding.splits_queries:
+    if name == "full" and not k_BMGK.shape[1] and encoding.traits.splits_queries:
         name = "blockwise"  # it visits no block; the hooks of encodings may need a key
     if name not in (*IMPLEMENTATIONS, RING):
         raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
@@ -164,7 +164,7 @@ def attend(
             f"implementation={name!r} does not fit sequence_axis={sequence_axis!r}: give sequence_axis for 'ring' and "
             "omit sequence_axis for the others"
         )
-    if name != "full" and not encoding.splits_queries:
+    if name != "full" and not encoding.traits.splits_queries:
         raise ConfigError(f"implementation={name!r} splits the queries, but this encoding couples them: choose 'full'")
     blocks = checked(blocks, tuple[int, ...] | None, "blocks")
     if blocks is not None and (len(blocks) != 3 or min(blocks) < 1):

@@ -11,7 +11,7 @@ import numpy as np
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.inputs import head_major
-from cope_jax.encodings import Encoding, features_of
+from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
@@ -116,8 +116,9 @@ class Cache:
         check_fit("values", v_BLGK, jax.eval_shape(head_major, shapes.v))
         positions_BL, segment_ids_BL = self.latest(length)
         before = self._of_layer(self.state, layer)
-        features, state = features_of(encoding, x_BLD, q_BLHK, k_BLGK, v_BLGK, before, segment_ids_BL)
-        _, rotated_BLGK = encoding.rotate(q_BLHK, k_BLGK, features, features, positions_BL, positions_BL)
+        tokens = Tokens(x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_BL, segment_ids_BL)
+        features, state = encoding.features(tokens, before)
+        rotated_BLGK = encoding.rotate_keys(k_BLGK, features, positions_BL)
         # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches every query.
         out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
         v_BLGK = jnp.where(out_of_bounds, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
@@ -233,14 +234,15 @@ def entry_shapes(
 
     v_BLGK = k_BLGK if value is None else jax.ShapeDtypeStruct((*k_BLGK.shape[:3], value.shape[-1]), value.dtype)
 
-    def entries(x_BLD: Array, q_BLHK: Array, k_BLGK: Array, v_BLGK: Array) -> tuple[CacheEntry, PyTree]:
-        features, state = features_of(encoding, x_BLD, q_BLHK, k_BLGK, v_BLGK)
-        positions_1L = jnp.zeros((1, length), jnp.int32)
-        _, rotated_BLGK = encoding.rotate(q_BLHK, k_BLGK, features, features, positions_1L, positions_1L)
-        return jax.tree.map(head_major, CacheEntry(rotated_BLGK, v_BLGK, features)), state
+    def entries(tokens: Tokens) -> tuple[CacheEntry, PyTree]:
+        features, state = encoding.features(tokens, None)
+        rotated_BLGK = encoding.rotate_keys(tokens.k, features, tokens.positions)
+        return jax.tree.map(head_major, CacheEntry(rotated_BLGK, tokens.v, features)), state
 
-    found: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, x_BLD, q_BLHK, k_BLGK, v_BLGK)
-    return found
+    positions_1L = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    arrays: list[Any] = [x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_1L]
+    shapes: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, Tokens(*arrays))
+    return shapes
 
 
 def rows_of(x: Array) -> Array:

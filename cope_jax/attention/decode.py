@@ -68,18 +68,18 @@ def attend_cached(
     """
     check_embedded(encoding, embedded)
     check_layer(cache, encoding, layer)
-    if not encoding.splits_queries:
+    if not encoding.traits.splits_queries:
         raise ConfigError(
             "decoding with a cache splits the queries, but this encoding couples them: call attend with the complete "
             "sequence"
         )
-    length, groups = q_BLHK.shape[1], encoding.shape.kv_heads
+    length = q_BLHK.shape[1]
     wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
     check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
     positions_BL, segment_ids_BL = cache.latest(length)
     keys, own = cache.entries_of(encoding, layer, length)
     features = jax.tree.map(head_major, own.features)
-    rotated_BLHK, _ = encoding.rotate(q_BLHK, q_BLHK[:, :, :groups], features, features, positions_BL, positions_BL)
+    rotated_BLHK = encoding.rotate(q_BLHK, features, positions_BL)
     indices_C = jnp.arange(cache.capacity, dtype=jnp.int32)
     indices_L = cache.filled - length + jnp.arange(length, dtype=jnp.int32)
     inputs = Inputs(
@@ -87,7 +87,7 @@ def attend_cached(
         rotated_q=head_major(rotated_BLHK),
         rotated_k=keys.k,
         v=keys.v,
-        q_v=own.v if encoding.sink_value == "own" else None,
+        q_v=own.v if encoding.traits.sink_value == "own" else None,
         q_features=own.features,
         k_features=keys.features,
         q_positions=positions_BL,

@@ -10,7 +10,7 @@ import numpy as np
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.mask import Mask
-from cope_jax.encodings import Encoding, Pairs, features_of
+from cope_jax.encodings import Encoding, Pairs, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits
@@ -104,7 +104,7 @@ def prepare(
         ]
     )
     given = None if mask is None else _check_mask(mask, (len(q_BLHK), 1, length, keys))
-    if given is not None and not encoding.takes_masks:
+    if given is not None and not encoding.traits.takes_masks:
         raise ConfigError("this encoding needs an unbroken run of keys: leave mask out, or choose another encoding")
     dropout_rate = checked(dropout_rate, float, "dropout_rate")
     if not 0 <= dropout_rate < 1 - 2**-32:  # a weight is dropped by 32 random bits
@@ -115,22 +115,24 @@ def prepare(
     if window is not None and window < 1:
         raise ConfigError(f"window must be an integer of at least 1, got {window}")
     if any(not is_array(f) or f.ndim < 3 or f.shape[1] != keys for f in jax.tree.leaves(features)):
-        raise ConfigError(f"features must be arrays [B, {keys}, heads, ...], the first result of features_of")
+        raise ConfigError(f"features must be arrays [B, {keys}, heads, ...], the first result of encoding.features")
     if features is None:
-        features = features_of(encoding, None, q_BLHK, k_BMGK, v_BMGK, None, k_segment_ids)[0]
-    if length > keys and (jax.tree.leaves(features) or encoding.sink_value == "own"):
+        tokens = Tokens(None, q_BLHK, k_BMGK, v_BMGK, k_positions, k_segment_ids)
+        features = encoding.features(tokens, None)[0]
+    if length > keys and (jax.tree.leaves(features) or encoding.traits.sink_value == "own"):
         raise ConfigError(
             f"this encoding needs at least as many keys as queries, got {length} queries and {keys} keys: give the "
             "keys of the queries' own tokens"
         )
-    if length != keys and not encoding.splits_queries:
+    if length != keys and not encoding.traits.splits_queries:
         raise ConfigError(
             f"this encoding couples the queries, got {length} queries and {keys} keys: give the queries of all keys"
         )
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
-    rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_features, features, q_positions, k_positions)
+    rotated_q = encoding.rotate(q_BLHK, q_features, q_positions)
+    rotated_k = encoding.rotate_keys(k_BMGK, features, k_positions)
     q, rotated_q, rotated_k, v = map(head_major, (q_BLHK, rotated_q, rotated_k, v_BMGK))
-    q_v = v[:, :, keys - length :] if encoding.sink_value == "own" else None
+    q_v = v[:, :, keys - length :] if encoding.traits.sink_value == "own" else None
     causal = checked(causal, bool, "causal")
     visible = Mask(q_indices, k_indices, q_segment_ids, k_segment_ids, given, causal, window)
     drop = Dropout.create(dropout_key, dropout_rate, q_BLHK.shape[0], q_BLHK.shape[2])
@@ -179,7 +181,7 @@ def head_major(x: Array) -> Array:
 
 def check_embedded(encoding: Encoding, embedded: bool) -> None:
     """Raises ConfigError if the encoding acts on the input embeddings and `embedded` is False."""
-    if encoding.embeds_input and not embedded:
+    if encoding.traits.embeds_input and not embedded:
         raise ConfigError(
             "this encoding acts on the input embeddings, which attention does not see: call encoding.embed(x, "
             "positions) before the first layer, and pass embedded=True"

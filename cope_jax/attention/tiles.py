@@ -213,7 +213,7 @@ class Stream:
 def needs_one_block(encoding: Encoding, inputs: Inputs) -> bool:
     """Returns whether all keys must be one block: the encoding cannot split them, or its carry has a `state`."""
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-    return not encoding.splits_keys or bool(jax.tree.leaves(carry.state))
+    return not encoding.traits.splits_keys or bool(jax.tree.leaves(carry.state))
 
 
 def cotangent(tree: PyTree) -> PyTree:

@@ -46,7 +46,8 @@ from cope_jax.encodings.base import AttentionShape as AttentionShape
 from cope_jax.encodings.base import Carry as Carry
 from cope_jax.encodings.base import Encoding as Encoding
 from cope_jax.encodings.base import Pairs as Pairs
-from cope_jax.encodings.base import features_of as features_of
+from cope_jax.encodings.base import Tokens as Tokens
+from cope_jax.encodings.base import Traits as Traits
 from cope_jax.encodings.compose import Composed as Composed
 from cope_jax.encodings.encoding_config import EncodingConfig as EncodingConfig
 from cope_jax.encodings.encoding_config import Sharing as Sharing

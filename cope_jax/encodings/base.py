@@ -5,7 +5,7 @@ this order, and never refers to an encoding by name:
 
 1. `embed`          once, on the token embeddings, at the bottom of the model.
 2. `features`       in each layer, once for each token, on the layer's input, queries, keys and values.
-3. `rotate`         in each attention call; a cache holds the rotated keys.
+3. `rotate`         in each attention call, on queries; `rotate_keys` on keys, which a cache holds rotated.
 4. `initial_carry`  in each attention call.
 5. `score`          once for each block of keys, **from the block nearest to the query to the farthest**.
 6. `sink`           once, after the last block.
@@ -15,9 +15,9 @@ What an encoding accumulates over pairs goes into the carry; what it computes fo
 An encoding that keeps these laws runs in every implementation of attention:
 
 - **Blocks.** Values and gradients do not depend on how the keys are split into blocks. Attention visits blocks from the
-  nearest to the farthest, and passes on the carry. An encoding that cannot keep this law sets `splits_keys = False`.
+  nearest to the farthest, and passes on the carry. An encoding that cannot keep this law declares `splits_keys=False`.
 - **Rows.** The result does not depend on how the queries are split: each row of the logits and of the carry depends
-  only on its own query. An encoding that cannot keep this law sets `splits_queries = False`.
+  only on its own query. An encoding that cannot keep this law declares `splits_queries=False`.
 - **Decoding.** Reading one token at a time, with cached features and `state`, gives the same result as reading the
   complete sequence.
 - **Devices.** Any split of the sequence over devices gives the same result.
@@ -30,6 +30,7 @@ replace only the functions of `cope_jax.ops`.
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -78,6 +79,68 @@ class AttentionShape:
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
     """The config of an encoding without options."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What attention, models and compositions must know about an encoding before they call its hooks.
+
+    A class declares `traits = Traits(...)`; an instance whose options matter replaces it in its constructor.
+
+    Attributes:
+      embeds_input: whether `embed` adds to the token embeddings. If True, all layers share one instance.
+      splits_keys: whether the encoding keeps the law of blocks. If False, attention takes all keys as one block, and
+        ring attention raises ConfigError.
+      splits_queries: whether the encoding keeps the law of rows. If False, only full attention can run the encoding,
+        and the other implementations raise ConfigError.
+      splits_heads: whether no head depends on another. If False, kernels, which compute one head at a time, refuse it.
+      takes_masks: whether a given mask may hide keys between a query and a key that the query sees. If False, attention
+        refuses masks.
+      causal_only: whether the encoding requires causal attention. If True, models that see both sides refuse it.
+      excludes: hooks, "rotate" or "score", that no other part of a composition may override, because the encoding
+        computes the logits of its own queries and keys, or weights that sum to 1.
+      heavy_score: whether `score` is expensive; kernels then use small blocks.
+      sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
+    """
+
+    embeds_input: bool = False
+    splits_keys: bool = True
+    splits_queries: bool = True
+    splits_heads: bool = True
+    takes_masks: bool = True
+    causal_only: bool = False
+    excludes: tuple[str, ...] = ()
+    heavy_score: bool = False
+    sink_value: Literal["zero", "own"] = "zero"
+
+    @staticmethod
+    def of_composition(parts: Iterable["Traits"]) -> "Traits":
+        """Returns the traits of encodings that act together: those in which any of them differs from the default."""
+        every = (item for traits in parts for item in vars(traits).items())
+        return Traits(**{name: value for name, value in every if value != getattr(Traits, name)})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """The M tokens of one layer that one call of `features` reads: all that features may depend on.
+
+    Attributes:
+      x: x_BMD, the input of the attention layer, or None if the caller does not have it.
+      q: q_BMHK before rotation.
+      k: k_BMGK before rotation.
+      v: v_BMGK.
+      positions: int32 `[B, M]` or `[1, M]`.
+      segment_ids: int32 `[B, M]` or `[1, M]`, the document of each token; None means one document. Nothing may pass
+        from one document into the next: running sums start again, and windows over tokens end.
+    """
+
+    x: Array | None
+    q: Array
+    k: Array
+    v: Array
+    positions: Array
+    segment_ids: Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -138,36 +201,10 @@ class Encoding(nnx.Module):
     Logits, gates and sums of gates are float32 in every compute type (float64 for float64 inputs). The positions of
     tokens are int32 arrays of shape `[B, L]` or `[1, L]`. These positions may be consecutive, offset, randomised, or
     start again in each segment, so never assume `arange`.
-
-    Attributes:
-      embeds_input: whether `embed` adds to the token embeddings. If True, all layers share one instance.
-      splits_keys: whether the encoding keeps the law of blocks. If False, attention takes all keys as one block, and
-        ring attention raises ConfigError.
-      splits_queries: whether the encoding keeps the law of rows. If False, only full attention can run the encoding,
-        and the other implementations raise ConfigError.
-      sees_segments: whether `features` takes one more argument, `segment_ids_BM`, the segment of each token; None means
-        one segment. An encoding whose features depend on other tokens needs it, because nothing may pass from one
-        segment into the next: running sums start again, and windows over tokens end.
-      takes_masks: whether a given mask may hide keys between a query and a key that the query sees. If False, attention
-        refuses masks.
-      causal_only: whether the encoding makes no sense for a query that sees later keys. If True, models that see both
-        sides refuse it.
-      excludes: hooks, "rotate" or "score", that no other part of a composition may override, because the encoding
-        computes the logits of its own queries and keys, or weights that sum to 1.
-      heavy_score: whether `score` computes so much for each pair that kernels should use small blocks.
-      sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
     """
 
     Config: ClassVar[type] = NoOptions
-    embeds_input: bool = False
-    splits_keys: bool = True
-    splits_queries: bool = True
-    sees_segments: bool = False
-    takes_masks: bool = True
-    causal_only: bool = False
-    excludes: tuple[str, ...] = ()
-    heavy_score: bool = False
-    sink_value: Literal["zero", "own"] = "zero"
+    traits: Traits = Traits()
 
     def __init__(self, config: Any, shape: AttentionShape, *, rngs: nnx.Rngs):
         for name, value, kind in (("config", config, self.Config), ("shape", shape, AttentionShape)):
@@ -183,18 +220,11 @@ class Encoding(nnx.Module):
         del positions_BL
         return x_BLD
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         """Computes the features of each token, which `rotate`, `initial_carry` and `score` use for queries and keys.
 
-        Call `features_of`, which also passes the segments to the encodings that see them.
-
         Args:
-          x_BMD: the input of the attention layer, or None if the caller does not have it.
-          q_BMHK: queries before rotation.
-          k_BMGK: keys before rotation.
-          v_BMGK: values.
+          tokens: the tokens.
           state: the state that the call for the previous tokens returned. At the start of a sequence it is None, which
             must mean the same as zeros.
 
@@ -203,25 +233,17 @@ class Encoding(nnx.Module):
           for decoding. State is a tree of arrays `[B, ...]`, which contains what the features of later tokens need from
           these tokens, such as a running sum or the last inputs of a convolution.
         """
-        del x_BMD, q_BMHK, k_BMGK, v_BMGK, state
+        del tokens, state
         return (), ()
 
-    def rotate(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        q_features: PyTree,
-        k_features: PyTree,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> tuple[Array, Array]:
-        """Transforms queries and keys before their product; `q_features` and `k_features` are results of `features`.
+    def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        """Transforms queries, and by default keys, before their product; `features` are those of the same tokens."""
+        del features, positions_BL
+        return x_BLHK
 
-        Returns:
-          (q_BLHK, k_BMGK).
-        """
-        del q_features, k_features, q_positions_BL, k_positions_BM
-        return q_BLHK, k_BMGK
+    def rotate_keys(self, k_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
+        """Transforms keys before the product, by default as `rotate` does."""
+        return self.rotate(k_BMGK, features, positions_BM)
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         """Returns the carry before the first block; q and q_features are as in `Pairs`."""
@@ -260,8 +282,8 @@ class Encoding(nnx.Module):
     def sink(self, carry: Carry) -> Array | None:
         """Returns logit_BHL of the sink, one more entry of each softmax, or None if the encoding has no sink.
 
-        The value of this entry is `sink_value`. The sink takes part of the weight, so the weights of the keys sum to
-        less than 1.
+        The value of this entry is `traits.sink_value`. The sink takes part of the weight, so the weights of the keys
+        sum to less than 1.
         """
         del carry
         return None
@@ -286,9 +308,14 @@ class Encoding(nnx.Module):
         """Returns the encoding for one query head with its key head.
 
         Attention of this head alone must give the same result as with all heads. An encoding with parameters or
-        constants for each head slices them with `_one_head`. An encoding that mixes heads raises ConfigError.
+        constants for each head slices them with `_one_head`.
+
+        Raises:
+          ConfigError: the heads depend on each other.
         """
         del head
+        if not self.traits.splits_heads:
+            raise ConfigError(f"{type(self).__name__} mixes all heads: it cannot run for one head alone")
         return self._one_head()
 
     def _one_head(self, **attributes: Any) -> Self:
@@ -298,23 +325,6 @@ class Encoding(nnx.Module):
         for name, value in attributes.items():
             setattr(one, name, value)
         return one
-
-
-def features_of(
-    encoding: Encoding,
-    x_BMD: Array | None,
-    q_BMHK: Array,
-    k_BMGK: Array,
-    v_BMGK: Array,
-    state: PyTree = None,
-    segment_ids_BM: Array | None = None,
-) -> tuple[PyTree, PyTree]:
-    """Returns `encoding.features(…)`, called with the segments if the encoding sees them."""
-    features: Any = encoding.features
-    found: tuple[PyTree, PyTree] = features(
-        x_BMD, q_BMHK, k_BMGK, v_BMGK, state, *([segment_ids_BM] if encoding.sees_segments else [])
-    )
-    return found
 
 
 ENCODINGS: Registry[type[Encoding]] = Registry("encoding")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
 from cope_jax.encodings.common import project, sum_over_nearer
 from cope_jax.registry import check_at_least
 
@@ -46,7 +46,7 @@ class CABLE(Encoding):
     """
 
     Config = CABLEConfig
-    causal_only = True
+    traits = Traits(causal_only=True)
 
     def __init__(self, config: CABLEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -58,13 +58,11 @@ class CABLE(Encoding):
         else:
             self.slope_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.form == "code":
-            return (jax.nn.softplus(project("cable", x_BMD, self.step_kernel[...], self.step_bias[...])),), ()
-        steps_BMH = jax.nn.relu(project("cable", x_BMD, self.step_kernel[...]))
-        return (steps_BMH, jax.nn.softplus(project("cable", x_BMD, self.slope_kernel[...]))), ()
+            return (jax.nn.softplus(project("cable", tokens.x, self.step_kernel[...], self.step_bias[...])),), ()
+        steps_BMH = jax.nn.relu(project("cable", tokens.x, self.step_kernel[...]))
+        return (steps_BMH, jax.nn.softplus(project("cable", tokens.x, self.slope_kernel[...]))), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return Carry(sums=jnp.zeros(q_BHLK.shape[:3], accumulator_dtype(q_BHLK.dtype)))

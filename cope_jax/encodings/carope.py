@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import ENCODINGS, AttentionShape
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Tokens
 from cope_jax.encodings.common import project
 from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim
 from cope_jax.registry import check_at_least
@@ -48,8 +48,8 @@ class CARoPE(TurnedByTokens):
         even_head_dim("carope", shape.head_dim)
         self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
 
-    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
-        f_BMG = 1 / (1 + jax.nn.softplus(project("carope", x_BMD, self.kernel[...])))
+    def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
+        f_BMG = 1 / (1 + jax.nn.softplus(project("carope", tokens.x, self.kernel[...])))
         powers_C = jnp.arange(1, self.shape.head_dim // 2 + 1, dtype=f_BMG.dtype)
         return f_BMG[..., None] ** powers_C[None, None, None], ()
 

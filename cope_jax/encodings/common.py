@@ -11,6 +11,16 @@ from cope_jax.errors import ConfigError
 from cope_jax.ops.sums import suffix_sum
 
 
+def layer_input(name: str, x_BMD: Array | None) -> Array:
+    """Returns x; ConfigError: `Encoding.features` of the encoding `name` was called without x."""
+    if x_BMD is None:
+        raise ConfigError(
+            f"{name} needs the layer's input x: pass features=encoding.features(Tokens(x, q, k, v, positions), "
+            "None)[0] to attend; with layers of Flax, which do not pass x on, write a layer of your own"
+        )
+    return x_BMD
+
+
 def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = None) -> Array:
     """Returns x W + b for each token, `[B, M, ...]`, in the accumulator type; W is `[D, ...]` and b is `[...]`.
 
@@ -19,11 +29,7 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
     Raises:
       ConfigError: `Encoding.features` of the encoding `name` was called without x.
     """
-    if x_BMD is None:
-        raise ConfigError(
-            f"{name} needs the layer's input x: pass features=encodings.features_of(encoding, x, q, k, v)[0] to "
-            "attend; with layers of Flax, which do not pass x on, write a layer of your own"
-        )
+    x_BMD = layer_input(name, x_BMD)
     if x_BMD.shape[-1] != kernel.shape[0]:
         raise ConfigError(
             f"{name} was built for model_dim={kernel.shape[0]}, but x has width {x_BMD.shape[-1]}: create it with "

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs, features_of
+from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs, Tokens, Traits
 from cope_jax.encodings.native_score import NativeScore, native_score_of
 from cope_jax.errors import ConfigError
 
@@ -35,23 +35,17 @@ class Composed(Encoding):
                 raise ConfigError(f"rename the encoding {name!r}: every encoding already has an attribute of that name")
         for name, part in parts.items():
             for other, theirs in parts.items():
-                if other != name and any(_overrides(theirs, hook) for hook in part.excludes):
-                    what = " or ".join({"rotate": "rotates", "score": "changes logits"}[hook] for hook in part.excludes)
+                if other != name and any(_overrides(theirs, hook) for hook in part.traits.excludes):
+                    excluded = {"rotate": "rotates", "score": "changes logits"}
+                    what = " or ".join(excluded[hook] for hook in part.traits.excludes)
                     raise ConfigError(f"{name} and {other} cannot be combined: {name} excludes what {what}")
         self.names = tuple(parts)
         for name, part in parts.items():
             setattr(self, name, part)
-        self.embeds_input = any(part.embeds_input for part in parts.values())
-        self.splits_keys = all(part.splits_keys for part in parts.values())
-        self.causal_only = any(part.causal_only for part in parts.values())
-        self.splits_queries = all(part.splits_queries for part in parts.values())
-        self.sees_segments = any(part.sees_segments for part in parts.values())
-        self.takes_masks = all(part.takes_masks for part in parts.values())
-        self.heavy_score = any(part.heavy_score for part in parts.values())
+        self.traits = Traits.of_composition([part.traits for part in parts.values()])
         with_sink = [name for name, part in parts.items() if type(part).sink is not Encoding.sink]
         if len(with_sink) > 1:
             raise ConfigError(f"{' and '.join(with_sink)} each have a sink for the softmax: keep only one of them")
-        self.sink_value = parts[with_sink[0]].sink_value if with_sink else "zero"
 
     @property
     def parts(self) -> dict[str, Encoding]:
@@ -63,36 +57,22 @@ class Composed(Encoding):
             x_BLD = part.embed(x_BLD, positions_BL)
         return x_BLD
 
-    def features(
-        self,
-        x_BMD: Array | None,
-        q_BMHK: Array,
-        k_BMGK: Array,
-        v_BMGK: Array,
-        state: PyTree,
-        segment_ids_BM: Array | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        arrays = x_BMD, q_BMHK, k_BMGK, v_BMGK
-        found = {
-            name: features_of(part, *arrays, None if state is None else state[name], segment_ids_BM)
-            for name, part in self.parts.items()
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        both = {
+            name: part.features(tokens, None if state is None else state[name]) for name, part in self.parts.items()
         }
-        return {name: one for name, (one, _) in found.items()}, {name: one for name, (_, one) in found.items()}
+        features, after = ({name: pair[which] for name, pair in both.items()} for which in (0, 1))
+        return features, after
 
-    def rotate(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        q_features: PyTree,
-        k_features: PyTree,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> tuple[Array, Array]:
+    def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
         for name, part in self.parts.items():
-            q_BLHK, k_BMGK = part.rotate(
-                q_BLHK, k_BMGK, q_features[name], k_features[name], q_positions_BL, k_positions_BM
-            )
-        return q_BLHK, k_BMGK
+            x_BLHK = part.rotate(x_BLHK, features[name], positions_BL)
+        return x_BLHK
+
+    def rotate_keys(self, k_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
+        for name, part in self.parts.items():
+            k_BMGK = part.rotate_keys(k_BMGK, features[name], positions_BM)
+        return k_BMGK
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return _join({name: part.initial_carry(q_BHLK, q_features[name]) for name, part in self.parts.items()})
@@ -170,4 +150,5 @@ def _sum_of_increments(logits_BHLM: Array, scored: Iterable[Array]) -> Array:
 
 
 def _overrides(part: Encoding, hook: str) -> bool:
-    return getattr(type(part), hook) is not getattr(Encoding, hook)
+    hooks = ("rotate", "rotate_keys") if hook == "rotate" else (hook,)
+    return any(getattr(type(part), name) is not getattr(Encoding, name) for name in hooks)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.common import layer_input
 from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 from cope_jax.ops.grouped_matmul import content_logits
@@ -60,7 +61,7 @@ class CoPE(Encoding):
     """
 
     Config = CoPEConfig
-    causal_only = True
+    traits = Traits(causal_only=True)
 
     def __init__(self, config: CoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -82,15 +83,10 @@ class CoPE(Encoding):
                 axes=("embed", "kv_heads", None),
             )
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.gate != "separate_key":
             return (), ()
-        if x_BMD is None:
-            raise ConfigError(
-                "cope(gate=separate_key) needs features: pass features=encoding.features(x, q, k, v, None)[0] to attend"
-            )
+        x_BMD = layer_input("cope(gate=separate_key)", tokens.x)
         return jnp.einsum("BMD,DGK->BMGK", x_BMD, self.gate_key[...].astype(x_BMD.dtype)), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
 from cope_jax.ops.interpolate import interpolate, table_logits
 from cope_jax.ops.sums import suffix_sum
 from cope_jax.registry import check_at_least
@@ -41,7 +41,7 @@ class CoPESigned(Encoding):
     """
 
     Config = CoPESignedConfig
-    causal_only = True
+    traits = Traits(causal_only=True)
 
     def __init__(self, config: CoPESignedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
 from cope_jax.ops.interpolate import interpolate, table_logits
 from cope_jax.ops.sums import prefix_sum, suffix_sum
 from cope_jax.registry import check_at_least
@@ -48,7 +48,7 @@ class CoPETwoSided(Encoding):
     """
 
     Config = CoPETwoSidedConfig
-    splits_keys = False
+    traits = Traits(splits_keys=False)
 
     def __init__(self, config: CoPETwoSidedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

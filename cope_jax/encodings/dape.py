@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
 from cope_jax.encodings.common import default_slopes
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
@@ -45,13 +45,14 @@ class DAPE(Encoding):
     """
 
     Config = DAPEConfig
+    traits = Traits(splits_heads=False)
 
     def __init__(self, config: DAPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(1, "dape", hidden=config.hidden, keys=config.keys)
         if config.keys % 2 == 0:
             raise ConfigError(f"dape.keys must be odd, got {config.keys}")
-        self.splits_keys = config.keys == 1
+        self.traits = dataclasses.replace(self.traits, splits_keys=config.keys == 1)
         heads, hidden = shape.num_heads, config.hidden
 
         def uniform(inputs: int, *size: int) -> nnx.Param[Array]:
@@ -84,6 +85,3 @@ class DAPE(Encoding):
         hidden = jax.nn.leaky_relu(hidden + hidden_bias[None, :, None, None], 0.01)
         adapted_BHLM = jnp.einsum("BFLM,FH->BHLM", hidden, out) + out_bias[None, :, None, None]
         return pairs.logits + bias_BHLM + adapted_BHLM, carry
-
-    def of_head(self, head: int) -> "DAPE":
-        raise ConfigError("dape mixes all heads: it cannot run for one head alone")

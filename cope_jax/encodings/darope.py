@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Tokens
 from cope_jax.encodings.common import project
 from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
 from cope_jax.errors import ConfigError
@@ -66,22 +66,11 @@ class DaRoPE(Encoding):
         self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
         self.alpha = nnx.Param(jnp.full((shape.kv_heads,), config.alpha))
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        return project("darope", x_BMD, self.kernel[...]), ()
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        return project("darope", tokens.x, self.kernel[...]), ()
 
-    def rotate(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        q_features: PyTree,
-        k_features: PyTree,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> tuple[Array, Array]:
-        q_angles, k_angles = self._angles(q_features, q_positions_BL), self._angles(k_features, k_positions_BM)
-        return rotate_pairs(q_BLHK, q_angles), rotate_pairs(k_BMGK, k_angles)
+    def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        return rotate_pairs(x_BLHK, self._angles(features, positions_BL))
 
     def _angles(self, content_BMG: Array, positions_BM: Array) -> Array:
         dtype = content_BMG.dtype

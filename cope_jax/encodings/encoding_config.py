@@ -88,7 +88,7 @@ npos_max, position, scale_position_logits, slope
         If `sharing` is "model", all parts are shared. If it is "layer", only the parts that act on the input embeddings
         are shared.
         """
-        shared = [part for part in self.parts if sharing == "model" or ENCODINGS.get(part[0]).embeds_input]
+        shared = [part for part in self.parts if sharing == "model" or ENCODINGS.get(part[0]).traits.embeds_input]
         own = [part for part in self.parts if part not in shared]
         return EncodingConfig(tuple(shared)), EncodingConfig(tuple(own))
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
 from cope_jax.errors import ConfigError
 from cope_jax.ops.product import relu_network
 from cope_jax.registry import check_at_least
@@ -38,7 +38,7 @@ class FIRE(Encoding):
     """
 
     Config = FIREConfig
-    heavy_score = True
+    traits = Traits(heavy_score=True)
 
     def __init__(self, config: FIREConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
 from cope_jax.encodings.common import inverse_softplus, project, sum_over_nearer
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
@@ -55,7 +55,7 @@ class FoX(Encoding):
     """
 
     Config = FoXConfig
-    causal_only = True
+    traits = Traits(causal_only=True)
 
     def __init__(self, config: FoXConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -72,13 +72,11 @@ class FoX(Encoding):
             tokens = np.geomspace(2.0, config.longest, heads)
             self.bias = nnx.Param(jnp.asarray([-inverse_softplus(1 / token) for token in tokens]))
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.gate == "token":
-            return jax.nn.log_sigmoid(project("fox", x_BMD, self.kernel[...], self.bias[...])), ()
-        log_f_H = jax.nn.log_sigmoid(self.bias[...].astype(accumulator_dtype(k_BMGK.dtype)))
-        return jnp.broadcast_to(log_f_H[None, None], (*k_BMGK.shape[:2], len(log_f_H))), ()
+            return jax.nn.log_sigmoid(project("fox", tokens.x, self.kernel[...], self.bias[...])), ()
+        log_f_H = jax.nn.log_sigmoid(self.bias[...].astype(accumulator_dtype(tokens.k.dtype)))
+        return jnp.broadcast_to(log_f_H[None, None], (*tokens.k.shape[:2], len(log_f_H))), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return Carry(sums=jnp.zeros(q_BHLK.shape[:3], accumulator_dtype(q_BHLK.dtype)))

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import ENCODINGS, AttentionShape
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Tokens
 from cope_jax.encodings.common import inverse_softplus, project
 from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
 from cope_jax.errors import ConfigError
@@ -59,8 +59,8 @@ class GRAPE(TurnedByTokens):
         rates = frequencies(config.base, even_head_dim("grape", shape.head_dim))
         self.log_frequencies = nnx.Param(jnp.asarray(np.log(rates), jnp.float32))
 
-    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
-        steps = jax.nn.softplus(project("grape", x_BMD, self.kernel[...], self.bias[...]))
+    def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
+        steps = jax.nn.softplus(project("grape", tokens.x, self.kernel[...], self.bias[...]))
         return steps[..., None] * jnp.exp(self.log_frequencies[...].astype(steps.dtype))[None, None, None], ()
 
     def of_head(self, head: int) -> "GRAPE":

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens
 from cope_jax.encodings.common import default_slopes, inverse_softplus
 
 
@@ -43,10 +43,8 @@ class GRAPEAdditive(Encoding):
         self.direction = nnx.Param(jax.random.normal(rngs.params(), (shape.num_heads, shape.head_dim)))
         self.rate = nnx.Param(jnp.full((shape.num_heads,), inverse_softplus(1.0)))
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        vectors = q_BMHK if self.config.gate == "query" else k_BMGK
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        vectors = tokens.q if self.config.gate == "query" else tokens.k
         dtype, heads = accumulator_dtype(vectors.dtype), self.shape.num_heads
         u_HK = self.direction[...].astype(dtype)
         u_HK /= jnp.linalg.norm(u_HK, axis=-1, keepdims=True) * self.shape.head_dim**0.5

@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Traits
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import lookup
 from cope_jax.registry import check_at_least
@@ -36,7 +36,7 @@ class Learned(Encoding):
     """
 
     Config = LearnedConfig
-    embeds_input = True
+    traits = Traits(embeds_input=True)
 
     def __init__(self, config: LearnedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

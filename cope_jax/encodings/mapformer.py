@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import ENCODINGS, AttentionShape
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Tokens
 from cope_jax.encodings.common import project
 from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim
 from cope_jax.errors import ConfigError
@@ -63,7 +63,7 @@ class MapFormer(TurnedByTokens):
         rates = config.fastest * slowest ** (np.arange(pairs) / pairs)
         self.frequencies = nnx.Param(jnp.asarray(rates, jnp.float32))
 
-    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
-        coordinates = project("mapformer", x_BMD, self.into[...])
+    def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
+        coordinates = project("mapformer", tokens.x, self.into[...])
         steps_BMC = project("mapformer", coordinates, self.out[...])
         return (steps_BMC * self.frequencies[...].astype(steps_BMC.dtype)[None, None])[:, :, None], ()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
 from cope_jax.encodings.common import blocks_of, project, sum_over_nearer
 from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.grouped_matmul import group, ungroup
@@ -56,10 +56,7 @@ class PaTH(Encoding):
     """
 
     Config = PaTHConfig
-    causal_only = True
-    excludes = ("rotate",)
-    sees_segments = True
-    takes_masks = False
+    traits = Traits(causal_only=True, excludes=("rotate",), takes_masks=False)
 
     def __init__(self, config: PaTHConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -77,30 +74,22 @@ class PaTH(Encoding):
             self.forget_kernel = nnx.Param(0.02 * jax.random.normal(rngs.params(), (shape.width, shape.num_heads)))
             self.forget_bias = nnx.Param(jnp.full((shape.num_heads,), config.bias))
 
-    def features(
-        self,
-        x_BMD: Array | None,
-        q_BMHK: Array,
-        k_BMGK: Array,
-        v_BMGK: Array,
-        state: PyTree,
-        segment_ids_BM: Array | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        coordinates = project("path", x_BMD, self.into[...])
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        coordinates = project("path", tokens.x, self.into[...])
         dtype = coordinates.dtype
         raw_BMGK = project("path", coordinates, self.out[...])
         size, kernel = raw_BMGK.shape, self.convolution[...].astype(dtype)
         mixed, state = causal_convolution(
-            raw_BMGK.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), segment_ids_BM, state
+            raw_BMGK.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), tokens.segment_ids, state
         )
         w_BMGK = jax.nn.silu(mixed).reshape(size)
         w_BMGK = w_BMGK * jax.lax.rsqrt(jnp.sum(w_BMGK**2, axis=-1, keepdims=True) + 1e-6)
         found = {
             "w": w_BMGK,
-            "beta": 2 * jax.nn.sigmoid(project("path", x_BMD, self.beta_kernel[...], self.beta_bias[...])),
+            "beta": 2 * jax.nn.sigmoid(project("path", tokens.x, self.beta_kernel[...], self.beta_bias[...])),
         }
         if self.config.forget:
-            logits = project("path", x_BMD, self.forget_kernel[...], self.forget_bias[...])
+            logits = project("path", tokens.x, self.forget_kernel[...], self.forget_bias[...])
             found["log_f"] = jax.nn.log_sigmoid(logits)
         return found, state
 

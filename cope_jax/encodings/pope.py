@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Traits
 from cope_jax.registry import check_at_least
 
 
@@ -43,7 +43,7 @@ class PoPE(Encoding):
     """
 
     Config = PoPEConfig
-    excludes = ("rotate",)
+    traits = Traits(excludes=("rotate",))
 
     def __init__(self, config: PoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -52,21 +52,14 @@ class PoPE(Encoding):
         uniform = jax.random.uniform(rngs.params(), size, minval=-2 * math.pi, maxval=0.0)
         self.phase = nnx.Param(uniform if config.phase == "uniform" else jnp.zeros(size))
 
-    def rotate(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        q_features: PyTree,
-        k_features: PyTree,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> tuple[Array, Array]:
-        dtype = accumulator_dtype(q_BLHK.dtype)
-        phase_11GK = _clipped(self.phase[...].astype(dtype))[None, None]
-        q = self._polar(q_BLHK, q_positions_BL, jnp.zeros((), dtype))
-        k = self._polar(k_BMGK, k_positions_BM, phase_11GK)
+    def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        turned = self._polar(x_BLHK, positions_BL, jnp.zeros((), accumulator_dtype(x_BLHK.dtype)))
         # Attention divides by the root of 2K features.
-        return (q * 2**0.5).astype(q_BLHK.dtype), k.astype(k_BMGK.dtype)
+        return (turned * 2**0.5).astype(x_BLHK.dtype)
+
+    def rotate_keys(self, k_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
+        phase_GK = _clipped(self.phase[...].astype(accumulator_dtype(k_BMGK.dtype)))
+        return self._polar(k_BMGK, positions_BM, phase_GK[None, None]).astype(k_BMGK.dtype)
 
     def _polar(self, x_BLHK: Array, positions_BL: Array, phase: Array) -> Array:
         dtype, width = phase.dtype, self.shape.head_dim

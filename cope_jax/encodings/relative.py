@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take_rows
 from cope_jax.registry import check_at_least
@@ -55,7 +55,7 @@ class Relative(Encoding):
         rows = shape.max_length if config.max_distance is None else config.max_distance
         if rows is None:
             raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")
-        self.causal_only = not config.signed
+        self.traits = Traits(causal_only=not config.signed)
         self.first, self.end = 1 - rows if config.signed else 0, rows
         self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows - self.first, shape.head_dim)))
 

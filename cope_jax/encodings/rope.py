@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Traits
 from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_fields
@@ -80,7 +80,7 @@ class RoPE(Encoding):
 
     def __init__(self, config: RoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        self.causal_only = config.decay is not None
+        self.traits = Traits(causal_only=config.decay is not None)
         check_at_least(2, "rope", base=config.base)
         check_at_least(1, "rope", decay=config.decay, interpolation=config.interpolation, ntk=config.ntk)
         if not 0 < config.fraction <= 1:
@@ -125,16 +125,11 @@ class RoPE(Encoding):
     def _rotated(self) -> int:
         return 2 * int(self.config.fraction * self.shape.head_dim / 2)
 
-    def rotate(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        q_features: PyTree,
-        k_features: PyTree,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> tuple[Array, Array]:
-        return self._turn(q_BLHK, q_positions_BL, 1.0), self._turn(k_BMGK, k_positions_BM, -1.0)
+    def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        return self._turn(x_BLHK, positions_BL, 1.0)
+
+    def rotate_keys(self, k_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
+        return self._turn(k_BMGK, positions_BM, -1.0)
 
     def _turn(self, x_BLHK: Array, positions_BL: Array, sign: float) -> Array:
         dtype, rotated = accumulator_dtype(x_BLHK.dtype), self._rotated()

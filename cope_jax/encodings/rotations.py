@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import Encoding
+from cope_jax.encodings.base import Encoding, Tokens
 from cope_jax.encodings.common import last_segment, segment_starts
 from cope_jax.errors import ConfigError
 from cope_jax.ops.sums import sum_of_turns
@@ -57,39 +57,22 @@ class TurnedByTokens(Encoding):
       own_step_turns: whether a token's own step turns the token itself. If False, θ_t sums over l < t.
     """
 
-    sees_segments = True
     own_step_turns: bool = True
 
-    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
+    def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
         """Returns (δ in radians, `[B, M, heads, C]` with G or 1 heads, in the accumulator type; the state after it).
 
         The arguments are as in `features`.
         """
         raise NotImplementedError
 
-    def features(
-        self,
-        x_BMD: Array | None,
-        q_BMHK: Array,
-        k_BMGK: Array,
-        v_BMGK: Array,
-        state: PyTree,
-        segment_ids_BM: Array | None = None,
-    ) -> tuple[PyTree, PyTree]:
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         before, last_B, own = (None, None, None) if state is None else state
-        steps, own = self.steps(x_BMD, own, segment_ids_BM)
+        steps, own = self.steps(tokens, own)
         turns = steps / (2 * math.pi)
-        sums = sum_of_turns(turns, segment_starts(segment_ids_BM, last_B), before)
+        sums = sum_of_turns(turns, segment_starts(tokens.segment_ids, last_B), before)
         angles = 2 * math.pi * (sums if self.own_step_turns else sums - turns)
-        return angles, (sums[:, -1], last_segment(segment_ids_BM, len(k_BMGK)), own)
+        return angles, (sums[:, -1], last_segment(tokens.segment_ids, len(tokens.k)), own)
 
-    def rotate(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        q_features: PyTree,
-        k_features: PyTree,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> tuple[Array, Array]:
-        return rotate_pairs(q_BLHK, q_features), rotate_pairs(k_BMGK, k_features)
+    def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        return rotate_pairs(x_BLHK, features)

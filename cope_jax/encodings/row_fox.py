@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
 from cope_jax.encodings.common import is_own_token, project, token_indices
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.sums import suffix_sum
@@ -46,7 +46,7 @@ class RowFoX(Encoding):
     """
 
     Config = RowFoXConfig
-    causal_only = True
+    traits = Traits(causal_only=True)
 
     def __init__(self, config: RowFoXConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -57,13 +57,11 @@ class RowFoX(Encoding):
             self.query = nnx.Param(initial(rngs.params(), size))
             self.key = nnx.Param(initial(rngs.params(), size))
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        indices_BM1, count_B = token_indices(k_BMGK, state)
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        indices_BM1, count_B = token_indices(tokens.k, state)
         if self.config.gate == "query_key":
             return {"index": indices_BM1}, count_B
-        q, k = (project("row_fox", x_BMD, kernel[...]) for kernel in (self.query, self.key))
+        q, k = (project("row_fox", tokens.x, kernel[...]) for kernel in (self.query, self.key))
         return {"index": indices_BM1, "q": q, "k": k}, count_B
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array
-from cope_jax.encodings.base import ENCODINGS, Carry, Encoding, Pairs
-from cope_jax.errors import ConfigError
+from cope_jax.encodings.base import ENCODINGS, Carry, Encoding, Pairs, Traits
 from cope_jax.ops.sums import prefix_sum
 
 
@@ -24,10 +23,7 @@ class Selective(Encoding):
       ConfigError: `of_head` is called, because the first head decides for all.
     """
 
-    causal_only = True
-
-    splits_keys = False
-    splits_queries = False
+    traits = Traits(causal_only=True, splits_keys=False, splits_queries=False, splits_heads=False)
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         zero = jnp.zeros((), pairs.logits.dtype)
@@ -40,6 +36,3 @@ class Selective(Encoding):
         masked_B1ML = prefix_sum(jnp.swapaxes(masking_B1LM, 2, 3))
         masked_B1LM = jnp.swapaxes(masked_B1ML, 2, 3) - masking_B1LM
         return pairs.logits - masked_B1LM, carry
-
-    def of_head(self, head: int) -> "Selective":
-        raise ConfigError("the first head of selective attention masks for all heads: it cannot run for one head alone")

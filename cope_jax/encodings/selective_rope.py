@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Tokens
 from cope_jax.encodings.common import project
 from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
 from cope_jax.errors import ConfigError
@@ -94,15 +94,15 @@ class SelectiveRoPE(TurnedByTokens):
             self.gate_kernel = nnx.Param(initial(rngs.params(), (shape.width, shape.kv_heads)))
             self.gate_bias = nnx.Param(jnp.zeros((shape.kv_heads,)))
 
-    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
-        x_BMD = None if x_BMD is None else _normalised(x_BMD, self.slices)
+    def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
+        x_BMD = None if tokens.x is None else _normalised(tokens.x, self.slices)
         coordinates = project("selective_rope", x_BMD, self.into[...])
         dtype = coordinates.dtype
         phi_BMGC = project("selective_rope", coordinates, self.out[...])
         size = phi_BMGC.shape
         kernel = self.convolution[...].astype(dtype) if self.config.width else _difference(size[2:], dtype)
         phi, state = causal_convolution(
-            phi_BMGC.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), segment_ids_BM, state
+            phi_BMGC.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), tokens.segment_ids, state
         )
         phi_BMGC = phi.reshape(size)
         if self.config.silu:

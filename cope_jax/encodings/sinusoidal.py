@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Traits
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
@@ -32,7 +32,7 @@ class Sinusoidal(Encoding):
     """
 
     Config = SinusoidalConfig
-    embeds_input = True
+    traits = Traits(embeds_input=True)
 
     def __init__(self, config: SinusoidalConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
 from cope_jax.encodings.common import is_own_token, sum_over_nearer, token_indices
 
 # A stick of e^−104 is 0 in float32.
@@ -44,17 +44,14 @@ class StickBreaking(Encoding):
     """
 
     Config = StickBreakingConfig
-    causal_only = True
-    excludes = ("score",)
+    traits = Traits(causal_only=True, excludes=("score",))
 
     def __init__(self, config: StickBreakingConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        self.sink_value = config.remainder
+        self.traits = dataclasses.replace(self.traits, sink_value=config.remainder)
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        return ((), ()) if self.config.see_itself else token_indices(k_BMGK, state)
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        return ((), ()) if self.config.see_itself else token_indices(tokens.k, state)
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return Carry(sums=jnp.zeros(q_BHLK.shape[:3], accumulator_dtype(q_BHLK.dtype)))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, NoOptions, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, NoOptions, Pairs, Tokens, Traits
 from cope_jax.encodings.common import project
 from cope_jax.ops.sums import suffix_sum
 
@@ -30,8 +30,7 @@ class TRA(Encoding):
       ConfigError: `features` is called without x.
     """
 
-    causal_only = True
-    excludes = ("score",)
+    traits = Traits(causal_only=True, excludes=("score",))
 
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -39,10 +38,8 @@ class TRA(Encoding):
         self.kernel = nnx.Param(jax.random.uniform(rngs.params(), (shape.width, heads), minval=-bound, maxval=bound))
         self.bias = nnx.Param(jax.random.uniform(rngs.params(), (heads,), minval=-bound, maxval=bound))
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        return jax.nn.log_sigmoid(project("tra", x_BMD, self.kernel[...], self.bias[...])), ()
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        return jax.nn.log_sigmoid(project("tra", tokens.x, self.kernel[...], self.bias[...])), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return Carry(sums=jnp.zeros(q_BHLK.shape[:3], accumulator_dtype(q_BHLK.dtype)))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
 from cope_jax.encodings.common import blocks_of, project
 from cope_jax.ops.grouped_matmul import group, ungroup
 from cope_jax.registry import check_at_least
@@ -49,9 +49,7 @@ class Wall(Encoding):
     """
 
     Config = WallConfig
-    causal_only = True
-    excludes = ("rotate",)
-    takes_masks = False
+    traits = Traits(causal_only=True, excludes=("rotate",), takes_masks=False)
 
     def __init__(self, config: WallConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -60,10 +58,8 @@ class Wall(Encoding):
         self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, *size)))
         self.bias = nnx.Param(jnp.full(size, config.bias))
 
-    def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        return jax.nn.log_sigmoid(project("wall", x_BMD, self.kernel[...], self.bias[...])), ()
+    def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        return jax.nn.log_sigmoid(project("wall", tokens.x, self.kernel[...], self.bias[...])), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return Carry(state=q_BHLK.astype(accumulator_dtype(q_BHLK.dtype)))

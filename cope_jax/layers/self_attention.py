@@ -8,7 +8,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import Cache, attend, attend_cached, attention_weights, prepare
-from cope_jax.encodings import Encoding, features_of
+from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.layers.attention_options import AttentionOptions
 from cope_jax.layers.basic import create_linear
@@ -131,15 +131,16 @@ class SelfAttention(nnx.Module):
     def _attend_options(
         self, x_BLD: Array, q_BLHK: Array, k_BMGK: Array, v_BMGK: Array, encoding: Encoding, context: Context
     ) -> dict[str, Any]:
-        if encoding.causal_only and not context.causal:
+        if encoding.traits.causal_only and not context.causal:
             raise ConfigError(
                 "the encoding is for causal attention, and this model sees tokens on both sides: choose another, such "
                 "as rope, t5(bidirectional=True), relative(signed=True) or cope_two_sided"
             )
         x = self._layer_input(x_BLD)
+        tokens = Tokens(x, q_BLHK, k_BMGK, v_BMGK, context.positions, context.segment_ids)
         return {
             "encoding": encoding,
-            "features": features_of(encoding, x, q_BLHK, k_BMGK, v_BMGK, None, context.segment_ids)[0],
+            "features": encoding.features(tokens, None)[0],
             "embedded": True,
             "q_positions": context.positions,
             "k_positions": context.positions,

@@ -10,8 +10,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
-from cope_jax.encodings import features_of
-from tests.encodings.cases import BATCH, SIZES, build, jit, parameters, parts, problem, rule_of
+from tests.encodings.cases import BATCH, SIZES, build, features_of, jit, parameters, parts, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import Sizes
 
@@ -67,8 +66,8 @@ def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
         arrays["v"],
         encoding=encoding,
         features=features_of(
-            encoding, embedded, _queries_of_keys(arrays), arrays["k"], arrays["v"], None, data.k_segments
-        )[0],
+            encoding, embedded, _queries_of_keys(arrays), arrays["k"], arrays["v"], data.k_positions, data.k_segments
+        ),
         embedded=True,
         q_positions=data.q_positions,
         k_positions=data.k_positions,

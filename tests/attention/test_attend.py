@@ -208,9 +208,9 @@ SHAPE = AttentionShape(4, 4, 2)
 class NamesFeatures(Encoding):
     """Adds to a pair's logit what tells queries, keys and values apart."""
 
-    def features(self, x_BMD, q_BMHK, k_BMGK, v_BMGK, state):
-        assert x_BMD is None and state is None
-        return {"k": k_BMGK[..., :1], "v": v_BMGK[..., :1]}, ()
+    def features(self, tokens, state):
+        assert tokens.x is None and state is None
+        return {"k": tokens.k[..., :1], "v": tokens.v[..., :1]}, ()
 
     def score(self, pairs, carry):
         own = pairs.k_features["k"][..., 0] - 2 * pairs.k_features["v"][..., 0]

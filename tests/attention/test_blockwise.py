@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cope_jax import encodings
 from cope_jax.attention import BlockSizes, attend
-from cope_jax.encodings import AttentionShape, Carry, Encoding
+from cope_jax.encodings import AttentionShape, Carry, Encoding, Traits
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.compose import Composed
 from cope_jax.encodings.cope import CoPE, CoPEConfig
@@ -28,7 +28,7 @@ from tests.attention.problems import (
     oracle,
     plain,
 )
-from tests.encodings.cases import BATCH, CASES, FEW, SIZES, build, every, jit, parts, splits_queries
+from tests.encodings.cases import BATCH, CASES, FEW, SIZES, build, every, features_of, jit, parts, splits_queries
 from tests.oracle.encodings import Sizes
 
 LENGTH, KEYS = 7, 11
@@ -92,7 +92,7 @@ def test_every_encoding(spec, x64):
             for example in range(BATCH):
                 exact = oracle(spec, state, arrays, kind, example)
                 np.testing.assert_allclose(blockwise[0][example], exact, rtol=0, atol=1e-12)
-    if encoding_of(spec).sink_value == "zero":
+    if encoding_of(spec).traits.sink_value == "zero":
         assert np.all(np.asarray(blockwise[0])[:, 2] == 0), "a query without keys"
     for seed in range(10 if broken else 0):
         full, blockwise = run(state, arrays_of(LENGTH, KEYS, seed), random_data(seed, LENGTH, KEYS))
@@ -161,18 +161,15 @@ SHAPE = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
 class Silent(CoPE):
     """CoPE of which attention is not told that it keeps the law of blocks."""
 
-    splits_keys = False
+    traits = Traits(splits_keys=False, causal_only=True)
 
 
 class Curious(Encoding):
     """Reads all that `score` is given, keys too, and bends the logits."""
 
-    def features(self, x_BMD, q_BMHK, k_BMGK, v_BMGK, state):
-        return {
-            "q": q_BMHK,
-            "x": x_BMD[:, :, None],
-            "number": jnp.arange(x_BMD.shape[1], dtype=jnp.int32)[None, :, None],
-        }, ()
+    def features(self, tokens, state):
+        number = jnp.arange(tokens.x.shape[1], dtype=jnp.int32)[None, :, None]
+        return {"q": tokens.q, "x": tokens.x[:, :, None], "number": number}, ()
 
     def score(self, pairs, carry):
         added_BHLM = content_logits(pairs.q**2, pairs.k) + content_logits(pairs.q, pairs.v)
@@ -271,7 +268,7 @@ def test_seeds_side_by_side(blocks, x64):
 @functools.cache
 def has_features(spec):
     q, k = jnp.zeros((1, 1, SIZES.heads, SIZES.head_dim)), jnp.zeros((1, 1, SIZES.kv_heads, SIZES.head_dim))
-    return bool(jax.tree.leaves(encoding_of(spec).features(jnp.zeros((1, 1, SIZES.model_dim)), q, k, k, None)[0]))
+    return bool(jax.tree.leaves(features_of(encoding_of(spec), jnp.zeros((1, 1, SIZES.model_dim)), q, k, k)))
 
 
 @st.composite

@@ -11,11 +11,11 @@ import pytest
 from flax import nnx
 
 from cope_jax.attention import attend, attend_cached, create_cache, decode
-from cope_jax.encodings import AttentionShape, Encoding, features_of
+from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import CASES, FEW, LENGTH, SIZES, build, jit, problem, splits_queries
+from tests.encodings.cases import CASES, FEW, LENGTH, SIZES, build, features_of, jit, problem, splits_queries
 
 # The first row has two tokens of padding, the second holds two documents.
 SEGMENTS = np.array([[-1, -1, 0, 0, 0, 0], [4, 4, 4, 7, 7, 7]], np.int32)
@@ -47,7 +47,7 @@ def whole(encoding, inputs, **options):
         k,
         v,
         encoding=encoding,
-        features=features_of(encoding, x, q, k, v, None, SEGMENTS)[0],
+        features=features_of(encoding, x, q, k, v, POSITIONS, SEGMENTS),
         embedded=True,
         q_positions=POSITIONS,
         k_positions=POSITIONS,
@@ -222,15 +222,17 @@ def test_layers_keep_apart(cope, inputs):
 class Biased(Encoding):
     """Features of one head, of the key heads, of the query heads; one is the sum of the values so far."""
 
-    def features(self, x_BMD, q_BMHK, k_BMGK, v_BMGK, state):
+    def features(self, tokens, state):
         start = 0.0 if state is None else state["sum"][:, None, None]
-        sums_BM1 = start + jnp.cumsum(v_BMGK[:, :, 0, :1], axis=1)
-        return {"sum": sums_BM1, "row": k_BMGK[..., 1], "more": q_BMHK[..., None] * v_BMGK[:, :, :1, :, None]}, {
-            "sum": sums_BM1[:, -1, 0]
-        }
+        sums_BM1 = start + jnp.cumsum(tokens.v[:, :, 0, :1], axis=1)
+        more = tokens.q[..., None] * tokens.v[:, :, :1, :, None]
+        return {"sum": sums_BM1, "row": tokens.k[..., 1], "more": more}, {"sum": sums_BM1[:, -1, 0]}
 
-    def rotate(self, q, k, q_features, k_features, q_positions, k_positions):
-        return q * q_features["sum"][..., None], k * jnp.cos(k_features["row"])[..., None]
+    def rotate(self, x, features, positions):
+        return x * features["sum"][..., None]
+
+    def rotate_keys(self, k, features, positions):
+        return k * jnp.cos(features["row"])[..., None]
 
     def score(self, pairs, carry):
         own, of_key = pairs.q_features, pairs.k_features

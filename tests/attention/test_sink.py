@@ -19,7 +19,7 @@ from cope_jax.attention import (
     create_cache,
     prepare,
 )
-from cope_jax.encodings import AttentionShape, Composed, Encoding, create, stick_breaking
+from cope_jax.encodings import AttentionShape, Composed, Encoding, Traits, create, stick_breaking
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import jit
@@ -152,10 +152,10 @@ def test_compositions(x64):
     sizes = dict(num_heads=HEADS, num_kv_heads=GROUPS, head_dim=4)
     rope, cope = (create(name, **sizes, rngs=nnx.Rngs(0)) for name in ("rope", "cope"))
     stick = StickBreaking(AttentionShape(HEADS, 4, GROUPS), value="own", done_below=1.0)
-    stick.excludes = ()  # here it may stand for any encoding with a sink
+    stick.traits = dataclasses.replace(stick.traits, excludes=())  # here it may stand for any encoding with a sink
     both = Composed({"stick": stick, "rope": rope}, stick.shape)
     carry = both.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "rope": ()})
-    assert both.sink_value == "own" and both.sink(carry) is not None and both.done(carry).all()
+    assert both.traits.sink_value == "own" and both.sink(carry) is not None and both.done(carry).all()
     with_cope = Composed({"stick": stick, "cope": cope}, stick.shape)
     assert with_cope.done(with_cope.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "cope": ()})) is None
     with pytest.raises(ConfigError, match="one and two each have a sink"):
@@ -165,7 +165,7 @@ def test_compositions(x64):
 class Coupled(Encoding):
     """Rows see each other."""
 
-    splits_queries = False
+    traits = Traits(splits_queries=False)
 
     def score(self, pairs, carry):
         return pairs.logits - pairs.logits.mean(axis=2, keepdims=True), carry
@@ -176,12 +176,12 @@ def test_a_part_cannot_take_the_name_of_a_hook():
         Composed({"sink": StickBreaking()}, SHAPE)
 
 
-@pytest.mark.parametrize("law", ["splits_keys", "splits_queries"])
+@pytest.mark.parametrize("law", ["splits_keys", "splits_queries", "splits_heads", "takes_masks"])
 def test_a_composition_keeps_a_law_that_all_its_parts_keep(law):
     keeps, breaks = (Encoding(NoOptions(), SHAPE, rngs=nnx.Rngs(0)) for _ in range(2))
-    setattr(breaks, law, False)
-    assert getattr(Composed({"one": keeps, "two": keeps}, SHAPE), law)
-    assert not getattr(Composed({"one": keeps, "two": breaks}, SHAPE), law)
+    breaks.traits = Traits(**{law: False})
+    assert getattr(Composed({"one": keeps, "two": keeps}, SHAPE).traits, law)
+    assert not getattr(Composed({"one": keeps, "two": breaks}, SHAPE).traits, law)
 
 
 def test_an_encoding_that_couples_queries_runs_in_full_only():

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
-from cope_jax.encodings import Composed, Encoding, features_of
+from cope_jax.encodings import Composed, Encoding, Tokens
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import ORACLES, Rule, Sizes, compose
 
@@ -232,6 +232,12 @@ def problem(
     return {name: rng.normal(scale=1.2, size=shape).astype(dtype) for name, shape in shapes.items()}
 
 
+def features_of(encoding: Encoding, x: Any, q: Any, k: Any, v: Any, positions: Any = None, segments: Any = None) -> Any:
+    """The features of all tokens, by default at consecutive positions."""
+    positions = np.arange(k.shape[1], dtype=np.int32)[None] if positions is None else positions
+    return encoding.features(Tokens(x, q, k, v, positions, segments), None)[0]
+
+
 def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[Any, Any]:
     """What a model does with an encoding: embeds x, takes features of it, and attends."""
     encoding = nnx.merge(graphdef, state)
@@ -242,7 +248,7 @@ def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[An
         k,
         v,
         encoding=encoding,
-        features=features_of(encoding, embedded, q, k, v, None, segments)[0],
+        features=features_of(encoding, embedded, q, k, v, positions, segments),
         embedded=True,
         q_positions=positions,
         k_positions=positions,

@@ -9,7 +9,7 @@ from flax import nnx
 from cope_jax import encodings
 from cope_jax.attention import attend, prepare
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import jit, rule_of
+from tests.encodings.cases import features_of, jit, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward
 from tests.oracle.differences import gradients as finite_differences
@@ -140,7 +140,7 @@ def test_separate_gate_keys_need_the_layer_input():
     q = jnp.ones((1, 3, 1, 4))
     with pytest.raises(ConfigError, match=r"features=encoding\.features"):
         attend(q, q, q, encoding=encoding)
-    features = encoding.features(jnp.ones((1, 3, 4)), q, q, q, None)[0]
+    features = features_of(encoding, jnp.ones((1, 3, 4)), q, q, q)
     assert attend(q, q, q, encoding=encoding, features=features).shape == q.shape
 
 

@@ -9,6 +9,7 @@ from cope_jax import attention, encodings
 from cope_jax.attention import fused
 from cope_jax.attention.tiles import needs_one_block
 from cope_jax.encodings.native_score import native_score_of
+from tests.encodings.cases import features_of
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "encodings.md"
 TITLE = "| encoding | full | blockwise | ring | decoding | kernels for TPUs | kernels for CPUs and GPUs |"
@@ -20,9 +21,8 @@ def reasons(name):
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (1, 32, 64))
     q, k, v = (jax.random.normal(key, (1, 32, heads, 16)) for key, heads in zip(keys[1:], (4, 2, 2), strict=True))
-    features, _ = encodings.features_of(encoding, x, q, k, v)
-    inputs = attention.prepare(q, k, v, encoding=encoding, features=features, embedded=True)
-    couples = None if encoding.splits_queries else "it couples the queries"
+    inputs = attention.prepare(q, k, v, encoding=encoding, features=features_of(encoding, x, q, k, v), embedded=True)
+    couples = None if encoding.traits.splits_queries else "it couples the queries"
     around = "it needs all keys in one block" if needs_one_block(encoding, inputs) else None
     on_tpus = couples or fused.why_not(encoding, inputs, None, interpret=True)
     native = native_score_of(encoding, inputs.v, inputs.k_features) is not None
@@ -44,8 +44,8 @@ def test_the_table_is_what_the_code_runs():
 def test_the_page_says_which_are_for_causal_attention():
     shape = encodings.AttentionShape(4, 16, max_length=32)
     build = {name: encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)) for name in encodings.names()}
-    refused = [f"`{name}`" for name, encoding in build.items() if encoding.causal_only and name != "relative"]
+    refused = [f"`{name}`" for name, encoding in build.items() if encoding.traits.causal_only and name != "relative"]
     assert f"| {', '.join(refused)} | refused: " in PAGE.read_text()
     text = "relative+t5", "relative(signed=True)+t5", "rope(decay=512)", "rope"
-    found = [encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)).causal_only for name in text]
+    found = [encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)).traits.causal_only for name in text]
     assert found == [True, False, True, False]

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import attention
-from cope_jax.encodings import Encoding, features_of
+from cope_jax.encodings import Encoding
 from cope_jax.encodings.common import token_indices
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import (
@@ -23,6 +23,7 @@ from tests.encodings.cases import (
     SIZES,
     build,
     every,
+    features_of,
     jit,
     parameters,
     parts_of,
@@ -47,7 +48,7 @@ def test_tokens_beyond_the_integers_of_float32_are_different_tokens():
 def test_block_law(spec, x64):
     """Any split of the keys, from the nearest block to the farthest, gives what one block gives; gradients too."""
     graphdef, state = build(spec)
-    assert nnx.merge(graphdef, state).splits_keys == splits_keys(spec)
+    assert nnx.merge(graphdef, state).traits.splits_keys == splits_keys(spec)
     if not splits_keys(spec):
         return
     arrays = problem()
@@ -93,13 +94,13 @@ def attend_by_blocks(graphdef, state, arrays, segments, split):
     weights = jax.nn.softmax(jnp.concatenate([logits, sink[..., None]], axis=-1))
     out = jnp.einsum("BHLM,BMHK->BLHK", weights[..., :-1], v)
     rest = jnp.swapaxes(weights[..., -1], 1, 2)[..., None] * v
-    return embedded, out + rest if encoding.sink_value == "own" else out
+    return embedded, out + rest if encoding.traits.sink_value == "own" else out
 
 
 def pairs_of(encoding, arrays, mask, segments=None):
     """All pairs as attention makes them, with another mask."""
     q, k, v = (arrays[name] for name in "qkv")
-    features = features_of(encoding, arrays["x"], q, k, v, None, segments)[0]
+    features = features_of(encoding, arrays["x"], q, k, v, GAPPED, segments)
     inputs = attention.prepare(
         q, k, v, encoding=encoding, features=features, embedded=True, q_positions=GAPPED, k_positions=GAPPED
     )
@@ -153,7 +154,7 @@ def block_of(spec):
 def test_law_of_rows(spec, x64):
     """Any split of the queries gives the logits and the carry that all together give."""
     encoding, pairs, carry = block_of(spec)
-    assert encoding.splits_queries == splits_queries(spec)
+    assert encoding.traits.splits_queries == splits_queries(spec)
     if not splits_queries(spec):
         return
     logits, after = encoding.score(pairs, carry)
@@ -265,10 +266,9 @@ def test_attention_of_one_head(spec, x64):
         return
     arrays = problem()
     x, q, k, v = (jnp.asarray(arrays[name]) for name in "xqkv")
-    whole = attention.attend(q, k, v, encoding=encoding, features=encoding.features(x, q, k, v, None)[0], embedded=True)
+    whole = attention.attend(q, k, v, encoding=encoding, features=features_of(encoding, x, q, k, v), embedded=True)
     for head in range(SIZES.heads):
         one, group = encoding.of_head(head), head * SIZES.kv_heads // SIZES.heads
         own = q[:, :, head : head + 1], k[:, :, group : group + 1], v[:, :, group : group + 1]
-        features = one.features(x, *own, None)[0]
-        found = attention.attend(*own, encoding=one, features=features, embedded=True)
+        found = attention.attend(*own, encoding=one, features=features_of(one, x, *own), embedded=True)
         np.testing.assert_allclose(found[:, :, 0], whole[:, :, head], rtol=0, atol=1e-13)

@@ -10,7 +10,7 @@ from cope_jax import attention, encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import Carry, Pairs
 from cope_jax.encodings.t5 import buckets
-from tests.encodings.cases import CASES, SIZES, build, parts, rule_of
+from tests.encodings.cases import CASES, SIZES, build, features_of, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 from tests.oracle.rules import Token
 
@@ -80,7 +80,7 @@ def test_cable_of_the_code_is_fox_with_the_opposite_weights():
     fox.kernel[...], fox.bias[...] = -cable.step_kernel[...], -cable.step_bias[...]
     q, k, v = inputs()
     x = q[:, :, 0]
-    found = [out(e, q, k, v, features=encodings.features_of(e, x, q, k, v)[0]) for e in (cable, fox)]
+    found = [out(e, q, k, v, features=features_of(e, x, q, k, v)) for e in (cable, fox)]
     equal(*found, atol=1e-15)
     assert np.abs(found[0] - out(create("none"), q, k, v)).max() > 0.1
 
@@ -131,7 +131,7 @@ def test_only_distances_matter(spec):
     rng = np.random.default_rng(0)
     shapes = [(1, 6, SIZES.heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.model_dim)]
     q, k, v, x = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
-    features = encoding.features(x, q, k, v, None)[0]
+    features = features_of(encoding, x, q, k, v)
     places = np.array([[0, 1, 2, 5, 7, 11]], np.int32)
     near, far = (
         out(encoding, q, k, v, features=features, q_positions=p, k_positions=p) for p in (places, places + 1000)
@@ -144,21 +144,20 @@ def test_rope_turns_pairs_by_the_distance():
     rope = create("rope")
     q, k, _ = inputs()
     i, j = np.full((1, LENGTH), 7, np.int32), np.full((1, LENGTH), 3, np.int32)
-    rotated_q, rotated_k = rope.rotate(q, k, (), (), i, j)
-    _, turned_back = rope.rotate(q, k, (), (), i, j - i)
+    rotated_q, rotated_k, turned_back = rope.rotate(q, (), i), rope.rotate(k, (), j), rope.rotate(k, (), j - i)
     equal(jnp.sum(rotated_q * rotated_k, axis=-1), jnp.sum(q * turned_back, axis=-1))
     equal(jnp.linalg.norm(rotated_q, axis=-1), jnp.linalg.norm(q, axis=-1))
     assert np.abs(rotated_q - q).max() > 0.1
-    same_q, same_k = rope.rotate(q, k, (), (), 0 * i, 0 * j)
+    same_q, same_k = rope.rotate(q, (), 0 * i), rope.rotate(k, (), 0 * j)
     equal(same_q, q, atol=0)
     equal(same_k, k, atol=0)
 
 
 @pytest.mark.parametrize("fraction, still", [(1.0, 0), (0.5, 2), (0.75, 2)])
 def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
-    q, k, _ = inputs()
+    q, _, _ = inputs()
     places = np.arange(1, LENGTH + 1, dtype=np.int32)[None]
-    rotated, _ = create("rope", fraction=fraction).rotate(q, k, (), (), places, places)
+    rotated = create("rope", fraction=fraction).rotate(q, (), places)
     moved = np.abs(np.asarray(rotated - q)).max(axis=(0, 1, 2)) > 1e-9
     np.testing.assert_array_equal(moved, np.arange(WIDTH) < WIDTH - still)
 
@@ -170,7 +169,7 @@ def test_rope_frequencies_span_the_rotated_features(options):
     rule = rule_of(f"rope({options})", {}, SIZES._replace(head_dim=16))
     q = np.random.default_rng(0).normal(size=(1, 3, 1, 16))
     places = np.array([[1, 50, 4000]], np.int32)
-    rotated, _ = rope.rotate(jnp.asarray(q), jnp.asarray(q), (), (), places, places)
+    rotated = rope.rotate(jnp.asarray(q), (), places)
     for at, place in enumerate(places[0]):
         equal(rotated[0, at, 0], rule.rotate(q[0, at, 0], Token(int(place), (), 0, False)), atol=1e-11)
 
@@ -208,7 +207,7 @@ def test_bands_without_turns_are_chosen_before_others_are_stretched():
     """16 pairs: the wavelength of band c is 2π·100^(c/16), and s = 4 makes it four times as long."""
     encoding = encodings.create("rope(base=100,longest=40,interpolation=4)", num_heads=1, head_dim=32, rngs=nnx.Rngs(0))
     q = jnp.ones((1, 1, 1, 32))
-    turned, _ = encoding.rotate(q, q, (), (), np.array([[1]], np.int32), np.array([[1]], np.int32))
+    turned = encoding.rotate(q, (), np.array([[1]], np.int32))
     still = 2 * np.pi * 100 ** (np.arange(16) / 16) > 40
     np.testing.assert_array_equal(np.asarray(turned)[0, 0, 0, :16] == 1, still)
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
-from tests.encodings.cases import SIZES, build, jit, problem
+from tests.encodings.cases import SIZES, build, features_of, jit, problem
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
 LENGTH = 9
@@ -48,7 +48,7 @@ class Ours:
         self.encoding = nnx.merge(*build(spec))
         arrays = problem(length=length)
         self.x, self.q, self.k, self.v = (jnp.asarray(arrays[name]) for name in "xqkv")
-        self.features, _ = encodings.features_of(self.encoding, self.x, self.q, self.k, self.v)
+        self.features = features_of(self.encoding, self.x, self.q, self.k, self.v)
 
     def __call__(self, **options):
         return jit(
@@ -149,7 +149,7 @@ def test_xpos(x64):
     rope = encodings.create("rope(decay=512)", num_heads=1, head_dim=16, rngs=nnx.Rngs(0))
     ones = jnp.ones((1, LENGTH, 1, 16))
     positions = np.arange(LENGTH, dtype=np.int32)[None]
-    q, k = rope.rotate(ones, ones, (), (), positions, positions)
+    q, k = rope.rotate(ones, (), positions), rope.rotate_keys(ones, (), positions)
     # The length of each pair; theirs are equal but for the middle of the sequence, which cancels between q and k.
     sizes = [np.hypot(x[0, :, 0, :8], x[0, :, 0, 8:]) / np.sqrt(2) for x in (q, k)]
     middle = LENGTH // 2
@@ -190,6 +190,6 @@ def test_extensions_of_rope(options, theirs, x64):
     rope = encodings.create(f"rope({options})", num_heads=1, head_dim=width, rngs=nnx.Rngs(0))
     x = jnp.zeros((1, 1, 1, width)).at[..., : width // 2].set(1.0)
     one = np.ones((1, 1), np.int32)
-    turned, _ = rope.rotate(x, x, (), (), one, one)
+    turned = rope.rotate(x, (), one)
     np.testing.assert_allclose(turned[0, 0, 0, 4:], magnitude * np.sin(rates), rtol=2e-6)
     np.testing.assert_allclose(turned[0, 0, 0, :4], magnitude * np.cos(rates), rtol=2e-6)

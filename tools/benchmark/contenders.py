@@ -19,7 +19,7 @@ from flax import nnx
 from cope_jax import encodings, tasks
 from cope_jax.array_types import PyTree
 from cope_jax.attention import Cache, attend, attend_cached, create_cache
-from cope_jax.encodings import EncodingConfig, features_of
+from cope_jax.encodings import EncodingConfig, Tokens
 from cope_jax.registry import unknown
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import JobConfig, MeshConfig
@@ -107,7 +107,8 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             encoding = merge(params)
-            features, _ = features_of(encoding, layer_input(q), q, k, v)
+            positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+            features, _ = encoding.features(Tokens(layer_input(q), q, k, v, positions), None)
             return attend(q, k, v, encoding=encoding, features=features, **options)
 
         return attention, params
@@ -136,7 +137,7 @@ def _jax_nn(implementation: Literal["cudnn"] | None, problem: Problem) -> Mappin
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-            q, k = rope.rotate(q, k, (), (), positions, positions)
+            q, k = rope.rotate(q, (), positions), rope.rotate_keys(k, (), positions)
             return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
 
         return attention, {}

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cope_jax.attention import attend
 from cope_jax.attention.kernels.tpu import tpu_attention
-from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
+from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig, Tokens
 from cope_jax.models.decoder import DecoderConfig
 from tools.compile_check import bundles
 from tools.compile_check.trip_counts import carry_of, loop_turns
@@ -56,7 +57,8 @@ class Problem:
         def step(params: Any, x: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
             def run(params: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
                 encoding = nnx.merge(graph, params)
-                return attention(encoding, q, k, v, encoding.features(x, q, k, v, None)[0])
+                positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+                return attention(encoding, q, k, v, encoding.features(Tokens(x, q, k, v, positions), None)[0])
 
             out, pull = jax.vjp(run, params, x, q, k, v)
             return out, pull(dout)

@@ -16,7 +16,7 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.attention import BlockSizes, attend, choose, placement
 from cope_jax.attention.fused import CPU
-from cope_jax.encodings import AttentionShape, Encoding
+from cope_jax.encodings import AttentionShape, Encoding, Tokens
 from cope_jax.models.decoder import DecoderConfig
 from tools.compile_check.hlo import Computation, Instruction, Module
 
@@ -104,7 +104,7 @@ def carry_of(encoding: Encoding) -> Any:
     q_BLHK, k_BMGK = _queries_and_keys(encoding.shape, 1)
 
     def carry(q_BLHK: Array, k_BMGK: Array) -> Any:
-        features = encoding.features(jnp.zeros((1, 1, encoding.shape.width)), q_BLHK, k_BMGK, k_BMGK, None)[0]
+        features, _ = encoding.features(_tokens(encoding, q_BLHK, k_BMGK), None)
         return encoding.initial_carry(
             jnp.swapaxes(q_BLHK, 1, 2), jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), features)
         )
@@ -118,9 +118,15 @@ def _queries_and_keys(shape: AttentionShape, length: int) -> tuple[Array, Array]
     return q_BLHK, jax.random.normal(k_key, (1, length, shape.kv_heads, shape.head_dim))
 
 
+def _tokens(encoding: Encoding, q_BLHK: Array, k_BMGK: Array) -> Tokens:
+    length = k_BMGK.shape[1]
+    x_BMD = jnp.zeros((1, length, encoding.shape.width))
+    return Tokens(x_BMD, q_BLHK, k_BMGK, k_BMGK, jnp.arange(length, dtype=jnp.int32)[None])
+
+
 def _count_turns(encoding: Encoding, length: int, blocks: Sequence[int] | None) -> dict[str, float]:
     q_BLHK, k_BMGK = _queries_and_keys(encoding.shape, length)
-    features, _ = encoding.features(jnp.zeros((1, length, encoding.shape.width)), q_BLHK, k_BMGK, k_BMGK, None)
+    features, _ = encoding.features(_tokens(encoding, q_BLHK, k_BMGK), None)
     options: Any = {"implementation": "blockwise", "features": features, "embedded": True, "blocks": blocks}
     starts, turns = collections.Counter[int](), collections.Counter[int]()
     while_loop, numbers = jax.lax.while_loop, itertools.count()

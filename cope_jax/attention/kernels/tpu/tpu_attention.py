@@ -70,7 +70,7 @@ def why_not(
     axes = (*batch_axes, sequence_axis)
     if not interpret and (reason := placement.why_undivided(axes, head_axis, inputs.rotated_k.shape[1])):
         return reason
-    if not encoding.splits_queries or needs_one_block(encoding, inputs):
+    if not encoding.traits.splits_queries or needs_one_block(encoding, inputs):
         return "the encoding needs all keys in one block"
     if inputs.mask.given_B1LM is not None:
         return "a mask is given, and the kernels know only causality, windows and segments"
@@ -134,7 +134,7 @@ def sizes_of(
     encoding: Encoding, carry: Carry, length: int, keys: int, blocks: Sequence[int] | None = None
 ) -> BlockSizes:
     """Returns the sizes of blocks; by default those of the chip: small for a carry or a heavy score, else large."""
-    small = encoding.heavy_score or jax.tree.leaves(carry)
+    small = encoding.traits.heavy_score or jax.tree.leaves(carry)
     chosen = blocks or _chip()["small" if small else "large"]
     queries, near, far = chosen
     near = min(near, -(-keys // LANES) * LANES) if near % LANES == 0 else near
