@@ -37,7 +37,7 @@ _PLACES = {
     "generate": "cope_jax.generation.decoding",
     "inspect": "cope_jax.evaluation.gates.maps",
 }
-"""Maps each public name to the module that defines it; `encodings`, `tasks` and `models` are packages themselves."""
+"""Maps public names to their modules; `encodings`, `tasks` and `models` are packages themselves."""
 
 __all__ = [*_PLACES]
 

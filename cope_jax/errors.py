@@ -1,4 +1,4 @@
-"""Errors that end a command with one clear line; any other exception is a defect and keeps its traceback."""
+"""Errors that end a command with one line; all other exceptions keep their traceback."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""Error numbers for a full disk, an exceeded quota, a file above the maximum size, and a read-only file system."""
+"""Errors of a full disk, an exceeded quota, the maximum size of files, a read-only file system."""
 
 _BUCKET_LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google")
 
@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 
 
 class NonFiniteError(RuntimeError):
-    """A loss, gradient or update is infinite or NaN; the message names the step. Commands exit with status 3."""
+    """A loss, gradient or update is not finite; the message names the step. Exit status 3."""
 
 
 class StorageError(OSError):
@@ -41,13 +41,13 @@ class StorageError(OSError):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of the error's type if the message is empty."""
+    """The first line of an error's message, or the error's type if the message is empty."""
     return next(iter(str(error).splitlines() or [type(error).__name__]))
 
 
 @contextlib.contextmanager
 def clear_storage_errors(path: object) -> Iterator[None]:
-    """Turns an exception that a full or read-only disk causes into a StorageError that names `path`."""
+    """Turns an error of a full or read-only disk into a StorageError that names `path`."""
     try:
         yield
     except StorageError:
@@ -108,7 +108,7 @@ def bucket_error(error: BaseException | None) -> StorageError | ConfigError | No
 
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """Discards what is written to stderr, where libraries print errors that they also raise, and other messages."""
+    """Discards stderr, where libraries print errors that they also raise, and other messages."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -29,7 +29,7 @@ class Layout:
     width: str | None = None
 
     def spec(self, *axes: str | None) -> PartitionSpec:
-        """Returns the sharding of an array with these axes: "batch", "length", "width", or None for no split."""
+        """The sharding of an array with the axes "batch", "length", "width", or None: not split."""
         return PartitionSpec(*(getattr(self, axis) or None if axis else None for axis in axes))
 
     def constrain(self, x: Array, *axes: str | None) -> Array:

@@ -1,4 +1,4 @@
-"""Shows how far a long loop is: as a bar on a terminal and in a notebook, as plain lines on stderr anywhere else."""
+"""Shows the progress of a loop: a bar in terminals and notebooks, plain lines elsewhere."""
 
 import io
 import sys
@@ -42,7 +42,7 @@ class Progress:
     ):
         self.label = label
         self._total, self._unit, self._done, self._active = total, unit, done, active
-        self._note, self._told = "", done  # the text after the amount; the amount in the last line
+        self._note, self._reported = "", done  # the text after the amount; the amount in the last line
         self._first, self._began, self._last = done, time.monotonic(), time.monotonic()
         self._bar: Any = None
         kind = _NotebookBar if _in_notebook() else tqdm
@@ -77,7 +77,7 @@ class Progress:
             self.write(f"{self._prefix()}compiling")
 
     def start_clock(self, amount: float = 0, note: str = "") -> None:
-        """Advances by `amount`, and measures speed and remaining time from now: the time before was compilation."""
+        """Advances by `amount`; measures the speed from now on, without compilation."""
         self._first, self._began = self._done + amount, time.monotonic()
         self.advance(amount, note)
         if self._bar is not None:
@@ -92,7 +92,7 @@ class Progress:
         """
         if not self._active:
             return
-        if self._bar is None and self._told != self._done:
+        if self._bar is None and self._reported != self._done:
             self._tell()
         (self._bar or tqdm).write(line, sys.stderr)
 
@@ -101,7 +101,7 @@ class Progress:
 
     def _tell(self) -> None:
         """Prints a plain line: the amount done, the last note and the remaining time."""
-        self._told, self._last = self._done, time.monotonic()
+        self._reported, self._last = self._done, time.monotonic()
         amount = f"{self._done:,.0f}/{self._total:,.0f} {self._unit}s" if self._unit else ""
         parts = [amount or f"{self._done / self._total:.0%}", self._note]
         if self._first < self._done < self._total:
@@ -112,7 +112,7 @@ class Progress:
 
 
 class _NotebookBar(tqdm):
-    """A bar in an output of a notebook's cell, which is updated in place; what is written is above the bar."""
+    """A bar in the output of a notebook's cell, updated in place, below written lines."""
 
     def __init__(self, **options: Any):
         from IPython.display import display  # notebooks have it

@@ -1,4 +1,4 @@
-"""Baselines without context: the frequencies of labels and words, and the words that two texts share."""
+"""Baselines without context: frequencies of labels and words, and words that two texts share."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def unigram_probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str
 
 
 def unigram_cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Batch]) -> float:
-    """−mean log p(w) over the words of all directions, in nats; `known` is from `unigram_probabilities`."""
+    """−mean log p(w) over the words of all directions, in nats, by `unigram_probabilities`."""
     total = count = 0.0
     for batch in batches:
         for prefix, p_V in known.items():
@@ -145,5 +145,5 @@ class BagOfWords:
 
 
 def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:
-    """The quotient, or 0 if the denominator is 0, because two sides without a counted piece share nothing."""
+    """The quotient, or 0 if the denominator is 0: sides without a counted piece share nothing."""
     return np.where(below_B > 0, above_B / np.where(below_B > 0, below_B, 1), 0)

@@ -25,7 +25,7 @@ SPLITS = {"train": "train", "validation": "dev", "test": "test"}
 
 @dataclasses.dataclass(frozen=True)
 class TaggedSentence:
-    """A sentence: its n syntactic words and their n tags. `first` is True if the sentence begins a document."""
+    """A sentence: n syntactic words and n tags. `first` is True if it begins a document."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]

@@ -63,7 +63,7 @@ def data_folder(data_dir: str | None) -> epath.Path:
 
 
 def read_prose(path: epath.PathLike) -> str:
-    """The text of a UTF-8 file. Raises ConfigError as `read_text` does, or if a zero byte shows that it is no text."""
+    """The text of a UTF-8 file. ConfigError as of `read_text`, or for a zero byte."""
     text = read_text(path)
     zero = text.find("\0")
     if zero >= 0:
@@ -73,7 +73,7 @@ def read_prose(path: epath.PathLike) -> str:
 
 
 def read_lines(path: epath.Path) -> list[str]:
-    """The lines of a UTF-8 file, without line ends or an empty last line. Raises ConfigError as `read_prose` does."""
+    """The lines of a UTF-8 file, without line ends or an empty last line; see `read_prose`."""
     # Not splitlines: a text may contain other line separators, which do not end a line in these formats.
     lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
     return lines[:-1] if not lines[-1] else lines

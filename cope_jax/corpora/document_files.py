@@ -1,4 +1,4 @@
-"""Reads documents from files of any size, in a folder or a bucket, a piece at a time: text, JSON lines and Parquet."""
+"""Reads documents of any size piece by piece: text, JSON lines and Parquet, also in buckets."""
 
 import codecs
 import contextlib
@@ -20,21 +20,21 @@ from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.storage.files import in_bucket, parse_json
 
 PIECE = 1 << 20
-"""The number of characters after which a document of plain text is cut into pieces, between words."""
+"""The number of characters after which a document of plain text is cut between words."""
 _LONGEST = 1 << 26
-"""The most characters of one line. A longer line could fill the memory: it is cut in plain text, and no record."""
+"""The most characters of a line, to limit memory: longer text is cut, longer records are wrong."""
 _WHOLE, _AFTER = 1 << 23, 1 << 10
-"""The most characters of a document that must not be cut, and how many are read after a cut to see if it may be."""
+"""The most characters of a document that is not cut, and of those read to check a cut."""
 
 _CUT = re.compile(r"(?<=\S)(?:\r?\n(?=\S)|(?= \S))")
-"""A single line end or space between two words. Tokenizers join runs of white space, and a space to the next word."""
+"""A line end or space between words. Tokenizers join white space, and a space to the next word."""
 
 _ONE_A_LINE = "write one object in each line, as `jq -c '.[]'` does with an array"
 
 Division = Literal["file", "line", "paragraph"]
-"""What is one document of a file of plain text."""
+"""The unit of plain text that is one document."""
 Joins = Callable[[str, str], bool]
-"""Whether the tokens of two texts, one after the other, are the tokens of both together."""
+"""Tells if the tokens of two texts, one after the other, are the tokens of both together."""
 
 
 class Piece(NamedTuple):
@@ -153,7 +153,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def is_prose(name: str) -> bool:
-    """Whether a file is plain text, and not a file of records."""
+    """True for a file of plain text, False for a file of records."""
     return _format(name) is _prose
 
 
@@ -161,7 +161,8 @@ def _prose(stream: BinaryIO, file: InputFile, field: str, division: Division, jo
     if division != "file":
         yield from _divided(stream, file, division)
         return
-    decoder, key, kept, lines, last = codecs.getincrementaldecoder("utf-8-sig")(), file.name, "", 0, False
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    key, kept, lines, last = file.name, "", 0, False
     while not last:
         raw = stream.read(PIECE)
         last = not raw

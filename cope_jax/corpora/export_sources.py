@@ -27,14 +27,14 @@ class Source(Protocol):
 
     @property
     def words(self) -> bool:
-        """Whether the text has an agreed division into words."""
+        """True if the text has an agreed division into words."""
 
     def describe(self) -> dict[str, Any]:
-        """What identifies the text, as JSON."""
+        """The identity of the text, as JSON."""
 
     @property
     def more(self) -> str:
-        """How to get more documents."""
+        """Advice for getting more documents."""
 
     def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
         """The pieces of a unit, each with its split and the share of the unit that is read.

@@ -71,7 +71,7 @@ class Pieces(NamedTuple):
 
 
 def cut(bounds: np.ndarray, length: int, stride: int) -> Pieces:
-    """Cuts the entries between consecutive bounds into pieces of at most `length` entries that start `stride` apart."""
+    """Cuts entries between bounds into pieces of at most `length` that start `stride` apart."""
     sizes = np.diff(bounds)
     counts = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - length) // stride)), 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -192,7 +192,7 @@ class Mixed:
         return [range(*self._ends[text : text + 2].tolist()) for text in range(len(self._parts))]
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at `indices`, with the fields of `Packed.take`. Raises ConfigError for an index out of range."""
+        """The examples at `indices`, as of `Packed.take`. ConfigError for an index out of range."""
         for index in indices[(indices < 0) | (indices >= len(self))]:
             raise ConfigError(f"there is no example {index}: give an index of at least 0 and less than {len(self)}")
         if self._order is not None:

@@ -1,4 +1,4 @@
-"""Reads raw running text of a corpus or a mixture, by name, for language models with any kind of token."""
+"""Reads raw text of a corpus or a mixture, by name, for language models with any kind of token."""
 
 import dataclasses
 import functools
@@ -21,16 +21,16 @@ _SPACE = re.compile(r"\s")
 TEXT = ("**/*.txt", "**/*.txt.gz")
 
 READERS: Registry[Callable[[str | None, Sequence[str]], Reader]] = Registry("corpus")
-"""For each name of a corpus, a function of (data_dir, globs) that returns the reader of the corpus."""
+"""For each name of a corpus, a function from (data_dir, globs) to the reader of the corpus."""
 
 WITHOUT_WORDS = frozenset({"code"})
 """Corpora without an agreed division into words, so perplexities per word cannot be compared."""
 
 SAME_TESTS = ("wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw")
-"""Corpora with the same validation and test texts. In the corpora without "-raw", `<unk>` replaces rare words."""
+"""Corpora with the same validation and test texts. Without "-raw", `<unk>` replaces rare words."""
 
 STANDARD_PLACES = {"code": "the standard library of the running Python"}
-"""Where the texts come from without a data_dir, for corpora that do not use the built-in sample."""
+"""The texts without a data_dir, for corpora that do not use the built-in sample."""
 
 WITH_GLOBS = frozenset({"files", "code"})
 """Corpora whose files are chosen by globs."""
@@ -63,7 +63,7 @@ def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str
 
 
 def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Reader:
-    """Returns the function from a split to its documents; see `documents`. Files are read when a split is requested."""
+    """Returns a function from a split to its `documents`, which reads files when it is called."""
     read = READERS.get(corpus)(data_dir, globs)
 
     def checked(split: str) -> list[str]:
@@ -235,7 +235,7 @@ class Mixture:
         return [read(split) for read in self._readers]
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split, one corpus after the other. A corpus is read when its first document is needed."""
+        """The documents of a split, corpus by corpus. A corpus is read when it is first needed."""
         for read in self._readers:
             yield from read(split)
 

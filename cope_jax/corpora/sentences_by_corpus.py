@@ -1,4 +1,4 @@
-"""Reads the documents of a corpus, by name, as sentences of words, for tasks that learn from unlabelled text."""
+"""Reads a corpus as documents of sentences of words, for tasks that learn from unlabelled text."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -62,7 +62,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a folder of shards contains.
+    """The contents of a folder of shards.
 
     Attributes:
       length: L, the number of tokens of an example.
@@ -167,7 +167,7 @@ def records(entries: TokenStream, length: int, packing: Packing, vocab_size: int
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A decoded record: see the module. Every field but the first two is an array `[P]`; `idle` is `[E]`."""
+    """A decoded record: see the module. Fields after the second are `[P]`, and `idle` is `[E]`."""
 
     tokens: np.ndarray
     idle: np.ndarray
@@ -254,7 +254,7 @@ class Shards:
         return self._read(shard, [index - self._ends[split][number] + shard.examples])[0].fields(self.manifest.length)
 
     def stream(self, shard: Shard) -> TokenStream:
-        """The text of a shard. Its `bounds` are the documents for the packing "documents", and else only the ends."""
+        """The text of a shard. `bounds` are those of documents, or of the stream."""
         tokens, counted = np.zeros(shard.entries + 1, np.int32), np.ones(shard.entries, bool)
         bounds = [0]
         for example in self._read(shard, range(shard.examples)):

@@ -54,7 +54,7 @@ def standard_library() -> pathlib.Path:
 
 
 def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[tuple[str, int, int]]:
-    """The name, size and modification time of each file that `read` would read, to detect changes of the files."""
+    """Name, size and modification time of each file that `read` would read, to detect changes."""
     states = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
     return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
 

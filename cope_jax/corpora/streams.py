@@ -84,7 +84,7 @@ def drawn(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
 
 
 def check_request(rng: np.random.Generator, n: int) -> None:
-    """Raises ConfigError unless `rng` is a generator of NumPy, and n the number of examples to sample with it."""
+    """ConfigError unless `rng` is a generator of NumPy and n a number of examples."""
     checked(rng, np.random.Generator, "rng")
     _check_number(n)
 

@@ -104,7 +104,7 @@ def documents(data_dir: str | None, split: str, *, raw: bool = True) -> list[Doc
 
 
 def _titles(lines: list[str]) -> list[bool]:
-    """Whether each line is the title of an article."""
+    """True for each line that is the title of an article."""
     # Legends of tables have lines that look like titles ("= Played , W ="), but not between blank lines.
     texts = ["", *map(str.strip, lines), ""]
     around = zip(texts, texts[1:-1], texts[2:], strict=False)

@@ -1,1 +1,1 @@
-"""Input pipelines: batches of a task (`pipeline`), tasks on disk (`tfds_builder`), and downloads (`fetch`)."""
+"""Input pipelines: batches (`pipeline`), tasks on disk (`tfds_builder`), downloads (`fetch`)."""

@@ -52,7 +52,7 @@ def _difference(name: str, existing: Any, given: Any) -> str:
 
 
 def forget_missing(out: epath.Path, units: int) -> None:
-    """Removes the reports of chunks whose shards are missing or too short, and of those after them in their unit."""
+    """Removes the reports of chunks with damaged shards, and of later chunks of the same unit."""
     for unit in range(units):
         reports = reports_of(out, unit)
         whole = [all(_is_whole(out, shard) for shard in report["shards"]) for report in reports]

@@ -216,7 +216,7 @@ def _examples(
 def _written(
     task: Task, split: str, examples: int | None, seed: int, data_dir: str
 ) -> tuple[grain.MapDataset, Sequence[tuple[float, range]]]:
-    """Like `_examples`, but reads the examples from disk, so the task need not make them from its files again."""
+    """Like `_examples`, but reads the examples from disk, without the task's files."""
     from cope_jax.data import tfds_builder  # here, because only reading from disk needs TFDS
 
     source = tfds_builder.read(task, data_dir, split, seed=seed)

@@ -190,7 +190,7 @@ def _write_units(source: Source, out: epath.Path, job: "_Job", units: list[int],
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """What a process needs besides the text. It loads the tokenizer from the folder, as every host does."""
+    """Arguments of a process, which loads the tokenizer from the folder, as every host does."""
 
     kind: loading.Kind
     path: str

@@ -18,14 +18,14 @@ from cope_jax.storage.locks import unfinished
 from cope_jax.tokenizers.tokenizer import Tokenizer
 
 SUMS = ("documents", "words", "bytes", "unknown", "changed")
-"""What is counted in the texts of each split, besides tokens."""
+"""Counts of the texts of each split, in addition to tokens."""
 
 _BATCH = 1 << 20  # characters that are tokenised at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What decides the shards, besides the text and the tokenizer.
+    """Options that decide the shards, with the text and the tokenizer.
 
     Attributes:
       length: L, the number of tokens of an example.
@@ -57,7 +57,7 @@ class Chunk:
         self._sums = {split: dict.fromkeys(SUMS, 0) for split in SPLITS}
 
     def add(self, split: str, text: str, begins: bool) -> int:
-        """Adds a piece. Returns the number of tokens that were encoded, which is 0 for most pieces."""
+        """Adds a piece; returns the number of newly encoded tokens, which is often 0."""
         self._waiting.append((split, text, begins))
         self._room -= len(text)
         self.pieces += 1
@@ -84,7 +84,7 @@ class Chunk:
         return self.tokens - before
 
     def write(self, out: epath.Path, name: str, options: Options) -> dict[str, Any]:
-        """Writes a shard for each split with documents. Returns the report of the chunk, as JSON."""
+        """Writes a shard of each split with documents. Returns the chunk's report, as JSON."""
         self._encode()
         shards, sums = [], {}
         for split, documents in self._documents.items():

@@ -113,7 +113,7 @@ class _Info(tfds.core.DatasetInfo):
     """Facts about a dataset."""
 
     def initialize_from_bucket(self) -> None:
-        """Does nothing: TFDS would look in its bucket for a dataset of this name, and leave a temporary folder."""
+        """Does nothing: TFDS would ask its bucket, and leave a temporary folder."""
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # untyped
@@ -213,7 +213,7 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
 
 
 def _check_classes(path: epath.Path) -> None:
-    """Raises ConfigError if a dataset names other classes of features than ours: TFDS would import their modules."""
+    """ConfigError for unknown classes of features, whose modules TFDS would import."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         for key, value in pairs:

@@ -1,4 +1,4 @@
-"""Reads and writes ELMo's published files: `options.json`, and weights in HDF5 with the names of `bilm-tf`."""
+"""Reads and writes ELMo's published files: `options.json`, and HDF5 with the names of `bilm-tf`."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +55,7 @@ class _Entry(NamedTuple):
 
 
 def load(folder: Path) -> tuple[ElmoConfig, dict[Any, Any]]:
-    """Reads (the config, the parameters) of an ELMo from a folder with `OPTIONS` and a file `*weights.hdf5`."""
+    """Reads (config, parameters) of an ELMo from a folder with `OPTIONS` and `*weights.hdf5`."""
     weights = sorted(folder.glob("*weights.hdf5"))
     if not weights:
         raise ConfigError(f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of this ELMo there too")
@@ -205,6 +205,6 @@ def _entries(model: Elmo) -> Iterator[_Entry]:
 
 
 def _exchange(gates: np.ndarray) -> np.ndarray:
-    """Converts the order of the gates from our order i, f, g, o to the file's order i, g, f, o, and back."""
+    """Converts between our order of the gates i, f, g, o and the file's i, g, f, o."""
     i, second, third, o = np.split(gates, 4, axis=-1)
     return np.concatenate([i, third, second, o], axis=-1)

@@ -52,7 +52,7 @@ def kind_of(folder: Path) -> str | None:
 
 
 def _foreign(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json names the classes of another model than BERT."""
+    """True if a config.json names the classes of another model than BERT."""
     names = values.get("architectures") or []
     return not isinstance(names, list) or not all(str(name).startswith("Bert") for name in names)
 

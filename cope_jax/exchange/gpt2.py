@@ -1,4 +1,4 @@
-"""GPT-2 in the format of Hugging Face's transformers: a decoder with learned positions and LayerNorm."""
+"""GPT-2 in the format of transformers: a decoder with learned positions and LayerNorm."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -62,13 +62,13 @@ _SCALINGS: dict[str, tuple[str, list[Any]]] = {
         [("factor", float), ("low_freq_factor", float), ("high_freq_factor", float), (_LENGTH, float)],
     ),
 }
-"""`rope_type` → (an option of `RoPEConfig`, the values in config.json that it consists of, with type and default)."""
+"""`rope_type` → (option of `RoPEConfig`, its values in config.json with type and default)."""
 _OUTSIDE = ("rope_theta", "partial_rotary_factor", _LENGTH)
 """Values of RoPE that may also stand outside of `rope_scaling` and `rope_parameters`."""
 
 
 def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The options of our RoPE. Values that contradict each other are an error: transformers' versions differ then."""
+    """The options of our RoPE. ConfigError: values on which versions of transformers differ."""
     given = typed(_Rope, values, path)
     if given.rope_scaling and given.rope_parameters and given.rope_scaling != given.rope_parameters:
         raise ConfigError(f"{path}: rope_scaling and rope_parameters differ: remove the wrong one")

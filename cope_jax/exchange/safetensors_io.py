@@ -1,4 +1,4 @@
-"""Reads and writes the files that model formats share: config.json, and tensors in one or several safetensors files."""
+"""Reads and writes the files that formats share: config.json, and tensors in safetensors files."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether the folder has tensors in safetensors files."""
+    """True if the folder has tensors in safetensors files."""
     return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
 
 
@@ -51,7 +51,7 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
 
 
 def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
-    """Raises ConfigError if a value is not among its choices in `known`; an absent value counts as the first choice."""
+    """ConfigError for a value that is not in `known`; if absent, a value is its first choice."""
     for name, choices in known.items():
         if values.get(name, choices[0]) not in choices:
             raise ConfigError(

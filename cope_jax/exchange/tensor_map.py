@@ -22,7 +22,7 @@ from cope_jax.storage.files import read_object
 
 ADAPTER = "adapter_config.json"
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
-"""Output layer in transformers → our embedding. A decoder's file may have an output layer tied to the embedding."""
+"""Output layer in transformers → our embedding, to which an output layer may be tied."""
 _LEAVES = {**dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"), "bias": "bias", "bias_V": "bias"}
 """Names of parameters in our modules → names in transformers."""
 REQUIRED: dict[str, tuple[Any, ...]] = {
@@ -37,7 +37,7 @@ DECODER: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
     **dict.fromkeys(("sliding_window", "attention_chunk_size", "layer_types"), (None,)),
 }
-"""Further required values of GPT-2 and Llama. transformers reads these fields outside of its code of the models."""
+"""Further required values of GPT-2 and Llama, which transformers reads outside of its models."""
 _EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """Ends of names in old files → ends in current files."""
 
@@ -182,7 +182,7 @@ class Format:
         safetensors_io.write(Path(folder), {**written, **(tokens or {})}, tensors)
 
     def _written(self, config: Any) -> dict[str, Any]:
-        """The values of config.json. ConfigError: `read` would make a model of another function from these values."""
+        """The values of config.json. ConfigError: `read` would make another function of them."""
         written = self.write(config)
         try:
             asked, said = _function(config), _function(self._read(written, CONFIG))
@@ -214,7 +214,7 @@ class Format:
 def _parts(
     entry: _Entry, wanted: list[tuple[int, ...]], tensors: dict[str, np.ndarray], folder: Path, num_layers: int
 ) -> list[np.ndarray]:
-    """Reads the parameters of an entry, whose shapes are `wanted`, and removes the entry's tensors from `tensors`."""
+    """Reads the parameters of an entry, of shapes `wanted`, and removes it from `tensors`."""
     widths = [shape[-1] for shape in wanted]
     expected = (*wanted[0][entry.stacked : -1], sum(widths))
     rows = []
@@ -234,7 +234,7 @@ def _parts(
 
 
 def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Moves the scale of a decoder's logits, which the formats cannot represent, into the decoder's last norm."""
+    """Moves a decoder's scale of logits, which the formats lack, into its last norm."""
     scale = config.logit_scale
     if scale is None:
         scale = config.block.model_dim**-0.5 if config.tie_embeddings else 1.0

@@ -1,4 +1,4 @@
-"""Generates tokens with a model: reads the prompts once, then continues token by token with a cache."""
+"""Generates tokens: reads the prompts once, then continues token by token with a cache."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -127,7 +127,7 @@ def _request(
     stop_token: int | Sequence[int] | None = None,
     padded: int = 0,
 ) -> _Request:
-    """Checks the arguments of `generate` and collects them in a request. ConfigError: an argument is wrong."""
+    """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
     if not hasattr(model, "prefill"):
         raise ConfigError(f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
     vocab_size = model.config.vocab_size
@@ -179,7 +179,7 @@ def _begin(request: _Request) -> _Loop:
 
 
 def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
-    """Samples token by token, up to `until` tokens, or until every row has generated the stop token."""
+    """Samples up to `until` tokens, or until every row has generated the stop token."""
     model, params = request.model, request.params
 
     def unfinished(loop: _Loop) -> Array:

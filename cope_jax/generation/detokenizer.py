@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 TORN = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder writes for bytes that are not a complete character."""
+"""The sign that a decoder writes for bytes that are not a complete character."""
 
 
 class Continuation:
@@ -42,7 +42,7 @@ class Continuation:
         self._shown = 0  # how many characters of the held text and of the text of `_tokens` were returned
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Adds tokens and returns the new text that later tokens cannot change. After a stop text, the result is ""."""
+        """Adds tokens and returns the new text that is final; "" after a stop text."""
         if self.ended or not len(tokens):
             return ""
         self._tokens += [int(token) for token in tokens]

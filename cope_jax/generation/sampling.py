@@ -14,7 +14,7 @@ from cope_jax.array_types import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """The arguments of sampling. Each row has its own random key, so its tokens do not depend on other rows."""
+    """Arguments of sampling. Each row has a random key: its tokens depend on no other row."""
 
     keys_B: Array
     temperature: Any
@@ -43,7 +43,7 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
 
 
 def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:
-    """Samples one token for each row, int32. Temperature 0 takes the highest logit, and the first of equal logits."""
+    """Samples an int32 token for each row. Temperature 0 takes the first of the highest logits."""
     # Some processors treat numbers below the smallest normal number as 0. With this line all processors do so.
     drawn_at_all = temperature >= jnp.finfo(jnp.float32).tiny
     # Logits are taken relative to their maximum, so that no quotient is +∞ at any temperature.

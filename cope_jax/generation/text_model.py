@@ -1,4 +1,4 @@
-"""Loads a model that generates text, and its tokenizer, from a run or from a folder with a model."""
+"""Loads a model that generates text, and its tokenizer, from a run or a folder with a model."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What may stand around attention in a layer: shifts and short convolutions, norms of heads, and a gate."""
+"""Options before and after attention: shifts, short convolutions, norms of heads, and a gate."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ class AttentionOptions(nnx.Module):
         segment_ids_BL: Array | None,
         windows: PyTree = None,
     ) -> tuple[Array, Array, Array, PyTree]:
-        """Returns (q, k, v, windows); `windows` is what the call for the previous tokens returned, or None."""
+        """Returns (q, k, v, windows); `windows` are those of the previous tokens, or None."""
         arrays, kept = {"q": q_BLHK, "k": k_BLGK, "v": v_BLGK}, {}
 
         def over_tokens(name: str, x: Array, kernel: Array) -> Array:

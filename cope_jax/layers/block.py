@@ -45,7 +45,7 @@ class Block(nnx.Module):
         self.mlp_norm = Norm(config, rngs=rngs)
 
     def __call__(self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None) -> Array:
-        """The residual stream x_BLD after the block. `shared` has the parts of the encoding that all layers share."""
+        """The residual stream x_BLD after the block, with the `shared` encoding of all layers."""
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
         attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
         return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])[0]
@@ -53,7 +53,7 @@ class Block(nnx.Module):
     def extend(
         self, x_BLD: Array, shared: Composed, context: Context, cache: Cache, layer: Any, *, first: bool
     ) -> tuple[Array, Cache]:
-        """The same as `__call__`, but for tokens that follow the tokens in a cache: see `SelfAttention.extend`."""
+        """Like `__call__`, for tokens that follow those in a cache: see `SelfAttention.extend`."""
         attended_BLD, cache = self.attention.extend(
             self._attention_input(x_BLD), self.compose(shared), context, cache, layer, first=first
         )
@@ -64,7 +64,7 @@ class Block(nnx.Module):
         return self.attention.maps(self._attention_input(x_BLD), self.compose(shared), context)
 
     def value(self) -> Any:
-        """Returns the width and type of a head's value in a cache; None if they are those of a key."""
+        """The width and type of a head's value in a cache; None if they are those of a key."""
         return None
 
     def compose(self, shared: Composed) -> Composed:

@@ -17,7 +17,7 @@ Mixer = Literal["attention", "linear", "gla", "delta", "gated_delta"]
 ComputeType = Literal["float32", "bfloat16", "float64"]
 
 MOST_WIDTH = 2**20
-"""The largest size of a block. A larger one is a typing error, which would end in the compiler or fill the memory."""
+"""The largest size of a block. A larger one is a typing error and would fill the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class BlockConfig:
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     def variant(self) -> dict[str, Any]:
-        """The mixer, unless it is attention, and the options around attention that are set, by name."""
+        """The mixer, unless it is attention, and the options around attention, by name."""
         mixer = {} if self.mixer == "attention" else {"mixer": self.mixer}
         return mixer | ({"negative_eigenvalues": True} if self.negative_eigenvalues else {}) | self.attention_options
 

@@ -44,7 +44,7 @@ class CharCNNConfig:
         return sum(number for _, number in self.filters)
 
     def flops_per_word(self, max_characters: int) -> float:
-        """Forward FLOPs of the products for one word. A filter is applied wherever it fits into the word."""
+        """Forward FLOPs of a word's products. A filter is applied at each offset where it fits."""
         indices = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
         dense = 2 * self.num_highways * self.num_filters**2 + self.num_filters * (self.projection or 0)
         return 2.0 * (self.embed_dim * sum(indices) + dense)

@@ -16,7 +16,7 @@ from cope_jax.registry import check_at_least, check_fields
 
 CellName = Literal["tanh", "lstm"]
 Carry = tuple[Array, ...]
-"""The state between two steps, with the layer's output last: (h_BP,) for a tanh cell, (c_BN, h_BP) for an LSTM."""
+"""The state between steps, the output last: (h_BP,) of a tanh cell, (c_BN, h_BP) of an LSTM."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Cell:
     def step(
         self, weights: tuple[Array, ...], carry: Carry, z_BG: Array, shift_BP: Array | None
     ) -> tuple[Carry, Array]:
-        """Returns (next state, input of the projection). `shift_BP` is added to the projection before the clip."""
+        """Returns (next state, input of the projection); adds `shift_BP` before the clip."""
         z_BG = z_BG + carry[-1] @ weights[0]
         if self.name == "tanh":
             h_BN = jnp.tanh(z_BG)
@@ -170,7 +170,7 @@ class Bidirectional(nnx.Module):
     def __call__(
         self, x_BLD: Array, carry: tuple[Carry, Carry] | None = None, *, lengths_B: Array | None = None
     ) -> tuple[Array, tuple[Carry, Carry]]:
-        """Returns (y_BL2P, last states). Arguments are as for `Recurrent`; states are pairs (forward, backward)."""
+        """Returns (y_BL2P, last states), of arguments as of `Recurrent`, with states in pairs."""
         before = (None, None) if carry is None else carry
         forward, last = self.forward(x_BLD, before[0], lengths_B=lengths_B)
         backward, first = self.backward(x_BLD, before[1], lengths_B=lengths_B, reverse=True)
@@ -207,7 +207,7 @@ def _scan(
     shift_LBP: Array | None,
     real_LB1: Array | None,
 ) -> tuple[tuple[Array, Carry], tuple[Array, Array]]:
-    """Returns ((outputs, last state), (the inputs of W_h at each step, the inputs of W_p at each step))."""
+    """Returns ((outputs, last state), (inputs of W_h at each step, inputs of W_p at each step))."""
     cell, reverse = how
 
     def body(carry: Carry, inputs: Any) -> tuple[Carry, Any]:
@@ -224,7 +224,7 @@ def _scan(
 
 
 def _shift(how: tuple[Cell, bool], carry: Carry, z_LBG: Array) -> Array | None:
-    """Zeros to add to the projections before the clip: the gradient of the zeros is the gradient of the projections."""
+    """Zeros to add to projections before the clip; their gradient is that of the projections."""
     return jnp.zeros((len(z_LBG), *carry[-1].shape), z_LBG.dtype) if how[0].projection else None
 
 

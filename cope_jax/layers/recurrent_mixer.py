@@ -1,4 +1,4 @@
-"""Recurrent layers in the place of attention: linear attention, GLA, DeltaNet and gated DeltaNet."""
+"""Recurrent layers instead of attention: linear attention, GLA, DeltaNet and gated DeltaNet."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -25,7 +25,7 @@ _EPSILON = 1e-6
 
 
 class Kind(NamedTuple):
-    """What distinguishes a mixer.
+    """The properties of a mixer.
 
     Attributes:
       decay: whether the state decays: not at all, by channel of the keys, or by head.
@@ -101,7 +101,7 @@ class RecurrentMixer(nnx.Module):
     def extend(
         self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
     ) -> tuple[Array, Cache]:
-        """The same for tokens that follow those of a cache, which keeps the state: see `SelfAttention.extend`."""
+        """Like a call, for tokens after those of a cache: see `SelfAttention.extend`."""
         self._check(encoding, context)
         segment_ids_BL = cache.latest(x_BLD.shape[1])[1]
         out_BLD, windows = self._mix(x_BLD, segment_ids_BL, cache.windows_of(layer), context)

@@ -78,13 +78,13 @@ class SelfAttention(nnx.Module):
         return self._merge_heads(x_BLD, out_BLHK), cache
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
-        """The attention weights, as "attention", and the encoding's maps by name, each `[B, H, L, L]`."""
+        """The weights, as "attention", and the encoding's maps by name, each `[B, H, L, L]`."""
         q, k, v, _ = self._heads(x_BLD, context, context.segment_ids)
         inputs = prepare(q, k, v, **self._attend_options(x_BLD, q, k, v, encoding, context))
         return {"attention": attention_weights(encoding, inputs), **encoding.maps(inputs.pairs())}
 
     def windows(self, batch: int) -> PyTree:
-        """Returns what a cache keeps for this layer besides keys and values, as shapes and types."""
+        """Shapes and types of the layer's state in a cache, besides keys and values."""
         if self.options is None:
             return {}
         options, dtype, width = self.options, self.config.dtype, self.shape.head_dim

@@ -18,7 +18,7 @@ POLICIES = {
     # Saved by name: policies do not see products in functions with custom gradients, and CoPE's sums are products too.
     "dots": jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCT),
 }
-"""What a layer keeps for the backward pass, in addition to its input, by value of `remat`. The rest is recomputed."""
+"""Arrays that a layer saves for the backward pass besides its input, by `remat`."""
 
 
 def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.Rngs) -> L:

@@ -33,7 +33,7 @@ def with_positions(x_BLD: Array, positions_BL: Any, shape: AttentionShape) -> Ar
 
 
 class TapeAttention(SelfAttention):
-    """Self-attention that rotates queries and keys by the positions of the stream, and sums these as it sums values."""
+    """Self-attention that rotates q and k by the stream's positions, and sums these like values."""
 
     def _heads(
         self, x_BLD: Array, context: Context, segment_ids_BL: Array | None, windows: PyTree = None

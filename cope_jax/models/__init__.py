@@ -32,6 +32,6 @@ def able(ability: Ability) -> tuple[str, ...]:
 
 
 def create(name: str, config: Any, *, rngs: nnx.Rngs) -> Any:
-    """Creates the model called `name` from its config, a `MODELS.get(name).Config`; ConfigError: it is not one."""
+    """Creates the model `name` from its `MODELS.get(name).Config`; ConfigError: another config."""
     model = MODELS.get(name)
     return model(checked(config, model.Config, f"the config of {name}"), rngs=checked(rngs, nnx.Rngs, "rngs"))

@@ -1,4 +1,4 @@
-"""ELMo: a bidirectional language model that reads the characters of words and gives contextual vectors of words."""
+"""ELMo: a bidirectional language model that makes contextual vectors of words from characters."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

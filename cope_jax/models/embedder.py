@@ -85,7 +85,7 @@ class ModelEmbedder(abc.ABC):
 
     @abc.abstractmethod
     def windows(self, sentence: Sentence) -> list[Window]:
-        """Returns the windows of a sentence. Each word of the sentence is in the `words` of exactly one window."""
+        """Returns the windows of a sentence; each word is in `words` of exactly one window."""
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
         check_sentences(sentences)
@@ -122,7 +122,7 @@ class ModelEmbedder(abc.ABC):
 
 
 def jitted(model: nnx.Module, function: Any) -> Any:
-    """Compiles `function(model, *arrays)` to a function of the arrays. Parameters are not compiled in as constants."""
+    """Compiles `function(model, *arrays)`, with parameters as arguments, not as constants."""
     graph, state = nnx.split(model)
     compiled = jax.jit(lambda state, *arrays: function(nnx.merge(graph, state), *arrays))
     return lambda *arrays: compiled(state, *arrays)
@@ -143,7 +143,7 @@ def numbered(layers: int) -> tuple[str, ...]:
 
 
 def whole(row: np.ndarray, begin: int = 0, end: int = 0) -> Window:
-    """Returns the window of a whole sentence: a row of `begin` marks, one token for each word, and `end` marks."""
+    """The window of a sentence: a row of `begin` marks, a token for each word, `end` marks."""
     indices = np.arange(len(row) - begin - end)
     return Window(row, indices, np.stack([begin + indices, begin + indices + 1], axis=1))
 

@@ -30,13 +30,13 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-"""The published sizes: layers, width, heads. Devlin et al. (arXiv 1810.04805); Turc et al. (arXiv 1908.08962)."""
+"""Published sizes: layers, width, heads. Devlin et al. (1810.04805); Turc et al. (1908.08962)."""
 
 Options = TypeVar("Options", bound="EncoderOptions")
 
 
 def bert_block(model_dim: int = 256, num_heads: int = 4, **choices: Any) -> BlockConfig:
-    """BERT's block: post-norm, exact GELU, ε = 1e-12, dropout 0.1, truncated normal weights with stddev 0.02."""
+    """BERT's block: post-norm, exact GELU, ε = 1e-12, dropout 0.1, stddev 0.02, truncated."""
     defaults: dict[str, Any] = {
         "activation": "gelu_erf",
         "norm_position": "post",
@@ -114,7 +114,7 @@ class EncoderConfig(EncoderOptions):
         return self.block.dropout > 0
 
     def encoder_flops(self, length: int) -> float:
-        """Model FLOPs of training the blocks on one token, counted as in `DecoderConfig.flops_per_token`."""
+        """FLOPs of training the blocks on a token, as in `DecoderConfig.flops_per_token`."""
         matrices, heads = self.block.matrix_parameters()
         return float(self.num_layers * (6 * matrices + 12 * heads * length))
 
@@ -195,11 +195,11 @@ class Encoder(nnx.Module):
         return jnp.concatenate([x_BLD[None], states]) if every_layer else last_BLD
 
     def layers(self, *inputs: Any, **options: Any) -> Array:
-        """Returns the states of every layer, x_JBLD, the embeddings first. The arguments are those of a call."""
+        """The states of every layer, x_JBLD, the embeddings first; arguments as of a call."""
         return self(*inputs, every_layer=True, **options)
 
     def pool(self, x_BLD: Array) -> Array:
-        """Returns one vector for each sequence, from the state of the first token: pooled_BD = tanh(W x[CLS] + b)."""
+        """A vector of each sequence, from the state of its first token: tanh(W x[CLS] + b)."""
         return jnp.tanh(self.pooler(x_BLD[:, 0]))
 
     def _embed(self, tokens_BL: Array, segments_BL: Array | None, context: Context) -> Array:

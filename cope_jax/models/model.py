@@ -1,4 +1,4 @@
-"""The interface of models for training, generation and evaluation, and the registry of all models."""
+"""The interface of models for training, generation and evaluation; the registry of all models."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.registry import Registry, check_fields
 
 SumAndWeight = tuple[Array, Array]
-"""(sum, weight), float32 scalars. The mean over several batches is the total sum divided by the total weight."""
+"""(sum, weight), float32 scalars. The mean over batches is total sum divided by total weight."""
 MOST_LAYERS = 4096
-"""The highest number of layers; a damaged config may ask for any number, and then creating the model never ends."""
+"""The highest number of layers: creating a model of a damaged config could take forever."""
 
 OF_TRAINING = set(
     "dropout initial_stddev compute_dtype attention attention_blocks remat num_sampled predictions".split()
@@ -26,7 +26,7 @@ OF_TRAINING = set(
 """Model options that decide how a model is trained and executed, but not what it computes."""
 
 Ability = Literal["generate", "score", "map"]
-"""What a model supports in addition to training:
+"""Abilities of a model in addition to training:
 
 - "generate": the methods `prefill` and `decode` continue prompts, as in `Decoder`;
 - "score": a call of the model returns the logits of each token, given the tokens before it, also in packed segments;
@@ -52,7 +52,7 @@ class ModelOptions:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def variant(self) -> dict[str, Any]:
-        """The options that make another model of the same sizes and encoding, if they are set, by name."""
+        """The options, if set, that make another model of the same sizes and encoding."""
         block = getattr(self, "block", None)
         return {} if block is None else dict(block.variant())
 
@@ -93,7 +93,7 @@ class Model(nnx.Module):
     abilities: ClassVar[frozenset[Ability]] = frozenset()
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """Returns the carry before the first batch, a pytree of arrays `[B, ...]`. By default, the carry is empty."""
+        """The carry before the first batch, a pytree of `[B, ...]`; empty by default."""
         del batch_size
         return ()
 
@@ -165,7 +165,7 @@ def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StaticGraphDef:
-    """A model without its arrays, usable as a static argument of a jitted function even if its config has no hash."""
+    """A model without arrays: static for jitted functions, even if its config has no hash."""
 
     graph: nnx.GraphDef[Any]
 
@@ -195,7 +195,7 @@ def deciding_options(config: Any) -> dict[str, Any]:
 
 
 def attends(options: Any) -> bool:
-    """Whether a model with these options has attention, and therefore a position encoding."""
+    """True if a model with these options has attention, and therefore a position encoding."""
     return hasattr(options, "block")
 
 

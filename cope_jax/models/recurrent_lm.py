@@ -1,4 +1,4 @@
-"""The shared part of recurrent language models over words: a stack of layers for each direction, and the loss."""
+"""The shared code of recurrent language models: stacks of layers by direction, and the loss."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ class RecurrentLM(Model):
         return None
 
     def _states(self, x_BLD: Array, carry: Carries | None, lengths_B: Array | None) -> tuple[list[Array], Carries]:
-        """Returns (x and the output of each layer, with both directions concatenated; the last states)."""
+        """Returns (x and each layer's output, directions concatenated; the last states)."""
         if lengths_B is not None:
             real_BL1 = (np.arange(x_BLD.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[..., None]
             x_BLD = jnp.where(real_BL1, x_BLD, jnp.zeros((), x_BLD.dtype))
@@ -146,7 +146,7 @@ class RecurrentLM(Model):
         reverse: bool = False,
         key: Array | None = None,
     ) -> tuple[list[Array], tuple[Carry, ...]]:
-        """Runs one direction. Returns (the input and the output of each layer, all after dropout; the last states)."""
+        """Runs one direction. Returns (inputs and outputs of layers after dropout; last states)."""
         rate, stack = self.config.dropout, self.directions[number]
         keys = [None] * (len(stack) + 1) if key is None else list(jax.random.split(key, len(stack) + 1))
         states = [dropout(x_BLD, rate, keys[0])]
@@ -163,12 +163,12 @@ class RecurrentLM(Model):
 def create_directions(
     cell: Cell, widths: Sequence[int], directions: int, rngs: nnx.Rngs
 ) -> nnx.List[nnx.List[Recurrent]]:
-    """Creates a stack of layers for each direction; `widths` are the widths of the layers' inputs."""
+    """Creates a stack of layers for each direction, with inputs of these `widths`."""
     return nnx.List([nnx.List([Recurrent(cell, width, rngs=rngs) for width in widths]) for _ in range(directions)])
 
 
 def _join(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, SumAndWeight]:
-    """Metrics over all tokens, from (sums, weight) of each direction. Two directions also give the loss of each."""
+    """Metrics over all tokens, from (sums, weight) of each direction; of two, also each loss."""
     sums, weights = zip(*parts, strict=True)
     joined = {name: (sum(measures[name] for measures in sums), sum(weights)) for name in sums[0]}
     if len(parts) == 2:

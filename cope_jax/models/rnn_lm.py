@@ -125,7 +125,7 @@ class RNNLM(RecurrentLM):
         return self.softmax(states[-1], self._tied(), self.config.layout), (last, *carry[1:])
 
     def step(self, tokens_B: Array, carry: Carries) -> tuple[Array, Carries]:
-        """Returns (logits_BV of the word after `tokens_B`, the state). The backward model's state is unchanged."""
+        """Returns (logits_BV after `tokens_B`, the state); the backward state is unchanged."""
         logits_B1V, carry = self(tokens_B[:, None], carry)
         return logits_B1V[:, 0], carry
 

@@ -1,4 +1,4 @@
-"""A tagger of words: a bidirectional LSTM over the features of each word, or a linear probe of given vectors."""
+"""A tagger: a bidirectional LSTM over features of words, or a linear probe of given vectors."""
 
 import dataclasses
 from collections.abc import Mapping

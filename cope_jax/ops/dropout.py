@@ -45,7 +45,7 @@ class Dropout:
 
     @classmethod
     def create(cls, key: Array | None, rate: float, batch: int, heads: int) -> "Dropout | None":
-        """Creates the dropout of `[B, H, ...]` attention weights; returns None without a key or if the rate is 0."""
+        """Dropout of `[B, H, ...]` attention weights; None without a key or at rate 0."""
         if key is None or rate == 0:
             return None
         return cls(jax.random.bits(key, (2, batch, heads), jnp.uint32), rate)

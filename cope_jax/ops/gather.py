@@ -1,4 +1,4 @@
-"""Reads tables and rows by index, with fast gradients. Each function says what an index out of range does."""
+"""Reads tables and rows by index, with fast gradients; functions differ in wrong indices."""
 
 import math
 
@@ -123,7 +123,7 @@ def _gather(z: Array, starts: Array, size: int) -> Array:
 
 
 def _may_be_split() -> bool:
-    """Returns whether the mesh has an Auto axis of several devices, over which the compiler may split arrays."""
+    """True if the mesh has an Auto axis of several devices, which may split arrays."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
     return any(size > 1 and kind == AxisType.Auto for kind, size in axes)

@@ -1,4 +1,4 @@
-"""The matrix products of attention, head-major, with grouped key heads: query head h uses key head ⌊h·G/H⌋."""
+"""Head-major matrix products of attention with grouped key heads: head h of q uses ⌊h·G/H⌋ of k."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from cope_jax.array_types import Array, accumulator_dtype
 
 
 def content_logits(q_BHLK: Array, k_BGMK: Array, scale: float | None = None) -> Array:
-    """Returns logits_BHLM, q·k times `scale` for every pair, in the accumulator type; by default `scale` is 1/√K."""
+    """Returns logits_BHLM = `scale` q·k in the accumulator type; by default `scale` is 1/√K."""
     q_BGRLK = group(q_BHLK, k_BGMK.shape[1])
     dtype = accumulator_dtype(q_BHLK.dtype)
     logits = jnp.einsum("BGRLK,BGMK->BGRLM", q_BGRLK, k_BGMK, preferred_element_type=dtype)
@@ -14,7 +14,7 @@ def content_logits(q_BHLK: Array, k_BGMK: Array, scale: float | None = None) -> 
 
 
 def weights_times_v(weights_BHLM: Array, v_BGMK: Array) -> Array:
-    """Returns the values summed with their weights, Σ_m weights v, `[B, H, L, K]`, in the accumulator type."""
+    """Returns weighted sums of values, Σ_m weights v, `[B, H, L, K]`, in the accumulator type."""
     dtype = accumulator_dtype(v_BGMK.dtype)
     weights = group(weights_BHLM, v_BGMK.shape[1])
     return ungroup(jnp.einsum("BGRLM,BGMK->BGRLK", weights, v_BGMK, preferred_element_type=dtype))

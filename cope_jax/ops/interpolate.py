@@ -82,7 +82,7 @@ def _cells(p: Array) -> tuple[Array, Array, Array]:
 
 
 def _spread(p: Array, dz: Array, descending: bool) -> Array:
-    """Returns the part of the derivative that is linear in dz; the transpose of this function is the gradient of z."""
+    """The part of the derivative that is linear in dz; its transpose is the gradient of z."""
 
     def look_up(p: Array, dz: Array) -> Array:
         # Both entries are read as one window, because the transpose of this is one scatter-add.

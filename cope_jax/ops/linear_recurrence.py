@@ -1,4 +1,4 @@
-"""Recurrences with a matrix as state, S_t = decay S_{t−1} + k_t v_tᵀ, computed by chunks with matrix products."""
+"""Recurrences with a matrix as state, S_t = decay S_{t−1} + k_t v_tᵀ, by chunks."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ VECTOR_CHUNK = 16  # with a decay for each channel, which needs an array of [chu
 
 
 class State(NamedTuple):
-    """What a recurrence keeps of the tokens so far: S_BHKV, and the segment of the last token, `[B]`."""
+    """State of a recurrence after some tokens: S_BHKV, and the segment of the last token, `[B]`."""
 
     matrix: Array
     segment: Array
@@ -62,7 +62,7 @@ def linear_recurrence(
     padding = -length % size
 
     def chunks(x: Array, edge: bool = False) -> Array:
-        """Cuts the tokens into chunks, `[chunks, B, size, ...]`. The tokens that fill up the last chunk do nothing."""
+        """Cuts tokens into chunks `[chunks, B, size, ...]`; the last one is filled up."""
         x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode="edge" if edge else "constant")
         return jnp.moveaxis(x.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
 

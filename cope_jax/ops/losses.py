@@ -1,4 +1,4 @@
-"""Losses of next-token prediction, over all classes or over sampled classes, and the metrics of a batch."""
+"""Losses of next-token prediction, over all or sampled classes, and the metrics of a batch."""
 
 import jax
 import jax.numpy as jnp

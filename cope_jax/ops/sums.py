@@ -1,4 +1,4 @@
-"""Running sums: along the last axis, from its start or to its end, and of angles along the tokens."""
+"""Running sums along the last axis, from its start or to its end; of angles along the tokens."""
 
 import jax
 import jax.numpy as jnp

@@ -55,7 +55,7 @@ def _table(indices: Any, dy: Any, *, size: int) -> ShapedArray:
 
 
 def _linear_in_last(primitive: Primitive, transposed: Callable[..., Any]) -> None:
-    """Gives a primitive (fixed, x) that is linear in x its transpose, `transposed(cotangent, fixed, x's aval, …)`."""
+    """Gives a primitive (fixed, x), linear in x, `transposed(cotangent, fixed, aval, …)`."""
 
     def transpose(cotangent: Any, fixed: Any, x: Any, **params: Any) -> Any:
         return None, None if type(cotangent) is ad.Zero else transposed(cotangent, fixed, x.aval, **params)
@@ -98,6 +98,6 @@ PRIMITIVES = frozenset(
 
 
 def running_sum(x: Array, suffix: bool) -> Array:
-    """Returns the sums along the last axis, from each index to the end if `suffix`, else from the start."""
+    """Sums along the last axis, from each index to the end if `suffix`, else from the start."""
     result: Array = running_sum_p.bind(x, suffix=suffix)
     return result

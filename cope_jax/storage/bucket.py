@@ -52,7 +52,7 @@ class Bucket:
         return Bucket(self.url.rsplit("/", levels)[0])
 
     def read(self, name: str) -> tuple[bytes | None, bytes]:
-        """The content of an object, None if there is no such object; and its generation, for `write`."""
+        """The content of an object, None if there is none; and its generation, for `write`."""
         with self.clear_errors():
             result = self._objects.read(self._path + name).result()
         return (result.value if result.state == "value" else None), result.stamp.generation
@@ -99,7 +99,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:
-        """Turns what TensorStore raises into the errors of the class, except ValueError for a damaged array."""
+        """Turns errors of TensorStore into those of this class, except ValueError: damage."""
         try:
             yield
         except (ConfigError, StorageError):

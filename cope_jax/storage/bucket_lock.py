@@ -36,7 +36,7 @@ class Lock:
     token: str
 
     def is_held(self) -> bool:
-        """Whether this command has the lock."""
+        """True while this command has the lock."""
         content, _ = self.bucket.read(self.name)
         return content is not None and self.token.encode() in content
 
@@ -108,14 +108,14 @@ class Lock:
             time.sleep(BEAT / 10)
 
     def _sign(self, number: int, expected: bytes) -> bytes | None:
-        """Writes a sign of life; returns its generation, or None if the lock is another command's."""
+        """Writes a sign of life; returns its generation, or None if another has the lock."""
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         sign = {"holder": holder, "process": os.getpid(), "machine": machine(), "token": self.token, "number": number}
         return self.bucket.write(self.name, json.dumps(sign).encode(), expected)
 
 
 def is_gone(content: bytes | None) -> bool:
-    """Whether JSON text names, as `process` and `machine`, a process of this machine that has ended."""
+    """True if JSON text names a `process` of this `machine` that has ended."""
     with contextlib.suppress(ValueError, TypeError, KeyError, OSError, OverflowError):
         sign = parse_json(content or b"")
         if machine() and sign["machine"] == machine():
@@ -127,7 +127,7 @@ def is_gone(content: bytes | None) -> bool:
 
 
 def machine() -> str:
-    """Names the machine since its start, and the processes that this one can see; "" if that is not known."""
+    """Names the machine since its start, and its process namespace; "" if unknown."""
     with contextlib.suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
@@ -140,5 +140,5 @@ def _holder(content: bytes) -> str:
 
 
 def printable(text: object) -> str:
-    """The beginning of a text that another process wrote, in one line, without signs that a terminal obeys."""
+    """The beginning of another process's text, in one line, without control characters."""
     return "".join(filter(str.isprintable, str(text)))[:100]

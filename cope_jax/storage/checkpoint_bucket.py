@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: each array is a Zarr array, of which each process writes and reads only its own part."""
+"""Checkpoints in a bucket: a Zarr array for each array; each process writes and reads its part."""
 
 import concurrent.futures
 import contextlib
@@ -25,7 +25,7 @@ from cope_jax.storage.mirror import COMPLETE, Mirror
 
 _DAMAGED = ".damaged"
 _WRITTEN = ".written"
-"""The name of the folder in which each process creates an object when all its shards of a checkpoint are written."""
+"""The folder in which each process creates an object when all its shards are written."""
 _TIMEOUT = 3600.0
 """Seconds after which a process no longer waits for what others write of a checkpoint."""
 _CHUNK = 1 << 28
@@ -34,7 +34,7 @@ _CHUNK = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class _Shards:
-    """What this process writes of an array with the shape `shape`: pairs of index and values."""
+    """The pairs of index and values that this process writes of an array with the shape `shape`."""
 
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
@@ -105,7 +105,7 @@ class CheckpointBucket:
         return self._writer.submit(self._write, step, arrays, json.dumps(marker).encode())
 
     def _write(self, step: int, arrays: dict[str, _Shards], marker: bytes) -> None:
-        """Writes the shards of this process. The first process writes the marker when all shards are there."""
+        """Writes this process's shards. When all are there, the first process writes the marker."""
         folder, first = f"{step}/{self._attempt}", jax.process_index() == 0
         if first:
             _, before = self._bucket.read(f"{step}/{COMPLETE}")
@@ -179,7 +179,7 @@ class CheckpointBucket:
 
 
 def _data(leaf: Any) -> Any:
-    """The numbers of an array; those of a random key have one more axis. Also for `jax.ShapeDtypeStruct`."""
+    """The numbers of an array or its shape; those of a random key have one more axis."""
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     if not isinstance(leaf, jax.ShapeDtypeStruct):
@@ -198,7 +198,7 @@ def _chunk(leaf: jax.Array) -> tuple[int, ...]:
 
 
 def _write_arrays(bucket: Bucket, folder: str, arrays: dict[str, _Shards], create: bool) -> None:
-    """Writes shards. With `create`, also the metadata of all arrays, which other processes need not wait for."""
+    """Writes shards; with `create`, also all metadata, for which no other process need wait."""
     import tensorstore
 
     written_here = {name: array for name, array in arrays.items() if create or array.shards}

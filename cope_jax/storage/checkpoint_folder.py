@@ -84,7 +84,7 @@ class CheckpointFolder:
 
 
 def _is_pattern(path: Path) -> bool:
-    r"""Whether Orbax cannot use a path as a name: it searches with whole paths as patterns, and rewrites `\`."""
+    r"""True for a path that Orbax would take for a pattern, or would change because of `\`."""
     return bool(re.search(r"[*?[\\\udc80-\udcff]", str(path)))
 
 
@@ -103,7 +103,7 @@ def _linked(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _alone(partial: bool = False) -> Iterator[None]:
-    """Each process reads on its own: at Orbax's barriers the others would wait for a process that has failed."""
+    """Reads alone: at Orbax's barriers, others would wait for a process that has failed."""
     context, here = ocp.Context(), jax.process_index()
     context.multiprocessing.primary_host = here
     context.multiprocessing.active_processes = {here}

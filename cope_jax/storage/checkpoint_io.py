@@ -1,4 +1,4 @@
-"""Reads a checkpoint and verifies that it is intact and belongs to this model; all processes succeed or all fail."""
+"""Reads a checkpoint and checks that it is intact and of this model; all processes fail or none."""
 
 import errno
 import re
@@ -19,7 +19,7 @@ class DamagedError(Exception):
 
 
 class CheckpointStore(Protocol):
-    """Where the checkpoints of a run are. A method that changes a checkpoint is called in the first process only."""
+    """A store of the checkpoints of a run. Only the first process calls methods that change one."""
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints."""
@@ -28,13 +28,13 @@ class CheckpointStore(Protocol):
         """Removes what commands that were killed have left."""
 
     def name(self, step: int) -> str:
-        """How messages name a checkpoint."""
+        """The name of a checkpoint in messages."""
 
     def exists(self, step: int) -> bool:
-        """Whether a checkpoint is still there."""
+        """True if a checkpoint still exists."""
 
     def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
-        """Starts to write a checkpoint in all processes; `result()` of what it returns waits. Copies the state."""
+        """Starts to write a copy of the state in all processes; `result()` of the future waits."""
 
     def close(self) -> None:
         """Waits for what is done in the background."""
@@ -43,7 +43,7 @@ class CheckpointStore(Protocol):
         """The label that was saved with a checkpoint."""
 
     def load(self, step: int, like: PyTree, partial: bool) -> tuple[PyTree, dict[str, Any]]:
-        """Reads state and progress; with `partial`, the checkpoint may have arrays that `like` lacks."""
+        """Reads state and progress; with `partial`, arrays that `like` lacks are allowed."""
 
     def remove(self, step: int) -> None:
         """Removes a checkpoint, such that it is never incomplete."""
@@ -77,7 +77,7 @@ def create_label(step: int, state: PyTree, progress: dict[str, Any], score: floa
 
 
 def read_score(store: CheckpointStore, step: int) -> float | None:
-    """The score that was saved with a checkpoint; None if the checkpoint has no score or is damaged."""
+    """The score of a checkpoint; None if it has no score or is damaged."""
     with without_stderr():
         try:
             score: float | None = _read_label(store, step)["score"]

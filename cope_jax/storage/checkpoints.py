@@ -206,7 +206,7 @@ def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: i
 
 
 def _few_arrays(state: PyTree) -> PyTree:
-    """The shapes of the arrays of a state that are in no group, such as the step; of all if there are none."""
+    """The shapes of arrays in no group, such as the step; of all arrays if there are none."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     alone = {checksum.name(path): _placed(leaf) for path, leaf in leaves if len(path) == 1}
     return alone or jax.tree.map(_placed, state)

@@ -1,4 +1,4 @@
-"""Computes fingerprints that show whether arrays are bit-identical, whichever devices the arrays are on."""
+"""Computes fingerprints that tell if arrays are bit-identical, on any devices."""
 
 import json
 import zlib

@@ -1,4 +1,4 @@
-"""Reads files, plain or compressed, writes them completely or not at all, and decides which paths are safe."""
+"""Reads files, plain or compressed; writes them whole or not at all; names safe paths."""
 
 import contextlib
 import glob
@@ -23,7 +23,7 @@ from cope_jax.storage.locks import open_lock, try_lock
 
 _Folder = TypeVar("_Folder", Path, epath.Path)
 _RATIO, _ALWAYS = 100, 2**26
-"""A gzip file may unpack to _RATIO times its size, and always to _ALWAYS bytes. Text is 3 to 20 times its size."""
+"""A gzip file may unpack to _RATIO times its size, or _ALWAYS bytes. Of text, 3 to 20 is usual."""
 
 
 def cache_folder() -> Path | None:
@@ -38,7 +38,7 @@ def cache_folder() -> Path | None:
 
 
 def in_bucket(path: epath.PathLike) -> bool:
-    """Whether a path names an object in a bucket, such as `gs://bucket/folder`, and not a file of this machine.
+    """True for the path of an object in a bucket, such as `gs://bucket/folder`.
 
     Raises:
       ConfigError: it is a URL of another kind.
@@ -78,7 +78,7 @@ def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
 
 
 def glob_in(folder: epath.PathLike, pattern: str) -> list[epath.Path]:
-    """The paths in a folder that match a pattern, sorted. The path of the folder itself is not a pattern."""
+    """The sorted paths in a folder that match a pattern; the folder's path is not a pattern."""
     return sorted(epath.Path(glob.escape(os.fspath(folder))).glob(pattern))
 
 
@@ -110,7 +110,7 @@ def exposed(path: Path, *, above: bool = False) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group is the one that the system made for this user, with the same name, and has no other member."""
+    """True for the group that the system made for this user, of their name and without others."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
@@ -119,7 +119,7 @@ def _is_own_group(number: int) -> bool:
 
 
 def private_folder(path: Path) -> str:
-    """Creates a folder, and those above it that are missing, for this user alone. Returns what `exposed` says of it."""
+    """Creates a folder and its parents, for this user alone. Returns what `exposed` says of it."""
     for level in (*reversed(path.parents), path):
         if level == path or not level.exists():
             level.mkdir(mode=0o700, exist_ok=True)
@@ -127,7 +127,7 @@ def private_folder(path: Path) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file without waiting for one who writes to it, as a named pipe would: without a writer it is empty."""
+    """Opens a file without waiting for a writer; a named pipe without a writer is empty."""
     file = os.open(path, flags | os.O_NONBLOCK)
     os.set_blocking(file, True)
     return file

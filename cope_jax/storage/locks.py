@@ -16,7 +16,7 @@ from typing import IO
 from etils import epath
 
 PARTIAL = ".partial-"
-"""How the name of a folder of unfinished files begins. The name of the machine follows."""
+"""Prefix of the name of a folder of unfinished files. The name of the machine follows."""
 
 _LOCK = ".lock"
 _ABANDONED = 86_400  # seconds without a change after which nobody writes unfinished files any more
@@ -36,7 +36,7 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Locks an open file until it is closed; False if another process has locked it. OSError: there are no locks."""
+    """Locks an open file; False if another process has locked it. OSError: no locks here."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -65,7 +65,7 @@ def unfinished(out: epath.PathLike | None = None) -> Iterator[Path]:
 
 
 def remove_abandoned(out: epath.PathLike | None = None) -> None:
-    """Removes the unfinished files of killed processes: those of this machine, and those that are a day old."""
+    """Removes unfinished files of killed processes: of this machine, or a day old."""
     for folder in _room(out).glob(f"{PARTIAL}*"):
         with contextlib.suppress(OSError):  # another process has removed it, or it is not ours
             state = folder.lstat()

@@ -44,7 +44,7 @@ class Mirror:
 
     @classmethod
     def create(cls, url: str) -> "Mirror":
-        """Makes a new local folder, with every file of the bucket's folder but those of checkpoints."""
+        """Makes a new local folder, with the files of the bucket except those of checkpoints."""
         bucket = Bucket(url.rstrip("/"))
         for left in Path(tempfile.gettempdir()).glob("cope_jax-mirror-*"):
             with contextlib.suppress(OSError):  # another command may remove it too
@@ -77,7 +77,7 @@ class Mirror:
         return None
 
     def fetch(self) -> None:
-        """Copies the files of the bucket's folder to the local one, except over files that have changed here."""
+        """Copies files of the bucket to the local folder, except over those changed here."""
         for step in self.folder.glob("**/checkpoints/*"):
             if step.is_dir() and next(step.iterdir(), None) is None:  # it may be gone
                 step.rmdir()
@@ -125,12 +125,12 @@ class Mirror:
         return dataclasses.replace(self, folder=self.folder.parents[levels - 1], bucket=self.bucket.above(levels))
 
     def check_lock(self) -> None:
-        """Raises StorageError if the lock of the run that has the checkpoints in `folder` is another command's."""
+        """StorageError if another command has the lock of the run with these checkpoints."""
         if not Lock(self.above(1).bucket, ".lock", self.token).is_held():
             raise self.lost_lock()
 
     def lost_lock(self) -> StorageError:
-        """The error for a lock that another command has taken; from now on, nothing is copied to the bucket."""
+        """The error for a lock that another command has taken; stops copying to the bucket."""
         self._lost.touch()
         return self._taken()
 
@@ -165,7 +165,7 @@ class Mirror:
 
 
 def _sign(root: Path) -> bytes:
-    """The content of `.mirror` in a folder that a command of this user has made; b"" for any other folder."""
+    """The content of `.mirror` in a folder that this user's commands made; b"" in others."""
     if not root.name.startswith("cope_jax-"):
         return b""
     with contextlib.suppress(OSError, ConfigError):
@@ -176,7 +176,7 @@ def _sign(root: Path) -> bytes:
 
 
 def _in_use(folder: Path) -> bool:
-    """Whether a process has a local lock in a folder, as cells have that outlive the command that started them."""
+    """True if a process has a local lock in a folder, such as a cell that outlives its command."""
     for path in folder.rglob(".lock"):
         with open_lock(path) as file:
             if not try_lock(file):
@@ -189,18 +189,18 @@ def _changed_here(path: Path) -> bool:
 
 
 def _mark(folder: Path) -> Path:
-    """The file whose time says when the files of a folder were last copied; the folder of a mirror has only its own."""
+    """The file whose time is that of the last copy; the folder of a mirror has its own."""
     return (folder.parent if (folder.parent / _MIRROR).exists() else folder) / _PUSHED
 
 
 def _is_copied(name: Path) -> bool:
-    """Whether `push` and `fetch` copy a file: no lock, no unfinished file, and no part of a checkpoint."""
+    """True if `push` and `fetch` copy a file: no lock, unfinished file or part of a checkpoint."""
     unfinished = name.name.endswith(".partial") or any(piece.startswith(".partial") for piece in name.parts)
     return not unfinished and _PRIVATE.union(_CHECKPOINTS).isdisjoint(name.parts)
 
 
 def shown(path: object) -> str:
-    """How messages name a path: a path in a mirror by its URL."""
+    """The name of a path in messages: in a mirror, its URL."""
     mirror = Mirror.of(Path(str(path)))
     return str(path) if mirror is None else mirror.bucket.url
 

@@ -87,7 +87,7 @@ class BiLM(WordTask):
 
 
 class _Split:
-    """The two streams of a text. A row of `table_UC` has the characters of a word; an input is the index of a row."""
+    """The two streams of a text. Inputs index the rows of `table_UC`: the characters of words."""
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int):
         kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))

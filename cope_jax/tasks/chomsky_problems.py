@@ -68,14 +68,14 @@ def _modular_arithmetic_brackets(rng: np.random.Generator, n: int) -> tuple[str,
 
 
 def _solve_equation(rng: np.random.Generator, n: int) -> tuple[str, str]:
-    """One digit of an expression is x; its value is what the expression is equal to, which is written after `:`."""
+    """One digit of an expression is x; `:` and the value of the expression follow."""
     text, value = _expression(rng, n - 2, "+-")
     index = int(rng.choice([index for index, symbol in enumerate(text) if symbol.isdecimal()]))
     return f"{text[:index]}x{text[index + 1 :]}:{value % MODULUS}", text[index]
 
 
 def _stack_manipulation(rng: np.random.Generator, n: int) -> tuple[str, str]:
-    """A stack, then pops (2) and pushes of 0 (3) and of 1 (4); the output is the stack from its top, then 2."""
+    """A stack, then pops (2) and pushes of 0 (3) and 1 (4); answers: the stack from its top, 2."""
     size = int(rng.integers(1, n))
     stack, actions = list(_bits(rng, size)), rng.integers(2, 5, size=n - size)
     text = "".join([*stack, *map(str, actions)])
@@ -110,7 +110,7 @@ def _odds_first(rng: np.random.Generator, n: int) -> tuple[str, str]:
 
 
 def _operands(rng: np.random.Generator, n: int) -> tuple[int, int, str]:
-    """Two numbers from 1 on, and both as text, each with the least significant bit first, separated by 2."""
+    """Two numbers from 1 on, and both in binary, least significant bit first, separated by 2."""
     width = int(rng.integers(1, n - 1))
     widths = (width, n - 1 - width)
     a, b = (int("".join(reversed(bits)), 2) for bits in (_positive(rng, size) for size in widths))

@@ -69,7 +69,7 @@ class Copying(QuestionTask):
 
         @property
         def largest(self) -> float:
-            """The largest number of letters; in longer strings, queries that come once are too rare to be found."""
+            """The most letters. In longer strings, queries that come once are too rare."""
             return 3 * 26**self.ngram if self.form.endswith("_ngram") else math.inf
 
     abilities = ("copy", "recall")

@@ -129,7 +129,7 @@ class Counting(SyntheticTask):
         return self._batch(tokens[is_set.any(1)].reshape(-1, 4 * (c.max_operations + 1)))
 
     def _batch(self, tokens: np.ndarray) -> Batch:
-        """Removes the gaps (ABSENT) in each row, trims the row from the left, and pads the row on the right."""
+        """Removes gaps (ABSENT) in each row, trims rows on the left, pads them on the right."""
         present = tokens != ABSENT
         flat = np.append(tokens[present], self._numbers["<pad>"])
         count = present.sum(1, keepdims=True)
@@ -176,5 +176,5 @@ def _run(
 
 
 def _nth_true(mask: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """For each row, the index of True entry number floor(n), counted from 0; 0 if the row has too few True entries."""
+    """The index of True entry number floor(n) of each row, from 0; 0 if a row has too few."""
     return np.argmax(mask.cumsum(1) > n[:, None], axis=1)

@@ -108,7 +108,7 @@ class Dyck(SyntheticTask):
         return {**batch, "valid": valid_NLV}
 
     def _opens(self, rng: np.random.Generator, n: int, length: int) -> np.ndarray:
-        """Which brackets open, of n sequences, uniform among all sequences that reach the largest depth."""
+        """True for brackets that open, of n sequences, uniform among all of the largest depth."""
         deepest = self._depth(length)
         # paths_RDL[reached, depth, left]: how many paths with `left` steps left end as they must, in a unit for each
         # `left`, a power of two, because the numbers themselves overflow.

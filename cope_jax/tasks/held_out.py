@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 def contexts(batch: "Batch") -> np.ndarray:
-    """A number for the inputs up to each place, uint64 `[n, L]`: equal inputs have equal numbers."""
+    """Hashes of the inputs up to each position, uint64 `[n, L]`: equal for equal inputs."""
     inputs_LN = batch["inputs"].T.astype(np.uint64)
     contexts_LN = np.empty_like(inputs_LN)
     state_N = np.zeros(inputs_LN.shape[1], np.uint64)
@@ -85,9 +85,9 @@ def draw(generate: Callable[[int], "Batch"], n: int, share: float, held_out: boo
 
 
 def seen(task: "Task", training: int = 48_000, examples: int = 2_000, seed: int = 0) -> dict[str, Seen]:
-    """How much of the first `examples` examples of each evaluation split is in training.
+    """The shares of the first `examples` examples of each evaluation split that are in training.
 
-    Training is `training` examples, 1,500 batches of 32 by default.
+    Training has `training` examples, by default 1,500 batches of 32.
 
     >>> from cope_jax import tasks
     >>> task = tasks.create("addition", digits=1)
@@ -109,7 +109,7 @@ def seen(task: "Task", training: int = 48_000, examples: int = 2_000, seed: int 
 
 
 def _share(numbers: np.ndarray, known: np.ndarray) -> float:
-    """The share of `numbers` that are in `known`, which is sorted; np.isin would sort both again."""
+    """The share of `numbers` that are in the sorted `known`; np.isin would sort both again."""
     nearest = np.searchsorted(known, numbers).clip(max=len(known) - 1)
     return float((known[nearest] == numbers).mean())
 

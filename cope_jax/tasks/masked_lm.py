@@ -152,7 +152,7 @@ class MaskedLM(Task):
         return results
 
     def unigram_accuracy(self, split: str) -> float:
-        """The share of the pieces of `split`, without `[UNK]`, that equal the most frequent training piece."""
+        """The share of pieces of `split`, without `[UNK]`, equal to the commonest in training."""
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))
         unknown = self.wordpiece.unknown
@@ -212,7 +212,7 @@ class _Text:
 
 
 def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Samples A, B and `next`, starting at sentence `start`. A and B together have at most `most` pieces."""
+    """Samples A, B and `next` from sentence `start` on, at most `most` pieces together."""
     target = most if rng.random() >= _SHORT else int(rng.integers(2, most + 1))
     end = text.until(start, target)
     middle = int(rng.integers(start + 1, end)) if end - start > 1 else end
@@ -238,7 +238,7 @@ def _kept(first: int, second: int, most: int) -> tuple[int, int]:
 
 
 def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndarray:
-    """Keeps `kept` of the pieces. Each removed piece comes from the front or the back, at random."""
+    """Keeps `kept` of the pieces; removes others one by one from the front or back, at random."""
     front = int(rng.binomial(len(pieces) - kept, 0.5)) if len(pieces) > kept else 0
     return pieces[front : front + kept]
 

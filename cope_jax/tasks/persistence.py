@@ -1,4 +1,4 @@
-"""What a run saves of its task's data, and how it checks the data when it resumes."""
+"""Files and digests of its data that a run saves, and the check of them when it resumes."""
 
 import dataclasses
 import hashlib
@@ -22,18 +22,18 @@ class Persistent:
     config: Any
 
     def origin(self) -> str:
-        """Where the data come from, in a few words for the log; "" if examples are sampled."""
+        """The source of the data, for the log; "" if examples are sampled."""
         if files := self._own_file() or self._own_files():
             return ", ".join(files)
         data_dir = getattr(self.config, "data_dir", "")
         return "the small built-in sample, because data_dir is not set" if data_dir is None else str(data_dir)
 
     def saved_files(self) -> dict[str, str]:
-        """The files that a run needs, such as a vocabulary: a dict from name to content. Default: no files."""
+        """The files that a run needs, such as a vocabulary, by name. Default: no files."""
         return {}
 
     def same_saved_files(self, folder: epath.PathLike) -> bool | None:
-        """Whether the saved files in a folder are equivalent to the task's; None if the folder has no saved files."""
+        """True if a folder's saved files are equivalent to the task's; None if there are none."""
         return _same(self.saved_files(), folder, str.splitlines)
 
     def data_digest(self) -> dict[str, str]:
@@ -46,7 +46,7 @@ class Persistent:
         return {"own_files.json": json.dumps(digests, indent=1) + "\n"} if digests else {}
 
     def _own_file(self) -> Sequence[str]:
-        """The path in the option `file`, which names a table in place of a corpus; empty without that option."""
+        """The path in the option `file` of a table that replaces a corpus; empty if not set."""
         return tuple(filter(None, [getattr(self.config, "file", None)]))
 
     def _own_files(self) -> Sequence[str]:
@@ -54,22 +54,22 @@ class Persistent:
         return getattr(self.config, "files", ())
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        """Whether the data of these splits match the digests in a folder; None if the folder has no digests."""
+        """True if these splits match the digests in a folder; None if there are none."""
         del splits
         return _same(self.data_digest(), folder, str)
 
     def example_options(self) -> dict[str, Any]:
-        """The options that examples depend on, besides `saved_files` and `data_digest`. Default: all options."""
+        """The options that examples depend on, besides files and digests. Default: all."""
         return dataclasses.asdict(self.config)
 
     @classmethod
     def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
-        """The options with which the task loads the saved files of a run instead of learning them again."""
+        """The options for loading the saved files of a run instead of learning them again."""
         del folder
         return dict(options)
 
 
 def _same(files: Mapping[str, str], folder: epath.PathLike, meaning: Callable[[str], Any]) -> bool | None:
-    """Whether all `files` that exist in the folder have the same `meaning` there; None if no such file exists."""
+    """True if all `files` in the folder have the same `meaning` there; None if none exists."""
     there = {name: read_text(file) for name in files if (file := epath.Path(folder) / name).exists()}
     return all(meaning(text) == meaning(files[name]) for name, text in there.items()) if there else None

@@ -124,7 +124,7 @@ class Probes(QuestionTask):
 
 
 def _successor(digits: str) -> str:
-    """What followed the last digit at its previous occurrence, or 0.
+    """The digit that followed the last digit at its previous occurrence, or 0.
 
     >>> "".join(_successor("55791289"[: n + 1]) for n in range(8))
     '05000001'

@@ -1,4 +1,4 @@
-"""Language modelling of tokenised corpora of any size, in files that `cope-jax export` wrote."""
+"""Language modelling of tokenised corpora of any size, which `experiments.export` wrote."""
 
 import dataclasses
 import functools
@@ -28,18 +28,20 @@ _NO_FOLDER = "sharded_text.folders is empty: name the folders that `cope-jax exp
 
 @TASKS.register("sharded_text")
 class ShardedText(TextTask):
-    r"""Predicts every token of text that is stored as packed examples: see `cope_jax.corpora.shards`.
+    r"""Predicts every token of text that is stored as packed examples: see
+    `cope_jax.corpora.shards`.
 
-    The fields are those of the task `text`: `inputs`, `targets` and `weights` `[B, L]`, and with the packing
-    "documents" also `segments` and `positions`. No split is held in memory. Training reads the shards in a random order
-    and shuffles within windows of examples; each process reads only its rows of a batch. The order depends only on the
-    seed, and resuming needs only the number of the batch.
+    The fields are those of the task `text`: `inputs`, `targets` and `weights` `[B, L]`, and with
+    the packing "documents" also `segments` and `positions`. No split is held in memory. Training
+    reads the shards in a random order and shuffles within windows of examples; each process reads
+    only its rows of a batch. The order depends only on the seed, and resuming needs only the number
+    of the batch.
 
-    With several folders, each training example comes from one of them, by weight. The other splits contain the examples
-    of all folders, one folder after the other.
+    With several folders, each training example comes from one of them, by weight. The other splits
+    contain the examples of all folders, one folder after the other.
 
-    The headline metric is the perplexity per word if every folder was made from a corpus with an agreed division into
-    words, and else the perplexity per token.
+    The headline metric is the perplexity per word if every folder was made from a corpus with an
+    agreed division into words, and else the perplexity per token.
 
     >>> import tempfile
     >>> from cope_jax.corpora.export_sources import Corpus
@@ -61,10 +63,10 @@ class ShardedText(TextTask):
           length: L, the number of tokens of an example, which the export decided.
           tokenizer: the kind of the tokenizer, which the export decided: "bpe", "words" or "bytes".
           vocab: path of the tokenizer. None means the tokenizer in the first folder.
-          vocab_multiple: V is rounded up to a multiple of this number, so that several devices can share tables of V
-            rows. The additional tokens never occur.
-          window: number of examples that training shuffles at a time. A larger window mixes more, and needs more shards
-            open at a time.
+          vocab_multiple: V is rounded up to a multiple of this number, so that several devices can
+            share tables of V rows. The additional tokens never occur.
+          window: number of examples that training shuffles at a time. A larger window mixes more,
+            and needs more shards open at a time.
         """
 
         folders: tuple[str, ...] = ()
@@ -102,7 +104,8 @@ class ShardedText(TextTask):
         if vocab is None and config.tokenizer != "bytes":
             raise ConfigError(_NO_FOLDER)
         if config.vocab is None and config.folders:
-            read_manifest(config.folders[0])  # an error names the folder, and not a missing tokenizer
+            # An error names the folder, and not a missing tokenizer.
+            read_manifest(config.folders[0])
         self.tokenizer = loading.load(config.tokenizer, vocab or "")
         self.window_length = config.length
         size = -(-len(self.tokenizer) // config.vocab_multiple) * config.vocab_multiple

@@ -1,4 +1,4 @@
-"""Base classes of tasks whose examples are stored in files, so each split has a fixed number of examples."""
+"""Base classes of tasks whose examples are in files: each split has a fixed number of examples."""
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from cope_jax.tokenizers.word_level import Vocabulary
 
 
 class Blocks(NamedTuple):
-    """How the examples of a split are stored.
+    """The ranges in which the examples of a split are stored.
 
     Attributes:
       ranges: the indices of the examples in each file.
@@ -43,9 +43,9 @@ class StoredTask(Task):
         """The examples of a split at `indices`; indices count examples in the order of the file."""
 
     def blocks(self, split: str) -> Blocks | None:
-        """How the examples are stored, if reading them in random order is slow. Training then shuffles within windows.
+        """The stored ranges of examples, within whose windows training shuffles.
 
-        None means that any order is fast.
+        None if reading in random order is fast.
         """
         del split
         return None
@@ -83,10 +83,10 @@ class TextTask(StoredTask):
 
     @abc.abstractmethod
     def counts(self, split: str) -> Counts:
-        """The number of tokens, words and bytes of a split's text, without the ends that only training predicts."""
+        """The tokens, words and bytes of a split, without ends that only training predicts."""
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Adds perplexities and bits per byte; drops `sequence_error`, because a window is not a sequence."""
+        """Adds perplexities and bits per byte; drops `sequence_error`: a window is no sequence."""
         counts = self.counts(split)
         reported = {name: value for name, value in metrics.items() if name != "sequence_error"}
         return reported | counts.per_unit(metrics["loss"] * counts.tokens)

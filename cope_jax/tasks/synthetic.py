@@ -71,7 +71,7 @@ class SyntheticTask(Task):
         return self.level(split) == self.level("train")
 
     def level(self, split: str) -> float:
-        """The level of `split`, a fixed split or `"<axis>=<number>"`. Raises ConfigError for any other split."""
+        """The level of a fixed split or of `"<axis>=<number>"`. ConfigError for any other."""
         if checked(split, str, f"the split of {self.name}") in self._levels:
             return self._levels[split]
         axis, _, text = split.partition("=")
@@ -112,7 +112,7 @@ class SyntheticTask(Task):
         return Codec(self.encode, self.decode) if self.continues else super().codec()
 
     def encode(self, text: str) -> np.ndarray:
-        """The int32 tokens of a text in the format of `decode`. Raises ConfigError for an unknown word."""
+        """The int32 tokens of a text as `decode` writes it. ConfigError for an unknown word."""
         for word in text.split():
             if word not in self._numbers:
                 raise unknown(f"token of {self.name}", word, self.vocabulary)
@@ -123,7 +123,7 @@ class SyntheticTask(Task):
         """L, the number of inputs of a sequence, at a level."""
 
     def _valid(self, level: float) -> bool:
-        """Whether a finite level is valid."""
+        """True if a finite level is valid."""
         return level >= 0
 
     @abc.abstractmethod

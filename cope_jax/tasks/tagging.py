@@ -232,7 +232,7 @@ def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pi
 
 
 def _vectors(path: str, split: str, words: int) -> np.ndarray:
-    """The vectors of a split, `[words, J, D]`. Raises ConfigError if they are missing or do not match the words."""
+    """The vectors of a split, `[words, J, D]`. ConfigError: missing, or of other words."""
     in_bucket(path)  # an error names another kind of URL
     file = epath.Path(path)
     try:

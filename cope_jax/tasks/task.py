@@ -1,4 +1,4 @@
-"""The base class of tasks, and the registry of all tasks. Examples of a task are sampled or read from files."""
+"""The base class of tasks, whose examples are sampled or stored; the registry of tasks."""
 
 import abc
 import zlib
@@ -36,7 +36,7 @@ ABILITIES: Mapping[str, str] = {
     "copy": "repeat or reorder a sequence",
     "arithmetic": "compute with numbers",
 }
-"""What a synthetic task can measure, by name: with this ability, a model can ..."""
+"""Abilities that synthetic tasks measure: with the ability of this name, a model can ..."""
 
 
 class Baseline(NamedTuple):
@@ -127,7 +127,7 @@ class Task(Persistent, abc.ABC):
         return max(self.length(split) for split in (*self.splits, *(split for _, split in self.sweep)))
 
     def length(self, split: str) -> int:
-        """L, the number of inputs of a padded sequence of `split`. Raises ConfigError for an unknown split."""
+        """L, the number of inputs of a sequence of `split`. ConfigError for an unknown split."""
         if checked(split, str, f"the split of {self.name}") not in self._lengths:
             raise unknown(f"split of {self.name}", split, self.splits)
         return self._lengths[split]
@@ -138,12 +138,12 @@ class Task(Persistent, abc.ABC):
         return {split: value for value, split in self.sweep}
 
     def as_trained(self, split: str) -> bool:
-        """Whether a split of the sweep has the length, or the level, of training."""
+        """True if a split of the sweep has the length, or the level, of training."""
         self.length(split)
         return False
 
     def sweep_examples(self, n: int) -> dict[str, int]:
-        """The number of examples to measure for each split of the sweep, if `n` examples are requested."""
+        """The number of examples of each split of the sweep, if `n` examples are requested."""
         return {split: n for _, split in self.sweep}
 
     def size(self, split: str) -> int | None:
@@ -170,7 +170,7 @@ class Task(Persistent, abc.ABC):
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        """Samples n sequences of `split` with `rng`. Raises ConfigError if `split` is unknown or n is negative."""
+        """Samples n sequences of `split`. ConfigError: an unknown split or a negative n."""
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         """Samples n fixed sequences of `split`, the same on every machine. Each split has a separate random stream.
@@ -183,7 +183,7 @@ class Task(Persistent, abc.ABC):
         return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics to report, from a model's mean metrics on all or part of `split`. Default: the same metrics."""
+        """The metrics to report, from mean metrics on (a part of) `split`. Default: the same."""
         del split
         return dict(metrics)
 

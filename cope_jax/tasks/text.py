@@ -113,7 +113,7 @@ class Text(TextTask):
 
     @functools.cached_property
     def metric(self) -> str:
-        """Perplexity per word or per token. The text is read on first use, because a run works without the text."""
+        """Perplexity per word or per token. Read on first use: a run works without the text."""
         known = self._corpora.has_words and not any(self.counts(split).unknown for split in self.evaluation_splits)
         return "perplexity" if known else "token_perplexity"
 
@@ -124,7 +124,7 @@ class Text(TextTask):
         return self.length(split) == self.config.length
 
     def sweep_examples(self, n: int) -> dict[str, int]:
-        """`n` windows of the longest length, and as many windows of each shorter length as cover the same text."""
+        """`n` windows of the longest length; of shorter ones, as many as cover the same text."""
         longest = max((length for length, _ in self.sweep), default=0)
         return {split: n * longest // length for length, split in self.sweep}
 
@@ -141,7 +141,7 @@ class Text(TextTask):
         return self._examples(split).take(indices)
 
     def counts(self, split: str) -> Counts:
-        """The `Counts` of a split's text without the added `end`s of documents, which only training predicts."""
+        """The `Counts` of a split, without added `end`s that only training predicts."""
         return self._text(self._parse(split)[0])[1]
 
     def token_streams(self, split: str) -> list[TokenStream]:

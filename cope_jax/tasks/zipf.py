@@ -60,7 +60,7 @@ class Zipf(SyntheticTask):
         )
 
     def entropy(self, split: str = "train") -> float:
-        """−Σ p ln p in nats: the loss of a model that knows the frequencies of `split`. No model has a lower loss."""
+        """−Σ p ln p in nats: the lowest loss, of a model that knows the frequencies."""
         p_V = self._probabilities(self.level(split))
         return float(-np.sum(p_V * np.log(p_V)))
 

@@ -40,7 +40,7 @@ class Bytes:
         return [np.frombuffer(_bytes(text), np.uint8).astype(np.int32) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of the bytes. Invalid UTF-8, such as a cut character, becomes �; `end` becomes `<|endoftext|>`."""
+        """The text of the bytes. Invalid UTF-8 becomes �; `end` becomes `<|endoftext|>`."""
         pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -50,7 +50,7 @@ class Bytes:
 
     @property
     def text(self) -> str:
-        """The content of a `tokenizer.json` without pairs, which any program with the library `tokenizers` can read."""
+        """A `tokenizer.json` without pairs, for any program with the library `tokenizers`."""
         return BPE.create({character: byte for byte, character in enumerate(alphabet())} | {END: self.end}, []).text
 
 
@@ -177,7 +177,7 @@ class BPE:
 
     @functools.cached_property
     def may_change(self) -> str:
-        """Names what may change a text on its way through the tokens; "" if each text comes back, byte by byte."""
+        """Names what may change a text in a round trip; "" if each text comes back byte by byte."""
         return declared.may_change(self._tokenizer)
 
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:

@@ -14,8 +14,9 @@ import numpy as np
 from cope_jax.errors import ConfigError
 
 NUM_CHARACTERS = 262
-"""256 bytes, begin and end marks of sentences and words, the padding within a word, and the 0 of padding words."""
-BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 257, 258, 259, 260, 261
+"""256 bytes, marks of sentences and words, padding within a word, and the 0 of padding words."""
+BEGIN_SENTENCE, END_SENTENCE = 257, 258
+BEGIN_WORD, END_WORD, PADDING = 259, 260, 261
 MAX_CHARACTERS = 50
 
 

@@ -18,14 +18,14 @@ UnicodeScripts is not among them: it loses some rare characters, such as U+25AF3
 
 
 def alphabet() -> list[str]:
-    """Returns the characters that GPT-2 writes for the bytes 0 … 255. A visible character represents itself."""
+    """The characters that GPT-2 writes for the bytes 0 … 255; visible ones represent themselves."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
 
 
 def may_change(tokenizer: Any) -> str:
-    """Names the first part of a `tokenizers.Tokenizer` that may change a text; "" if all texts come back unchanged."""
+    """Names the first stage of a tokenizer that may change a text; "" if all texts come back."""
     content = json.loads(tokenizer.to_str())
     normalizers, splitters, decoders = _stages(tokenizer)
     for stage in normalizers:
@@ -51,9 +51,9 @@ def may_change(tokenizer: Any) -> str:
 
 
 def divides(tokenizer: Any) -> bool:
-    """Whether a text has the tokens of its parts, if it is cut at single line ends, or before single spaces.
+    """True if a text has the tokens of its parts when cut at single line ends or before single spaces.
 
-    This is so if words are split as by GPT-2, and nothing depends on where a text begins. Other splits are not judged.
+    This holds if words are split as by GPT-2, and nothing depends on where a text begins. Other splits are not judged.
     """
     content = json.loads(tokenizer.to_str())
     normalizers, splitters, _ = _stages(tokenizer)
@@ -66,7 +66,7 @@ def divides(tokenizer: Any) -> bool:
 
 
 def _stages(tokenizer: Any) -> list[list[Part]]:
-    """The normalizers, pre-tokenizers and decoders, in their order, without the sequences that contain them."""
+    """The normalizers, pre-tokenizers and decoders, in their order, without enclosing sequences."""
     stages = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder)
     return [[] if stage is None else list(_flat(json.loads(stage.__getstate__()))) for stage in stages]
 
@@ -80,5 +80,5 @@ def _flat(stage: Part) -> Iterable[Part]:
 
 
 def _added(content: Part) -> list[Part]:
-    """The added tokens that are found in a text. Special ones are not: their names in a text are ordinary text."""
+    """The added tokens that are matched in a text, in contrast to special ones."""
     return [token for token in content["added_tokens"] if not token["special"]]

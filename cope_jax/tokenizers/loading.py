@@ -22,10 +22,10 @@ _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 """The names of the files of GPT-2's vocabulary from OpenAI and from Hugging Face."""
 
 _END_FILES = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
-"""Files of Hugging Face that give the name (`eos_token`) or the number (`eos_token_id`) of the end token."""
+"""Files of Hugging Face with the name (`eos_token`) or number (`eos_token_id`) of the end token."""
 
 _PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
-"""A text that a tokenizer does not preserve if it lowercases, splits at spaces or lacks some bytes."""
+"""A text that changes in tokenizers that lowercase, split at spaces or lack some bytes."""
 
 
 def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenizer:
@@ -92,7 +92,7 @@ def files(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def same(first: Tokenizer, second: Tokenizer) -> bool:
-    """Whether both tokenizers have the same tokens, numbers and merges, even if their files have different formats."""
+    """True if both tokenizers have the same tokens, numbers and merges, in files of any format."""
     return first.file == second.file and _meaning(first) == _meaning(second)
 
 
@@ -105,7 +105,7 @@ def _meaning(tokenizer: Tokenizer) -> Any:
 
 
 def _end_beside(path: epath.Path, vocabulary: Mapping[str, int]) -> str | None:
-    """The name of the end token of a tokenizer, from published files next to `path`, if it is not one of `ENDS`."""
+    """The end token, from published files next to `path`, if it is not one of `ENDS`."""
     names = {} if any(name in vocabulary for name in ENDS) else {number: name for name, number in vocabulary.items()}
     for file in (path.parent / name for name in _END_FILES if names):
         values = read_object(file) if file.exists() else {}

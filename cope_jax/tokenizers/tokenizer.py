@@ -1,4 +1,4 @@
-"""The interface of tokenizers of running text, and `Codec`, the part of this interface that generation needs."""
+"""The interface of tokenizers of running text, and `Codec`, the part that generation needs."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -28,13 +28,13 @@ class Tokenizer(Protocol):
         """V, the number of tokens."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of each text, int32 `[n]`, without adding `end`. The name of `end` in a text is ordinary text."""
+        """The tokens of each text, int32 `[n]`, without `end`; its name in a text is plain text."""
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Returns tokens as text. If the tokens came from `encode`, encoding the text gives the same tokens again."""
+        """Returns tokens as text. The text of tokens from `encode` has the same tokens again."""
 
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
-        """What the tokens of a text do not give back: (words, or 1 for all of them; 1 if any byte differs, else 0)."""
+        """The loss of decoding: (lost words, or 1 for all; 1 if any byte differs, else 0)."""
 
     @property
     def text(self) -> str:
@@ -60,7 +60,7 @@ class Codec(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, begin: int | None = None, ends: tuple[int, ...] = ()) -> "Codec":
-        """Returns the codec of a tokenizer. `begin` is the token before a text; None means the tokenizer's `end`."""
+        """Returns the codec of a tokenizer; `begin`, by default its `end`, precedes a text."""
         start = tokenizer.end if begin is None else begin
         return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,), ends, tokenizer.lost)
 

@@ -1,4 +1,4 @@
-"""A tokenizer of words between spaces, and its vocabulary. As in WikiText, `<eos>` ends each line."""
+"""A tokenizer of words between spaces, and its vocabulary. As in WikiText, `<eos>` ends lines."""
 
 import collections
 import re
@@ -50,7 +50,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "Vocabulary":
-        """Reads a vocabulary from a file with its `text`. ConfigError: the file is missing or is not a vocabulary."""
+        """Reads a vocabulary from a file with its `text`. ConfigError: missing or not one."""
         return cls(read_text(path).removesuffix("\n").split("\n"))
 
     @property
@@ -118,7 +118,7 @@ class Words:
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "Words":
-        """Reads words from a file, one per line. ConfigError: the file is missing or is not such a vocabulary."""
+        """Reads words from a file, one per line. ConfigError: missing or not a vocabulary."""
         try:
             return cls(Vocabulary.load(path))
         except ConfigError as error:

@@ -102,7 +102,7 @@ class WordPiece:
 
     @classmethod
     def load(cls, path: epath.PathLike, *, lowercase: bool = True) -> "WordPiece":
-        """Reads a `vocab.txt`, one piece per line. ConfigError: the file is missing or is not such a vocabulary."""
+        """Reads a `vocab.txt`, one piece per line. ConfigError: missing or not a vocabulary."""
         try:
             return cls(read_pieces(path), lowercase=lowercase)
         except ConfigError as error:
@@ -155,7 +155,7 @@ class WordPiece:
         return " ".join(self.pieces[number] for number in ids)
 
     def check_specials(self) -> None:
-        """Raises ConfigError unless the vocabulary has all special pieces, which models like BERT need."""
+        """ConfigError unless the vocabulary has the special pieces that models like BERT need."""
         for piece in SPECIALS:
             if piece not in self._numbers:
                 raise ConfigError(f"the vocabulary has no piece {piece!r}: give the vocab.txt of a BERT model")

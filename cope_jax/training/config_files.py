@@ -1,7 +1,7 @@
 """Loads config files; the `get_config()` of a config file returns the typed defaults with changes.
 
-A file of cope_jax/configs is given by its name, in a checkout and in an installed package. Any other file is given
-by its path.
+A file of cope_jax/configs is given by its name, in a checkout and in an installed package. Any
+other file is given by its path.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay"
 
 
 def every(steps: int) -> dict[str, int]:
-    """The fields of `TrainingConfig` that request an evaluation and a checkpoint every `steps` steps."""
+    """The fields of `TrainingConfig` that set the steps of evaluations and checkpoints."""
     return {"evaluate_every": steps, "checkpoint_every": steps}
 
 
@@ -46,7 +46,8 @@ def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
 
     Args:
       name: one of `names()`, such as "quick", or the path of a file that has a `get_config`.
-      **changes: new values of fields of `ExperimentConfig`. A nested config is given as a dict of its changed fields.
+      **changes: new values of fields of `ExperimentConfig`. A nested config is given as a dict of
+        its changed fields.
 
     Raises:
       ConfigError: there is no such file, a field is unknown, or a value has the wrong type.
@@ -56,7 +57,8 @@ def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
 
 
 def named(name: str) -> ConfigDict:
-    """Calls `get_config` of a config file and returns its ConfigDict, in which another config file can change fields.
+    """Calls `get_config` of a config file and returns its ConfigDict, in which another config file
+    can change fields.
 
     Args:
       name: as for `find`. The text after a colon is the argument of `get_config`.
@@ -89,7 +91,8 @@ def _not_a_config(path: str, reason: str) -> ConfigError:
 def find(name: str) -> str:
     """Finds the path of a config file.
 
-    If `name` is already a path, returns `name` unchanged. A colon and the text after the colon are kept.
+    If `name` is already a path, returns `name` unchanged. A colon and the text after the colon are
+    kept.
 
     >>> Path(find("quick")).name
     'quick.py'
@@ -110,7 +113,7 @@ def names() -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    """The folder of the config files."""
+    """The folder of config files: in an installed package, or experiments/configs of a checkout."""
     return Path(__file__).parents[1] / "configs"
 
 
@@ -133,7 +136,7 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
 
 
 def _fields(config: Any) -> ConfigDict:
-    """Converts a dataclass to a ConfigDict; an optional field keeps its type, so that a flag can set the field."""
+    """Converts a dataclass to a ConfigDict; optional fields keep their types, for flags."""
     fields = ConfigDict()
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

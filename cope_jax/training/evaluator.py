@@ -104,7 +104,7 @@ class Evaluator:
         return [self._task.reported_metrics(split, self._with_loss(mean_errors(run))) for run in runs]
 
     def _with_loss(self, errors: Errors) -> Errors:
-        """Adds `loss`, the sum, if the model has several losses; puts the most common metrics first, for tables."""
+        """Adds `loss`, the sum of several losses; puts common metrics first, for tables."""
         if "loss" not in errors:
             errors = {"loss": sum(errors[name] for name in self._program.learner.losses), **errors}
         first = {name: errors[name] for name in ("loss", "token_error", "sequence_error") if name in errors}

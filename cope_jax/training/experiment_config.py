@@ -255,7 +255,7 @@ class ExperimentConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ExperimentConfig":
-        """Creates the config from nested dicts; raises ConfigError for an unknown field or a wrong type."""
+        """Creates the config from nested dicts. ConfigError: an unknown field or a wrong type."""
         model = mapping.get("model", {})
         if isinstance(model, Mapping):
             options = MODELS.get(model.get("name", DecoderOptions.name)).Options
@@ -267,7 +267,7 @@ class ExperimentConfig:
 
     @property
     def variant(self) -> str:
-        """What the model has besides its sizes and encoding, as text; usually empty.
+        """Further options of the model, besides sizes and encoding, as text; usually empty.
 
         >>> ExperimentConfig.from_mapping({"model": {"tape": 48, "block": {"qk_norm": True}}}).variant
         'tape=48, qk_norm'

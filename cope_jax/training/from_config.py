@@ -78,7 +78,7 @@ def create_program(
 def create_iterator(
     config: ExperimentConfig, task: Task, seed: int, rows: Sequence[int] | np.ndarray | None = None
 ) -> grain.DatasetIterator:
-    """Creates an iterator over the training batches of the run with this seed; `rows` selects rows of each batch."""
+    """Creates the iterator over training batches of a seed; `rows` selects rows of each."""
     training = config.training
     return pipeline.train_iterator(
         task,

@@ -102,7 +102,7 @@ class Learner:
         return nnx.merge(graph, state)
 
     def variables(self) -> Any:
-        """The model's parameters as nnx variables, which have metadata, and shapes instead of arrays."""
+        """The model's parameters as nnx variables with metadata, and shapes for arrays."""
         return nnx.state(self._shapes(), nnx.Param)
 
     def loss(
@@ -161,7 +161,7 @@ class Learner:
         return self._parts(loss, measured), grads, carry
 
     def _parts(self, loss: Array, measured: dict[str, SumAndWeight]) -> dict[str, Array]:
-        """Returns `loss` and, if the loss has several parts, also the mean of each part, by name."""
+        """Returns `loss` and, if the loss has several parts, each part's mean, by name."""
         names = self.losses if len(self.losses) > 1 else ()
         return {name: measured[name][0] / jnp.maximum(measured[name][1], 1.0) for name in names} | {"loss": loss}
 
@@ -196,7 +196,7 @@ class Learner:
         return TrainState(state.step + 1, params, opt_state, state.key, carry), metrics
 
     def train_steps(self, state: TrainState, batches: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
-        """Takes one step for each index of the leading axis T of `batches`; each metric has a value per step, `[T]`."""
+        """Takes one step for each of the T `batches`; metrics have a value per step, `[T]`."""
         return jax.lax.scan(self.train_step, state, batches)
 
     @property

@@ -164,7 +164,7 @@ class Run:
         return state, time.perf_counter() - started
 
     def _draw(self) -> tuple[Any, list[dict[str, Any]]]:
-        """Returns the stacked batches of one dispatch, on the devices, and the iterators' states after the dispatch."""
+        """Returns the batches of a dispatch, on devices, and the iterators' states after it."""
         stacked = []
         for iterator in self.iterators:
             drawn = [next(iterator) for _ in range(self.config.steps_per_dispatch)]
@@ -175,7 +175,7 @@ class Run:
     def _rows(
         self, step: int, measured: dict[str, np.ndarray], bar: Progress
     ) -> tuple[list[dict[str, Any]], list[float]]:
-        """Returns the metrics of a dispatch that began at `step`, one row for each seed, and the loss of each row."""
+        """Returns the metrics of the dispatch from `step` on: a row and a loss for each seed."""
         rows, losses = [], []
         for seed, series in zip(self.seeds, self.program.seed_batch.unstack(measured), strict=True):
             finite = series.pop("finite") == 1

@@ -18,7 +18,7 @@ from cope_jax.training import trackers
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """How the values of a metric are shown."""
+    """The format in which values of a metric are shown."""
 
     scale: float  # what a value is multiplied by
     symbol: str  # "%" or nothing
@@ -147,7 +147,7 @@ class MetricsWriter:
                 self._file.close()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Appends rows, which survive a crash of the process immediately, and a crash of the machine after `sync`."""
+        """Appends rows, which survive a crash of the process, and after `sync` of the machine."""
         if not self._active:
             return
         with clear_storage_errors(self.path):
@@ -226,12 +226,12 @@ class _Board:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a `metrics.jsonl`, without a last line that a kill cut off; [] if there is no such file."""
+    """Reads the rows of a `metrics.jsonl`, without an unfinished last line; [] without a file."""
     return [row for _, row in _rows(path)]
 
 
 def read_curves(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of `read_metrics` that an evaluation wrote, one at a time: a file may have millions of other rows."""
+    """The rows of evaluations in `metrics.jsonl`, one at a time: others may be millions."""
     return (row for _, row in _rows(path) if "split" in row)
 
 

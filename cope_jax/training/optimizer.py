@@ -73,7 +73,7 @@ _MASKS = {"all": None, "weights": _weights}
 
 
 def applied_rate(schedule: optax.Schedule, opt_state: Any) -> Any:
-    """The learning rate of the next update, which depends on the number of updates, not on the number of steps."""
+    """The rate of the next update, by the number of updates, not of steps."""
 
     def by_schedule(path: Any, _: Any) -> bool:
         return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"

@@ -69,7 +69,7 @@ class GracefulStop:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether to save and exit now.
+        """True if the run must save and exit now.
 
         Every process must call this after every dispatch. All processes get the same answer.
         """

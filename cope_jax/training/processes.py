@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 
 
 def is_first() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """True in the process that prints and writes."""
     return jax.process_index() == 0
 
 

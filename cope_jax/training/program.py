@@ -1,4 +1,4 @@
-"""The compiled functions of training on a mesh, shared by all runs that differ only in their seeds."""
+"""The compiled functions of training on a mesh, shared by runs that differ only in their seeds."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class SeedBatch:
     width: int = 1
 
     def lift(self, function: Callable[..., Any], shared: int = 0) -> Callable[..., Any]:
-        """Returns `function` for all seeds together; the last `shared` arguments are the same for all seeds."""
+        """Returns `function` for all seeds together, with the last `shared` arguments in common."""
         if self.width == 1:
             return function
 
@@ -108,7 +108,7 @@ class Program:
         )
 
     def lower(self, batch: Mapping[str, Any], steps: int = 1) -> jax.stages.Lowered:
-        """Lowers one call of `train_steps` with `steps` steps on batches like `batch`; needs no data and no devices."""
+        """Lowers a call of `train_steps` on `steps` batches like `batch`; needs no devices."""
         lead = (*((self.seed_batch.width,) if self._lead else ()), steps)
         batches = {
             name: jax.ShapeDtypeStruct((*lead, *field.shape), field.dtype, sharding=self.batch_sharding)
@@ -122,7 +122,7 @@ class Program:
         return sharding.rows_here(self._by_rows, batch_size)
 
     def place(self, batches: PyTree, batch_size: int) -> PyTree:
-        """Builds global arrays `[T, B, ...]`, or `[S, T, B, ...]` for several seeds, from this process's rows."""
+        """Builds global arrays `[T, B, ...]` or `[S, T, B, ...]` from the rows of this process."""
         rows, axis = self.rows(batch_size), len(self._lead) + 1
 
         def to_global(local: np.ndarray) -> jax.Array:
@@ -136,7 +136,7 @@ class Program:
         return jax.tree.map(to_global, batches)
 
     def place_whole(self, batch: PyTree) -> PyTree:
-        """Builds global arrays `[B, ...]` or `[1, ...]` from arrays that are complete in every process."""
+        """Builds global arrays `[B, ...]` or `[1, ...]` from arrays that every process has."""
 
         def to_global(x: np.ndarray) -> jax.Array:
             return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self.whole, x.__getitem__)
@@ -163,7 +163,7 @@ class Program:
 
 
 def _placed(start: Any, shardings: Any) -> Any:
-    """Places the parameters of nested dicts by their shardings; a single sharding applies to all parameters."""
+    """Places nested dicts of parameters by their shardings, or by one sharding."""
     if isinstance(start, Mapping):
         inner = shardings if isinstance(shardings, Mapping) else None
         return {name: _placed(value, shardings if inner is None else inner[name]) for name, value in start.items()}

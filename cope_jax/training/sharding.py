@@ -1,4 +1,4 @@
-"""Maps the axes of arrays to the axes of the mesh that split them, with one table for the entire training state."""
+"""Maps the axes of arrays to axes of the mesh, with one table for the entire training state."""
 
 import dataclasses
 import math
@@ -69,7 +69,7 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
 
 
 def layout_of(mesh: Mesh) -> Layout:
-    """The layout that splits activations over a mesh; an axis with a single device splits nothing."""
+    """The layout that splits activations over a mesh; an axis of one device splits nothing."""
 
     def used(axis: str) -> str | None:
         return axis if mesh.shape[axis] > 1 else None
@@ -78,7 +78,7 @@ def layout_of(mesh: Mesh) -> Layout:
 
 
 def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str, int]) -> None:
-    """Raises ConfigError if the mesh cannot split batches or heads evenly; `batch_sizes` maps field names to sizes."""
+    """ConfigError if the mesh cannot split heads or batches evenly; `batch_sizes` by field name."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH)
     for name, size in batch_sizes.items():
         if size % rows:
@@ -126,7 +126,7 @@ def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: 
 
 
 def parameter_specs(params: Any, sizes: Mapping[str, int]) -> PyTree:
-    """The spec of each parameter, in nested dicts: see `spec_of`. `params` has nnx variables that contain shapes."""
+    """The spec of each parameter, in nested dicts: see `spec_of`. `params` contains shapes."""
 
     def spec(path: Any, variable: nnx.Variable[Any]) -> PartitionSpec:
         name = ".".join(str(getattr(key, "key", key)) for key in path)
@@ -137,7 +137,7 @@ def parameter_specs(params: Any, sizes: Mapping[str, int]) -> PyTree:
 
 
 def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree) -> PyTree:
-    """The specs of the optimizer's state; arrays of a parameter are split like the parameter, all others are whole."""
+    """The specs of the optimizer's state: arrays of a parameter like it, others whole."""
     return optax.tree.map_params(
         optimizer,
         lambda _, spec: spec,
@@ -148,7 +148,7 @@ def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, spe
 
 
 def rows_here(sharding: NamedSharding, rows: int) -> np.ndarray:
-    """The ascending indices of an array's rows on this process's devices; `sharding` splits the array's first axis."""
+    """The ascending indices of rows on this process's devices; `sharding` splits the first axis."""
     is_here = np.zeros(rows, bool)
     for index in sharding.addressable_devices_indices_map((rows,)).values():
         is_here[index] = True

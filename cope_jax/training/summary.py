@@ -81,7 +81,7 @@ def summarise(params: PyTree, facts: Mapping[str, str] = types.MappingProxyType(
 
 
 def bytes_a_device(tree: PyTree) -> int:
-    """The bytes on one device of arrays, or of arrays with these shapes; all their bytes if they have no sharding."""
+    """Bytes on one device of arrays or shapes; without a sharding, all their bytes."""
     return sum(math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -1,4 +1,4 @@
-"""Measures a run's speed, its model FLOPs utilisation and its memory; lists the peak FLOP/s of devices."""
+"""Measures a run's speed, FLOPs utilisation and memory; lists the peak FLOP/s of devices."""
 
 import resource
 import sys
@@ -47,7 +47,7 @@ PEAK_FLOPS: dict[str, float | None] = {
     "NVIDIA GeForce RTX 5090": 209.5e12,
     "NVIDIA GeForce RTX 5090 Laptop": None,
 }
-"""Peak FLOP/s of one device, for dense bfloat16 with sums in float32; a key is the beginning of a `device_kind`."""
+"""Peak FLOP/s of a device, dense bfloat16 with float32 sums, by the beginning of `device_kind`."""
 
 
 class Throughput:
@@ -148,7 +148,7 @@ def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: fl
 
 
 def peak_memory(devices: Iterable[Any]) -> float:
-    """The highest memory use so far of a device, in GiB; on a CPU, which reports none, of this process."""
+    """The peak memory of a device, in GiB; on a CPU, which reports none, of this process."""
     memory = _memory(device for device in devices if device.process_index == jax.process_index())
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
     return memory.get("memory_peak_gib", kibibytes / 2**20)

@@ -15,7 +15,7 @@ TENSORBOARD, NONE = "tensorboard", "none"
 
 
 def package(tracker: str) -> Any:
-    """The package of a tracker; None for those that need no other package. ConfigError: it is not installed."""
+    """The package of a tracker, None if it needs none. ConfigError: it is not installed."""
     try:
         return None if tracker in (TENSORBOARD, NONE) else importlib.import_module(tracker)
     except ImportError as error:

@@ -111,7 +111,7 @@ class CrossValidation:
         return metrics(np.concatenate(self.labels), np.concatenate(self.predictions))
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Maps each metric to its `mean` over folds, `low` and `high` of `corrected_interval`, and `pooled` value."""
+        """`mean` over folds, `low` and `high` of `corrected_interval` and `pooled`, by metric."""
         summaries = {}
         for metric, pooled in dataclasses.asdict(self.pooled()).items():
             mean, low, high = corrected_interval(self.by_fold(metric), self.test_share)

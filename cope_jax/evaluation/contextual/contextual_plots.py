@@ -1,4 +1,4 @@
-"""Plots of contextual representations: scores by layer, mix weights, and learning curves against steps and time."""
+"""Plots of contextual representations: scores by layer, mix weights, and learning curves."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -161,7 +161,7 @@ def _moments(runs: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
-    """Draws a horizontal line for each baseline, joined to its name at the right; the names do not overlap."""
+    """Draws a line for each baseline, joined to its name at the right; names do not overlap."""
     axes.margins(y=0.12)
     lowest, highest = axes.get_ylim()
     if baselines:
@@ -180,7 +180,7 @@ def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
 
 
 def _layer_axis(axes: Axes, layers: Sequence[str], room: float) -> None:
-    """Labels the axis with the names of layers; names that do not fit side by side into `room` inches are rotated."""
+    """Labels the axis with names of layers; rotates names that do not fit into `room` inches."""
     fit = 1.2 * CHARACTER * len(layers) * max(map(len, layers)) <= room
     aslant: dict[str, Any] = {} if fit else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(layers)), list(layers), **aslant)

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression on frozen vectors of one layer, or on a learned mix of several layers."""
+"""Multinomial logistic regression on frozen vectors of a layer, or on a learned mix of layers."""
 
 import dataclasses
 import functools

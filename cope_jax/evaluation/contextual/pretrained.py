@@ -1,4 +1,4 @@
-"""Uses models of runs and published models as embedders, as sources of stored vectors, and as encoders under a head."""
+"""Uses trained and published models as embedders, sources of vectors, and encoders under a head."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
 def lowercase(loaded: Loaded) -> bool:
-    """Whether a pretrained model lowercases its text. ConfigError: it changes text otherwise than BERT."""
+    """True if a pretrained model lowercases its text. ConfigError: it changes text unlike BERT."""
     if loaded.experiment is not None:
         return bool(loaded.experiment.task.options.get("lowercase", True))
     path = loaded.folder / "tokenizer_config.json"
@@ -44,7 +44,7 @@ def lowercase(loaded: Loaded) -> bool:
 
 
 def _cased(folder: Path) -> bool:
-    """Whether over 1% of the pieces of a vocabulary have capital letters."""
+    """True if over 1 % of the pieces of a vocabulary have capital letters."""
     pieces = bert_files.vocabulary(folder) if (folder / bert_files.VOCABULARY).exists() else ()
     return 100 * sum(piece != piece.lower() and not piece.startswith("[") for piece in pieces) > len(pieces)
 
@@ -123,7 +123,7 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
 
 
 def classify(workdir: Path, split: str = "test") -> np.ndarray:
-    """Predicts the class of each example of a split with the trained bert_classifier in `workdir`."""
+    """Predicts the class of each example of a split with the bert_classifier in `workdir`."""
     run = load_run(workdir)
     task = run.task  # with the vocabulary of the encoder
     graph, state = nnx.split(run.model())
@@ -141,6 +141,6 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
 
 
 def mix_weights(workdir: Path) -> list[float] | None:
-    """The weights of the layers in the mix of a trained run, which sum to 1; None if the model has no mix."""
+    """The weights of layers in the mix of a run, with sum 1; None if the model has no mix."""
     mix = getattr(load_run(workdir).model(), "mix", None)
     return None if mix is None else np.asarray(mix.shares()).tolist()

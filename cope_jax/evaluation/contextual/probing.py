@@ -30,7 +30,7 @@ class LayerScore:
 
     @property
     def selectivity(self) -> float:
-        """Accuracy − control, the part of the accuracy that is not memorised. Hewitt and Liang (arXiv 1909.03368)."""
+        """Accuracy − control: the accuracy without memorising. Hewitt & Liang (1909.03368)."""
         return self.accuracy - self.control
 
 
@@ -47,7 +47,7 @@ class Probing:
 
     @property
     def centre_of_gravity(self) -> float:
-        """The mean layer of the mix s, Σ_l l·s_l over layers l = 0, 1, …. Tenney et al. (arXiv 1905.05950)."""
+        """The mean layer of the mix s, Σ_l l·s_l over layers 0, 1, … (Tenney et al. 1905.05950)."""
         s = np.asarray(self.mix, np.float64)
         return float(np.arange(len(s)) @ s / s.sum())
 
@@ -188,7 +188,7 @@ def table(probing: Probing, size: int, title: str) -> Table:
 
 
 def mix_summary(probing: Probing) -> str:
-    """Describes the probe over all layers in a sentence: its accuracy, centre of gravity and expected layer."""
+    """Describes the probe over all layers: its accuracy, centre of gravity and expected layer."""
     expected = "no layer improves on the lowest"
     if probing.expected_layer is not None:
         expected = f"expected layer {probing.expected_layer:.2f}"

@@ -1,4 +1,4 @@
-"""Measures the context-free baselines of a task: unigrams, majority labels, and the words that two texts share."""
+"""Measures context-free baselines of a task: unigrams, majority labels, and shared words."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,9 @@ class BesideRun(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """The fields for JSON."""
-        split, measure, name, value, _ = self.baseline
-        return {"split": split, "measure": measure, "name": name, "value": value, "run": self.run}
+        fields = self.baseline._asdict()
+        del fields["metric"]
+        return {**fields, "run": self.run}
 
 
 def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
@@ -101,7 +102,7 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
 
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:
-    """The examples on which `config` measures a run, in batches; for the training split, all examples."""
+    """The examples on which `config` measures a run, in batches; all examples of training."""
     examples = task.size(split) if split == "train" else config.evaluation.examples
     assert examples is not None
     size, seed = config.evaluation.batch_size, config.training.data_seed

@@ -1,4 +1,4 @@
-"""Static word vectors: trains word2vec, finds the words nearest to a word, and embeds sentences without context."""
+"""Static word vectors: trains word2vec, finds similar words, and embeds without context."""
 
 import dataclasses
 import zlib

@@ -94,7 +94,7 @@ def read_occurrences(
 
 
 def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
-    """Maps each lemma to its senses, the most frequent first; equally frequent senses are in order of appearance."""
+    """Maps lemmas to their senses, the most frequent first; among equals, the earliest first."""
     counts: dict[str, Counter[str]] = {}
     for occurrence in train:
         counts.setdefault(occurrence.lemma, Counter())[occurrence.sense] += 1
@@ -187,7 +187,7 @@ def _places(occurrences: Sequence[Occurrence]) -> dict[str, list[int]]:
 
 
 def _first_best(values_MS: np.ndarray) -> np.ndarray:
-    """The index of the first entry in each row that differs from the maximum of the row by at most `TIE`."""
+    """The index of the first entry of each row within `TIE` of the row's maximum."""
     return np.argmax(values_MS >= values_MS.max(axis=1, keepdims=True) - TIE, axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Scores what the gates of a model count in a text: cuts windows, finds features of tokens, and ranks heads."""
+"""Scores what gates count in a text: cuts windows, finds features of tokens, and ranks heads."""
 
 import dataclasses
 import itertools
@@ -55,7 +55,7 @@ class TextGates:
 
 
 def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
-    """Ranks the heads of a decoder by how well their gates follow a feature of the text in some windows."""
+    """Ranks the heads of a decoder by how well their gates follow a feature of the text."""
     gates_LHBL = head_scores.mean_gates(model, tokens_BL)
     parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]

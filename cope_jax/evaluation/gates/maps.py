@@ -51,7 +51,7 @@ class Inspection:
 
     @property
     def shading(self) -> str:
-        """The name of the map that colours the strips: "gates" if the encoding has gates, otherwise "attention"."""
+        """The map that colours the strips: "gates" if the encoding has gates, else "attention"."""
         return "gates" if "gates" in self.maps else "attention"
 
     @property
@@ -60,7 +60,7 @@ class Inspection:
         return best_selection(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: point at a token to see its gates, positions and attention."""
+        """The viewer in a notebook: point at a token to see its gates, positions and attention."""
         return viewer.frame(self)
 
 
@@ -125,7 +125,7 @@ def inspect(
 
 
 class Selection(NamedTuple):
-    """The tokens that one head selects for the query by its gates, or by its attention if it has no gates."""
+    """The tokens that a head selects for the query by its gates, or else by its attention."""
 
     score: float  # how clearly it selects
     layer: int
@@ -225,7 +225,7 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
 
 
 def write_heat_maps(folder: Path, seen: Inspection, title: str = "") -> list[Path]:
-    """Writes the `query_plot` as `query.png`, and the `heat_map` of each map as NAME.png; returns their paths."""
+    """Writes `query.png`, and the `heat_map` of each map as NAME.png; returns their paths."""
     heat_maps = [save(heat_map(seen, name, title), folder / f"{name}.png") for name in seen.maps]
     return [save(query_plot(seen, title), folder / "query.png"), *heat_maps]
 
@@ -315,6 +315,6 @@ def choose(axis: str, number: int | None, count: int) -> Sequence[int]:
 
 
 def shade_style(shade: float) -> Style:
-    """The background colour of a shade in [0, 1], and a readable text colour, both exact on 256-colour terminals."""
+    """The colour of a shade in [0, 1], and of text on it, both exact on 256-colour terminals."""
     step = round(float(np.clip(shade, 0.0, 1.0)) * (len(RAMP) - 1))
     return Style(color="#ffffff" if step > 3 else "#000000", bgcolor=f"#{RAMP[step]}")

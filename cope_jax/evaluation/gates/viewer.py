@@ -1,4 +1,4 @@
-"""A page in which a reader points at a token and sees what each head counts and attends to from there."""
+"""A page in which a reader points at a token to see what each head counts and attends to."""
 
 import html
 import importlib.resources

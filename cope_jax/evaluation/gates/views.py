@@ -113,7 +113,7 @@ def feature_map(heads: Sequence[HeadScore], title: str = "") -> Figure:
 
 
 def write(folder: Path, heads: Sequence[HeadScore], title: str = "") -> list[Path]:
-    """Writes the ranking as `heads.csv`, and the heat map of heads and features as `features.png`."""
+    """Writes the ranking to `heads.csv`, and heads by features as a heat map to `features.png`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heads.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -1,4 +1,4 @@
-"""The cells of the tables of a grid: the errors of encodings by settings, and what their seeds can show."""
+"""The cells of tables of a grid: errors of encodings by settings, and what seeds can show."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ Errors = dict[str, dict[int, float]]
 
 
 class Column(NamedTuple):
-    """A column of a table: its errors, and the number of test examples of a seed; None if they are not shares."""
+    """A column of a table: errors, and test examples of a seed; None if errors are no shares."""
 
     errors: Errors
     examples: int | None
@@ -31,7 +31,7 @@ RANK = "mean rank"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What a table shows of an encoding in a column.
+    """A cell of a table: an encoding in a column.
 
     Attributes:
       mean: its mean error or rank; None if an error is not finite.
@@ -94,7 +94,7 @@ def headlines(records: Sequence[Record], tasks: Mapping[str, Task]) -> list[Reco
 
 
 def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
-    """The tables, by name, each with its columns; with one setting, one table with a column for each split."""
+    """The tables by name, each with its columns; of one setting, a table with its splits."""
     splits: dict[str, list[str]] = {}
     for row in rows:
         known = splits.setdefault(row["setting"], [])
@@ -124,7 +124,7 @@ def _column(rows: Sequence[Record], splits: Sequence[str]) -> Column:
 
 
 def cells_of(columns: Mapping[str, Column], unit: Unit) -> dict[str, dict[str, Cell]]:
-    """What each column shows of each encoding, and the column of mean ranks."""
+    """The cell of each column and encoding, and the column of mean ranks."""
     cells = {}
     for column, (errors, examples) in columns.items():
         best = significance.indistinguishable(errors, examples)
@@ -188,7 +188,7 @@ def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], unit: Uni
 
 
 def legend(unit: Unit, mark: str) -> str:
-    """What the tables show; `mark` says how the best cells look."""
+    """Legend of the tables; `mark` names the look of the best cells."""
     return (
         f"Mean ± standard deviation over seeds{unit.suffix(', in ')}; out of distribution is the mean over all splits "
         f"but the first. {mark}: no other encoding is shown to be better ({significance.TEST}), in a column that shows "

@@ -1,4 +1,4 @@
-"""Writes the results of many runs as one HTML page, which needs no network: tables, curves, costs and commands."""
+"""Writes the results of many runs as one offline HTML page: tables, curves, costs, commands."""
 
 import dataclasses
 import functools

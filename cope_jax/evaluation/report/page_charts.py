@@ -24,7 +24,7 @@ def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> Ite
 
 
 def level_points(rows: Iterable[Record], tasks: Mapping[str, Task]) -> list[Record]:
-    """The points of the sweeps, with the value that the sweep of the setting's task gives their split."""
+    """The points of the sweeps, with the value that the task's sweep gives their split."""
     levels = {setting: task.sweep_levels for setting, task in tasks.items()}
     return [
         {**{name: row[name] for name in ("setting", "encoding", "value")}, "level": level}
@@ -34,7 +34,7 @@ def level_points(rows: Iterable[Record], tasks: Mapping[str, Task]) -> list[Reco
 
 
 def level_axes(points: Iterable[Record], tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """The horizontal axis of the sweep of each setting: its title, and a tick at each level, as in the plots."""
+    """The horizontal axis of each setting's sweep: a title, and a tick at each level."""
     levels: dict[str, set[float]] = {}
     for point in points:
         levels.setdefault(point["setting"], set()).add(point["level"])
@@ -60,7 +60,7 @@ def bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:
 
 
 def cost_points(rows: Iterable[Record]) -> list[Record]:
-    """For each setting and encoding: the mean error over splits, training time, number of parameters, memory."""
+    """Mean error, training time, number of parameters and memory, by setting and encoding."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         groups.setdefault((row["setting"], row["encoding"]), []).append(row)

@@ -45,7 +45,7 @@ class NothingToPlot(Exception):
 
 
 def legend(figure: Figure, axes: Axes, title: str = "", caption: str = "") -> None:
-    """Adds a title and a legend above the panels, and a caption below; the figure grows to make room for them."""
+    """Adds a title and a legend above the panels, a caption below, and the space for them."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = figure.get_size_inches()
     title = textwrap.fill(title, int(width / (1.3 * CHARACTER)))
@@ -69,7 +69,7 @@ def add_caption(figure: Figure, caption: str) -> None:
 
 
 def is_doubling(values: np.ndarray) -> bool:
-    """Whether ascending values belong on a logarithmic axis.
+    """True if ascending values belong on a logarithmic axis.
 
     They do if there are at least three values, all positive, and each value is at least twice the previous one.
 
@@ -96,7 +96,7 @@ def level_axis(axes: Axes, levels: Sequence[tuple[float, bool]]) -> None:
 
 
 def plain_log(axes: Axes, values: Sequence[float]) -> None:
-    """Makes the vertical axis logarithmic with plain numbers as tick labels, even within one decade."""
+    """Makes the vertical axis logarithmic, with plain tick labels, even within one decade."""
     axes.set_yscale("log")
     wide = max(values) > 8 * min(values)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6))
@@ -105,7 +105,7 @@ def plain_log(axes: Axes, values: Sequence[float]) -> None:
 
 
 def show_five_percent(axes: Axes, values: Sequence[float]) -> None:
-    """Widens the vertical axis to at least 5 % below and above the mean, so that it does not exaggerate differences."""
+    """Widens the vertical axis to at least ±5 % of the mean, to show small differences as small."""
     lowest, highest = axes.get_ylim()
     mean = float(np.mean(values))
     axes.set_ylim(min(lowest, 0.95 * mean), max(highest, 1.05 * mean))
@@ -160,14 +160,14 @@ def _hash(text: str) -> int:
 def band(
     axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], look: Mapping[str, Any], **options: Any
 ) -> None:
-    """Draws a line through the mean of the values at each x, and a band from the lowest to the highest value."""
+    """Draws a line through the means at each x, in a band from the lowest to the highest value."""
     lowest, highest, means = ([float(f(at_x)) for at_x in values] for f in (np.min, np.max, np.mean))
     axes.fill_between(x, lowest, highest, color=look["color"], alpha=0.15, linewidth=0)
     axes.plot(x, means, zorder=3, **look, **options)
 
 
 def dashed(number: int) -> dict[str, Any]:
-    """The style of line `number`; four consecutive lines have different gaps, so that equal lines stay visible."""
+    """The style of line `number`; four neighbours have different gaps, to show equal lines."""
     gap = 2.0 * (number % 4)
     return line(number) | {"linestyle": (0, (3, gap)) if gap else "-"}
 

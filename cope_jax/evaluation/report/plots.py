@@ -118,7 +118,7 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
 
 @rc_context(STYLE)
 def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[str], model: str = "") -> Figure:
-    """Plots the mean error against training steps, one panel per split; bands span the lowest to the highest seed."""
+    """Plots the mean error against training steps, by split; bands span all seeds."""
     rows = [row for row in curves if row["encoding"] in encodings and row.get(task.metric) is not None]
     splits = [split for split in task.splits if select(rows, split=split)]
     if not splits:

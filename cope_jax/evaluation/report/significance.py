@@ -1,9 +1,9 @@
-"""What seeds and settings can show: shares that solve a task, differences between encodings, and ranks.
+"""Statistics over seeds and settings: shares that solve a task, differences, and ranks.
 
-A seed is one observation. Errors of seeds are skewed, since some seeds solve a task and others do not, so no test may
-assume a distribution: encodings are compared by the exact rank sum test on all seeds of both. With few seeds, only
-large and consistent differences can be shown. Errors near 0 or 1 often differ by the same few examples in every seed,
-so a difference must also be larger than the choice of the test examples explains.
+A seed is one observation. Errors of seeds are skewed, since some seeds solve a task and others do not. No test may
+assume a distribution: the exact rank sum test on all seeds of both compares encodings. With few seeds, only
+large and consistent differences can be shown. Errors near 0 or 1 often differ by the same few examples in every seed.
+A difference must therefore also be larger than the choice of the test examples explains.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ SOLVED = 0.01
 CONFIDENCE = 0.95
 
 LEAST = 4
-"""The smallest number of seeds that can show a difference: of 3 and 3 seeds, one order in ten is separated."""
+"""The fewest seeds that can show a difference: of 3 and 3, one order in ten is separated."""
 
 TEST = "exact rank sum test over all seeds, false discovery rate 5 %"
-"""What shows differences, in words."""
+"""Name of the test that shows differences."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """How many of `count` seeds solve a task, with the exact binomial interval (Clopper & Pearson) of the share."""
+    """The number of `count` seeds that solve a task; the share's exact Clopper-Pearson interval."""
 
     solved: int
     count: int
@@ -53,7 +53,7 @@ def solved(errors: Sequence[float], bound: float = SOLVED) -> Share:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How much higher the errors of one encoding are than those of another.
+    """The difference between the errors of two encodings.
 
     Attributes:
       mean: the difference of the mean errors.

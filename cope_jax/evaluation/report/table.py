@@ -128,6 +128,6 @@ def words(name: str) -> str:
 
 
 def console() -> rich.console.Console:
-    """Returns a console; if its width is unknown, as in a file, the console is wide, so that no number is cut off."""
+    """Returns a console, wide if the width is unknown as in a file: numbers are never cut."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return rich.console.Console(width=None if known else 160, highlight=False)

@@ -71,7 +71,8 @@ class HarnessModel:
         check_at_least(1, "harness", length=length, batch_size=batch_size)
         check_length(model, length)
         self.lost: dict[str, tuple[int, int]] = {}
-        self._model, self._codec, self.length, self._ends, self._rows = model, codec, length, [*ends], batch_size
+        self._model, self._codec, self.length = model, codec, length
+        self._ends, self._rows = [*ends], batch_size
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Measures the continuations of (context, continuation).
@@ -136,7 +137,7 @@ class HarnessModel:
         return np.array([*self._codec.begin, *self._codec.encode(text)], np.int32)
 
     def _split(self, context: str, continuation: str) -> tuple[np.ndarray, int]:
-        """The tokens of a context and its continuation, cut on the left, and the number of those that count."""
+        """The tokens of context and continuation, cut on the left, and the number that counts."""
         bare = context.rstrip()  # spaces belong to the next word, as tokenizers have it
         continuation = context[len(bare) :] + continuation
         before, whole = self._tokens(bare), self._tokens(bare + continuation)
@@ -150,7 +151,7 @@ class HarnessModel:
         return np.concatenate([before, after])[-self.length - 1 :], len(after)
 
     def _score(self, parts: Sequence[tuple[np.ndarray, int]], label: str) -> list[tuple[float, bool]]:
-        """Measures the last `count` tokens of each (tokens, count). See `loglikelihood` for the results."""
+        """Measures the last `count` tokens of each (tokens, count): see `loglikelihood`."""
         kept = [number for number, (_, count) in enumerate(parts) if count]
         results = [(0.0, True)] * len(parts)
         if not kept:
@@ -170,7 +171,7 @@ class HarnessModel:
         return results
 
     def _read(self, windows: Windows, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """For each entry that counts: the loss of its target, and whether the target is the most probable token."""
+        """The loss of each target that counts, and True where it is the most probable token."""
         graph, state = nnx.split(self._model)
         nats, best = np.full(len(windows.tokens), np.nan), np.zeros(len(windows.tokens), bool)
         with Progress(len(windows), "row", label=label, leave=False) as progress:
@@ -298,7 +299,7 @@ def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) ->
 
 
 class _Settings(NamedTuple):
-    """How a request wants its text."""
+    """The settings of a request for text."""
 
     until: tuple[str, ...]
     new_tokens: int
@@ -308,7 +309,7 @@ class _Settings(NamedTuple):
 
     @classmethod
     def read(cls, values: Mapping[str, Any], length: int) -> "_Settings":
-        """Reads the settings of a request to a model of `length` tokens. ConfigError: a setting is wrong or unknown."""
+        """Reads settings of a request to a model of `length` tokens. ConfigError: a wrong one."""
         known = {"until", "do_sample", "temperature", "top_k", "top_p", *_COUNTS}
         if unknown := sorted(values.keys() - known):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reports the perplexity of a text under decoders, as papers do: per token, word and byte, by position and length."""
+"""Reports a decoder's perplexity on a text: per token, word and byte, by position and length."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -50,13 +50,13 @@ def read(
 
 
 def check_length(model: Any, task: TextTask, split: str, length: int) -> None:
-    """Raises ConfigError if a table of the encoding is too short for windows of at most `length` tokens of a split."""
+    """ConfigError if a table of the encoding is too short for windows of `length` tokens."""
     longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.token_streams(split))
     likelihood.check_length(model, min(length, longest))
 
 
 def _bounds(task: TextTask, entries: TokenStream) -> np.ndarray:
-    """The bounds that no window crosses: the bounds of documents if the task packs documents, else of the text."""
+    """The bounds that no window crosses: of documents if the task packs them, else of the text."""
     return entries.bounds[[0, -1]] if task.crosses_documents else entries.bounds
 
 
@@ -109,7 +109,7 @@ def whole_text_note(records: Sequence[Record]) -> str:
 
 
 def positions_table(records: Sequence[Record]) -> Table:
-    """Makes a table of the mean loss for each number of tokens seen; all records must have the same length."""
+    """Makes a table of mean loss by number of tokens seen; all records have the same length."""
     rows = [
         [f"{seen:g}", _cell([row["by_seen"]["loss"][number] for row in records])]
         for number, seen in enumerate(records[0]["by_seen"]["seen"])
@@ -119,7 +119,7 @@ def positions_table(records: Sequence[Record]) -> Table:
 
 @rc_context(STYLE)
 def loss_by_position(records: Sequence[Record], model: str = "") -> Figure:
-    """Plots the mean loss against the number of tokens seen, one line per length; bands span all seeds."""
+    """Plots mean loss against the number of tokens seen, by length; bands span all seeds."""
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, length in enumerate(lengths(records)):
