@@ -29,7 +29,7 @@ PyTree = Any
 
 
 def accumulator_dtype(dtype: Any) -> Any:
-    """Returns the type in which logits, gates and sums are computed: float64 if `dtype` is float64, else float32.
+    """The type of logits, gates and sums: float64 if `dtype` is float64, else float32.
 
     >>> accumulator_dtype(jnp.bfloat16).__name__
     'float32'

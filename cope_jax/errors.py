@@ -25,7 +25,7 @@ class NonFiniteError(RuntimeError):
 
 
 class StorageError(OSError):
-    """The disk is full or read-only, or a file cannot be read at the moment; files that are complete stay intact.
+    """The disk is full or read-only, or a file is unreadable now; complete files stay intact.
 
     Commands print the message and exit with status 4.
     """
@@ -60,7 +60,7 @@ def clear_storage_errors(path: object) -> Iterator[None]:
 
 
 def storage_reason(error: BaseException | None) -> str | None:
-    """Returns the file system's error message if a full or read-only disk caused the exception, else None.
+    """The file system's message if a full or read-only disk caused the exception, else None.
 
     Libraries in C++ and Rust raise their own exceptions, whose text contains the error number.
 
@@ -89,7 +89,7 @@ def storage_reason(error: BaseException | None) -> str | None:
 
 
 def bucket_error(error: BaseException | None) -> StorageError | ConfigError | None:
-    """Returns a clear error if a library that reads buckets caused the exception or is not installed, else None.
+    """A clear error if a library for buckets caused the exception or is missing, else None.
 
     >>> bucket_error(ValueError("another error")) is None
     True

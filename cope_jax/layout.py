@@ -13,7 +13,7 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Names the axes of the current mesh (`jax.set_mesh`) that split activations; by default nothing is split.
+    """Names the axes of the current mesh (`jax.set_mesh`) that split activations; none by default.
 
     Attributes:
       batch: axes that split the batch.

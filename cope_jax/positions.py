@@ -1,4 +1,4 @@
-"""Position samplers, which choose the positions of tokens independently of how an encoding uses the positions.
+"""Position samplers, which choose the positions of tokens for any encoding.
 
 A sampler accepts (key, batch, length, limit) and returns int32 positions below `limit`, `[B, L]` or `[1, L]`, strictly
 increasing along L.
@@ -21,7 +21,7 @@ SAMPLERS: Registry[Sampler] = Registry("position sampler")
 
 @SAMPLERS.register("consecutive")
 def consecutive(key: Array, batch: int, length: int, limit: int) -> np.ndarray:
-    """Returns 0, 1, …, L−1 as a NumPy array, so that an encoding can check positions against its table while tracing.
+    """Returns 0, 1, …, L−1 in NumPy: an encoding can check its table while tracing.
 
     >>> consecutive(jax.random.key(0), 1, 3, 3).tolist()
     [[0, 1, 2]]
@@ -33,7 +33,7 @@ def consecutive(key: Array, batch: int, length: int, limit: int) -> np.ndarray:
 
 @SAMPLERS.register("offset")
 def offset(key: Array, batch: int, length: int, limit: int) -> Array:
-    """Returns s, s+1, …, s+L−1, where each row has its own s, uniform among the starts that fit below `limit`.
+    """Returns s, s+1, …, s+L−1 in each row, s uniform among the starts that fit below `limit`.
 
     Kiyono et al., "SHAPE: Shifted Absolute Position Embedding" (arXiv 2109.05644).
     """
@@ -44,7 +44,7 @@ def offset(key: Array, batch: int, length: int, limit: int) -> Array:
 
 @SAMPLERS.register("randomised")
 def randomised(key: Array, batch: int, length: int, limit: int) -> Array:
-    """Returns a random subset of 0 … limit−1 in ascending order, sampled for each row without replacement.
+    """Returns a random ascending subset of 0 … limit−1 for each row, without replacement.
 
     Ruoss et al., "Randomized positional encodings boost length generalization" (arXiv 2305.16843).
     """

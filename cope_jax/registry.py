@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
-    """Creates the error for an unknown name; its message suggests the nearest choice and lists all choices.
+    """The error for an unknown name; it suggests the nearest choice and lists all choices.
 
     >>> str(unknown("encoding", "rop", ["cope", "rope"]))
     "unknown encoding 'rop': did you mean 'rope'? Choose from cope, rope"
@@ -102,7 +102,7 @@ C = TypeVar("C")
 
 
 def configure(cls: type[C], options: Mapping[str, Any], owner: str) -> C:
-    """Builds the config dataclass `cls` from `options` and checks names and types, also in nested configs.
+    """Builds the config dataclass `cls` from `options`; checks names and types, also nested.
 
     An int is accepted for a float field, and a list for a tuple; no other type is converted. A wrong name or type
     raises ConfigError. `owner`, such as "rope", is the name in the error message.
@@ -148,7 +148,7 @@ _ODD = re.compile(r"(?i)(?<!\w)(?:[\d.][\w.]*_|0[xob])|(?![0-9])\d")
 
 
 def check_plain_numbers(text: str, source: str) -> None:
-    """Raises ConfigError if a number in `text` is not a plain decimal; anything may be inside quotation marks.
+    """ConfigError if a number in `text` is not a plain decimal; quoted text may be anything.
 
     >>> check_plain_numbers("(1000, -1e-3, 'run_1_2')", "--config.task.options.lengths")
     >>> check_plain_numbers("1_000", "--seeds")
@@ -161,7 +161,7 @@ def check_plain_numbers(text: str, source: str) -> None:
 
 
 def check_at_least(least: float, owner: str, most: int = 2**31 - 1, /, **values: float | None) -> None:
-    """Raises ConfigError for a value that is NaN, infinite or below `least`, or an int above `most`; None is allowed.
+    """ConfigError for a value that is NaN, infinite, below `least`, or an int above `most`.
 
     The default of `most` is for sizes and counts, which are int32 on devices; seeds may be larger.
 
@@ -181,7 +181,7 @@ def check_at_least(least: float, owner: str, most: int = 2**31 - 1, /, **values:
 
 
 def check_fields(config: Any, owner: str) -> None:
-    """Checks each field of a config dataclass against its annotation, as `checked` does; call it in `__post_init__`.
+    """Checks each field of a config against its annotation, by `checked`; for `__post_init__`.
 
     The default of a field is always allowed, such as infinity.
 

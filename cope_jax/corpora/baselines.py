@@ -23,7 +23,7 @@ def majority_label(labels: Sequence[Any]) -> Any:
 
 
 def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) -> list[Any]:
-    """The most frequent training label of each test word; unknown words get the most frequent of all training labels.
+    """The commonest training label of each test word; of an unknown word, of all labels.
 
     >>> majority_by_word(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
     ['VERB', 'NOUN', 'NOUN']
@@ -36,7 +36,7 @@ def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequenc
 
 
 def unigram_probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str, np.ndarray]:
-    """The probability of each of V words, p(w) = (n_w + 1)/(N + V), where w occurs n_w times among N targets.
+    """p(w) = (n_w + 1)/(N + V) of each of V words, where w occurs n_w times among N targets.
 
     The probability is never 0. A batch has the fields `targets` and `weights`. A batch with two directions also has
     these fields with the prefix `backward_`. Returns a dict from the prefix of a direction, "" or "backward_", to a
@@ -88,7 +88,7 @@ def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
 
 
 class BagOfWords:
-    """Logistic regression on what two bags of pieces have in common: p(B does not follow A) = σ(w·f(A, B) + b).
+    """Logistic regression on two bags of pieces: p(B does not follow A) = σ(w·f(A, B) + b).
 
     Sentences of one document share words, so much of next-sentence prediction needs no word order: Lan et al.,
     "ALBERT", ICLR 2020, section 4.6.
@@ -114,7 +114,7 @@ class BagOfWords:
         self.idf_V: np.ndarray | None = None
 
     def fit(self, batch: Batch) -> "BagOfWords":
-        """Fits to examples with `next` `[n]`: 0 if B follows A, 1 if B is from another document. Returns self.
+        """Fits to examples with `next` `[n]`: 0 if B follows A, 1 if not. Returns self.
 
         Raises:
           ConfigError: all examples are of one kind.

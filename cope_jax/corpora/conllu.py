@@ -81,7 +81,7 @@ def parse(path: epath.Path) -> list[TaggedSentence]:
 
 
 def read_table(path: str) -> dict[str, list[TaggedSentence]]:
-    """Reads the sentences of each split from a `.csv` file with the columns `text`, `label` and perhaps `split`.
+    """Reads sentences by split from a `.csv` file with columns `text`, `label` and perhaps `split`.
 
     A text has words between spaces, and a label as many tags between spaces; any tags will do. Without `split`, a hash
     of the text puts a tenth of the sentences into validation and a tenth into the test.

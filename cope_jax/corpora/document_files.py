@@ -92,7 +92,7 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
 def pieces(
     file: InputFile, field: str = "text", division: Division = "file", *, joins: Joins | None = None
 ) -> Iterator[tuple[Piece, float]]:
-    """The documents of a file, in pieces, each with the share of the file that is read. No document is empty.
+    """The documents of a file, in nonempty pieces, each with the share of the file that is read.
 
     A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its text is in `field`. Of plain text,
     the file is one document, or each line or paragraph that is not blank, without its last line end. The names may end

@@ -1,4 +1,4 @@
-"""Cuts the tokens of texts into examples of one length and packs short examples, without losing or repeating a token.
+"""Cuts the tokens of texts into examples of one length and packs short ones, without any loss.
 
 A text of n tokens has n *entries*. Each entry reads one token and predicts the next token of the text. The first entry
 reads `end`.
@@ -36,7 +36,7 @@ class TokenStream:
 
 
 def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
-    """Joins documents that are not empty. `end` precedes the first, and follows each that does not end with `end`.
+    """Joins nonempty documents. `end` precedes the first, and follows each that lacks it.
 
     >>> entries = join([np.array([5, 6]), np.array([7, 0])], end=0)
     >>> entries.tokens.tolist(), entries.bounds.tolist(), entries.counted.tolist()
@@ -206,7 +206,7 @@ class Mixed:
 
 
 def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Packs pieces into few rows by best-fit decreasing: longest first, each into the fullest row with enough room.
+    """Packs pieces by best-fit decreasing: longest first, into the fullest row with enough room.
 
     Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830). Sizes are from 1 to `length`. Returns
     the numbers of the pieces in each row, in ascending order. Rows are sorted by their first piece.

@@ -78,7 +78,7 @@ def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Read
 
 
 def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
-    """The number of texts, their size in UTF-8 bytes, and a digest that depends on the texts and their order.
+    """The number of texts, their size in UTF-8 bytes, and a digest of the texts in their order.
 
     >>> found = fingerprint(["ab", "c"])
     >>> found["documents"], found["bytes"], found["sha256"][:8]
@@ -95,7 +95,7 @@ def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """A reference to texts. References with the same digest are equal, so what is learned from the texts can be cached.
+    """A reference to texts, equal to others of the same digest: results of learning can be cached.
 
     Attributes:
       digest: `sha256` from the `fingerprint` of the texts.
@@ -153,7 +153,7 @@ def _tree(root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str
 
 
 def _part(text: str, split: str) -> str:
-    r"""The part of a single text that belongs to a split: 90, 5 or 5 % of its characters, divided between words.
+    r"""The part of a text in a split: 90, 5 or 5 % of its characters, divided between words.
 
     >>> [_part("ab " * 40, split).count("ab") for split in SPLITS]
     [36, 2, 2]

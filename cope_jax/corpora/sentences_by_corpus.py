@@ -12,7 +12,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document]:
-    """The documents of a split. A document is a list of sentences, and a sentence is a tuple of words.
+    """The documents of a split: lists of sentences, which are tuples of words.
 
     For "both", WikiText-2 comes first, then UD English EWT. WikiText-2 is read as raw text if `data_dir` has the raw
     training text. Otherwise rare words are `<unk>` in every split, so that a model is tested on the same kind of text

@@ -1,4 +1,4 @@
-"""Reads a tokenised corpus from shards: files of packed examples with a manifest, in a folder or a bucket.
+"""Reads a tokenised corpus from shards, files of packed examples with a manifest, also in a bucket.
 
 A folder contains `manifest.json`, the tokenizer, and shards in the array_record format. A shard holds the examples of
 one run of documents, which are packed by themselves; see `cope_jax.corpora.packing`. `cope_jax.data.shard_export`

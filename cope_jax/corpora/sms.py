@@ -21,7 +21,7 @@ class Message:
 
 
 def read(data_dir: str | None) -> list[Message]:
-    """Reads `sms-spam/SMSSpamCollection.tsv`, one `label<tab>text` per line. Messages are in the order of the file.
+    """Reads `sms-spam/SMSSpamCollection.tsv`, one `label<tab>text` per line, in the file's order.
 
     Repeated lines, 403 of the 5,574, are left out, so that no test message is also in training.
 
@@ -47,7 +47,7 @@ def read(data_dir: str | None) -> list[Message]:
 
 
 def read_table(path: str) -> tuple[tuple[str, str], list[Message]]:
-    """Reads a `.csv` file with the columns `text` and `label`: see `tables.read`. Repeated rows are left out.
+    """Reads a `.csv` file with columns `text` and `label`: see `tables.read`. Drops repeated rows.
 
     Returns (both labels in alphabetical order, the messages).
 

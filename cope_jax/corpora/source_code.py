@@ -60,7 +60,7 @@ def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[
 
 
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
-    """Reads the files below a folder that match any of `globs`, each once. Files that end in `.gz` are unpacked.
+    """Reads the files below a folder that match any of `globs`, each once; unpacks `.gz` files.
 
     Empty files, and folders of installed packages, tests and caches, are left out. `matching` explains the globs.
 
@@ -88,7 +88,7 @@ def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
 
 
 def split_of(path: str) -> str:
-    """The split of a file, chosen by a hash of its path: 90 % are "train", 5 % "validation", 5 % "test".
+    """The split of a file by a hash of its path: 90 % "train", 5 % "validation", 5 % "test".
 
     >>> split_of("ast.py"), split_of("csv.py")
     ('train', 'train')
@@ -98,7 +98,7 @@ def split_of(path: str) -> str:
 
 
 def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
-    """Finds texts whose sets of shingles (runs of five words and signs) have a Jaccard similarity above 0.7.
+    """Finds texts whose shingles (runs of five words and signs) have a Jaccard index above 0.7.
 
     J(A, B) = |A ∩ B|/|A ∪ B| is computed for all pairs that share a MinHash of 4 permutations in any of 16 bands.
     Returns a dict from the name of each later text to the name of an earlier text, which is not a duplicate itself.

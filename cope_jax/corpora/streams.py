@@ -57,7 +57,7 @@ class Stream(Sequence[dict[str, np.ndarray]]):
 
 
 def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.ndarray]:
-    """The windows `[n, L]` of each field that begin at `starts` `[n]`, with zeros after the end of the field.
+    """The windows `[n, L]` of each field from `starts` `[n]` on, with zeros after the end.
 
     >>> windows({"inputs": np.arange(1, 5)}, np.array([0, 2]), 3)["inputs"].tolist()
     [[1, 2, 3], [3, 4, 0]]

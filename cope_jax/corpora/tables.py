@@ -9,7 +9,7 @@ from cope_jax.errors import ConfigError
 
 
 def read(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> list[tuple[str, dict[str, str]]]:
-    """Reads some columns of a UTF-8 `.csv` file, plain or with `.gz`. Values with commas or line ends are quoted.
+    """Reads columns of a UTF-8 `.csv` or `.csv.gz` file. Quoted values may have commas.
 
     Returns:
       For each row, its place for messages, and its values by column, without the spaces around them.

@@ -24,7 +24,7 @@ class Counts:
     changed: int = 0
 
     def per_unit(self, nats: float) -> dict[str, float]:
-        """Converts `nats`, the sum of the losses of all these tokens, to the units that papers report.
+        """Converts `nats`, the sum of the losses of all these tokens, to units of papers.
 
             loss = nats/tokens, perplexity = exp(nats/words), bits_per_byte = nats/(bytes · ln 2).
 

@@ -24,7 +24,7 @@ _CLOSERS = {")", "]", "''", "”", "’"}
 
 
 def read(data_dir: str | None, split: str, *, raw: bool = False) -> list[str]:
-    """Reads the lines of `wikitext-2/wiki.{train,valid,test}.tokens`. Each line is a paragraph, a heading or blank.
+    """Reads `wikitext-2/wiki.{train,valid,test}.tokens` by line: paragraphs, headings or blank.
 
     If `raw` is True, reads the `.raw` file if it exists. This file has rare words as written, not `<unk>`. Raises
     ConfigError if there is no such split or file.
@@ -42,7 +42,7 @@ def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
 
 
 def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
-    r"""Reads the articles of a split, unchanged. All articles, concatenated, are the file of the split.
+    r"""Reads the articles of a split, unchanged. Concatenated, they are the file of the split.
 
     Without a `data_dir`, the built-in sample replaces "wikitext-2" and "wikitext-103". If `raw` is True, reads the
     `.raw` file, which has rare words as written, from the folder `CORPUS-raw` or else from the folder `CORPUS`.
@@ -112,7 +112,7 @@ def _titles(lines: list[str]) -> list[bool]:
 
 
 def split_sentences(words: Sequence[str]) -> Document:
-    """The sentences of a paragraph of words; each ends with `.`, `!` or `?` and any closing quotes or brackets.
+    """The sentences of a paragraph, each up to `.`, `!` or `?` and closing quotes or brackets.
 
     A sentence continues if the next word begins with a lowercase letter. No word is lost.
 

@@ -35,7 +35,7 @@ class Source:
     files: tuple[str, ...]
 
     def at(self, mirror: str) -> "Source":
-        """Returns the source of the same corpus on a mirror. The mirror has the file directly under the URL `mirror`.
+        """Returns the source of the same corpus on a mirror, with the files directly under the URL.
 
         >>> SOURCES["wikitext-2"].at("http://localhost:8000/").url
         'http://localhost:8000/wikitext-2-v1.zip'
@@ -69,7 +69,7 @@ SOURCES = {
 
 
 def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
-    """Returns the files of a source that a data directory lacks. A file with `.gz` after its name is not missing.
+    """Returns the files of a source that a data directory lacks, plain and with `.gz`.
 
     >>> missing(SOURCES["tinyshakespeare"], "nowhere")
     ['tinyshakespeare/input.txt']
@@ -79,7 +79,7 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
-    """Downloads the files of a corpus that a data directory lacks, and returns the paths of these files.
+    """Downloads the files of a corpus that a data directory lacks; returns their paths.
 
     The paths are relative to `data_dir`. The download is checked by size and digest. `data_dir` never has an incomplete
     file: until a file is complete, it is in a temporary folder, which this call removes at the end. If the process is

@@ -1,4 +1,4 @@
-"""Makes batches of a task with Grain: training batches that resume exactly, and evaluation batches of one shape.
+"""Makes batches with Grain: training batches that resume exactly, evaluation batches of one shape.
 
 Batches depend on seeds only, not on timing: Grain's prefetching threads keep the order.
 """
@@ -99,7 +99,7 @@ def train_iterator(
 def evaluation_batches(
     task: Task, split: str, *, examples: int, batch_size: int, seed: int, data_dir: str | None = None
 ) -> list[Batch]:
-    """Returns the first `examples` examples of `split`, in batches of one shape; rows of weight 0 fill the last batch.
+    """Returns the first `examples` of `split` in batches of one shape, filled by weights 0.
 
     `split` is a fixed split or a split of the task's sweep. If the split has fewer examples, the batches contain the
     entire split. For a stream, `examples` is rounded up to whole batches. `data_dir` is as in `train_iterator`, and has
@@ -158,7 +158,7 @@ def _shuffled(
 
 
 class WindowOrder:
-    """An endless order of examples that are stored in blocks. Neighbours in the order are in few blocks.
+    """An endless order of examples stored in blocks, in which neighbours are in few blocks.
 
     In each epoch, the blocks have a random order. Then each run of `window` examples is shuffled; a window may span
     several blocks. Every example comes once in an epoch. Item i depends only on the arguments and i.

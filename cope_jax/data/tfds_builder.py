@@ -1,4 +1,4 @@
-"""Writes and reads tasks as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
+"""Writes and reads tasks as TensorFlow Datasets, as array_record; TensorFlow is not needed.
 
 A directory contains one dataset for each task. The examples of a dataset are in the order of `Task.dataset`. A dataset
 also stores the task's options, the data seed, saved files such as a tokenizer, digests of the data, and the parts of a
@@ -30,7 +30,7 @@ _CHUNK = 1024  # number of examples that are made from files at a time
 
 
 def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0) -> epath.Path:
-    """Writes `sizes[split]` examples of each split. Data of an earlier call with the same arguments are kept.
+    """Writes `sizes[split]` examples of each split, unless an equal earlier call wrote them.
 
     For a task of fixed size, empty `sizes` mean all examples of every split. `data_dir` may contain other tasks too.
     Returns the folder of the dataset, `<data_dir>/<task>/<version>`.
@@ -74,7 +74,7 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
 
 
 def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> "Written":
-    """Returns the examples of `split` as a random-access source. Item i is row i of `task.dataset(split, n, seed)`.
+    """Returns random access to `split`; item i is row i of `task.dataset(split, n, seed)`.
 
     Raises:
       ConfigError: `data_dir` has no data of this task with these options, files and seed, or not this split.
@@ -92,7 +92,7 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A source of stored examples, each a dict of arrays. For a field without dimensions, TFDS itself gives numbers.
+    """A source of stored examples, dicts of arrays, also of fields without dimensions.
 
     `size` and `mixture` are what the methods `size` and `mixture` of the task return for the split.
     """

@@ -1,4 +1,4 @@
-"""BERT in the format of Hugging Face's transformers: config.json, model.safetensors and vocab.txt in one folder.
+"""BERT in the format of transformers: config.json, model.safetensors and vocab.txt in one folder.
 
 The tensors have the names and meaning of `BertForPreTraining`.
 """
@@ -58,7 +58,7 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
 
 
 def check_vocabulary(folder: Path, vocab_size: int) -> None:
-    """Raises ConfigError unless a folder's vocab.txt, if there is one, has a line for each of the model's pieces.
+    """ConfigError unless a folder's vocab.txt, if any, has a line for each piece of the model.
 
     If there is a tokenizer.json too, which transformers prefers, both must give each piece the same number. Lines such
     as [unused9000], which pad the table, may be in vocab.txt alone.
@@ -115,7 +115,7 @@ def vocabulary(folder: str | Path) -> tuple[str, ...]:
 
 
 def find_minilm() -> Path:
-    """Finds the folder of all-MiniLM-L6-v2, a pretrained sentence encoder, in the installed package that contains it.
+    """Finds all-MiniLM-L6-v2, a sentence encoder, in the installed package that contains it.
 
     Raises:
       ConfigError: the package is not installed.

@@ -31,7 +31,7 @@ _VERSION = 1
 
 
 def kind_of(folder: Path) -> str | None:
-    """The format of the model in a folder, a name of `FORMATS` or `ELMO`; None if there is no model.
+    """The format of the model in a folder, a name of `FORMATS` or `ELMO`; None without a model.
 
     Raises:
       ConfigError: config.json is damaged or has an unknown `model_type`.
@@ -70,7 +70,7 @@ def read_config(folder: str | Path) -> Any:
 
 
 def load(folder: str | Path) -> tuple[Any, Params]:
-    """Reads the config, as `read_config` does, and the parameters, as nested dicts, from a folder of any known format.
+    """Reads the config, as `read_config` does, and nested dicts of parameters, in any format.
 
     Raises:
       ConfigError: a file is missing or damaged, belongs to an unknown model, does not fit the config, or has numbers
@@ -184,7 +184,7 @@ def _parse(values: Mapping[str, Any], path: str) -> Any:
 
 
 def _check(array: Any, path: tuple[Any, ...], leaf: Any, where: str) -> None:
-    """Raises ConfigError if the array is None, or does not have the shape and type of the parameter.
+    """ConfigError if the array is None or differs from the parameter in shape or type.
 
     float64 is also accepted as type.
     """

@@ -34,7 +34,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
-    """Makes a dataclass of class `kind` from the values of its fields; values of other names are ignored.
+    """Makes a dataclass `kind` from the values of its fields; ignores values of other names.
 
     Raises:
       ConfigError: a value has the wrong type, or a field without a default has no value.
@@ -61,7 +61,7 @@ def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> N
 
 
 def read_tokens(folder: Path) -> dict[str, Any]:
-    """Reads the fields `TOKENS` from generation_config.json, as transformers does, or if absent from config.json.
+    """Reads the fields `TOKENS` from generation_config.json or else config.json.
 
     Returns:
       The fields that were found, by name; each is the number of a token or a list of numbers.

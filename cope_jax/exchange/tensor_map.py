@@ -1,4 +1,4 @@
-"""Reads and writes folders in the format of Hugging Face's transformers: config.json and the tensors.
+"""Reads and writes folders in the format of transformers: config.json and the tensors.
 
 In this module, "their" means "of transformers", and "our" means "of cope_jax".
 """
@@ -43,7 +43,7 @@ _EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.
 
 
 class _Entry(NamedTuple):
-    """A tensor of a file, or one tensor for each layer if `name` has {} in place of the layer's number.
+    """A tensor of a file, or one for each layer if `name` has {} in place of its number.
 
     The tensor concatenates our parameters at `paths` along the last axis. If `transposed`, it is [outputs, inputs].
     """

@@ -29,7 +29,7 @@ def generate(
     stop_token: int | Sequence[int] | None = None,
     padded: int = 0,
 ) -> list[np.ndarray]:
-    """Continues each prompt. Each new token is sampled from softmax(logits/temperature) given the tokens before it.
+    """Continues each prompt by samples of softmax(logits/temperature), given all earlier tokens.
 
     The batch runs as one compiled program, which ends early if every row has generated a stop token. A new value of
     the key, the temperature, `top_p` or a stop token needs no compilation. A new batch size, length of the longest
@@ -70,7 +70,7 @@ def generate(
 def generate_stream(
     model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, chunk: int = 8, **arguments: Any
 ) -> Iterator[list[np.ndarray]]:
-    """Yields the tokens of `generate` while they are generated, as lists of the new tokens of each row.
+    """Yields the tokens of `generate` while they are generated, as lists of new tokens by row.
 
     The first list has the first new token of each row. Every other list has up to `chunk` tokens of each row. Two
     programs run, for any `chunk`. The first program reads the prompts, and the second program continues them. Both

@@ -14,7 +14,7 @@ from cope_jax.registry import abridged
 def pad_left(
     prompts: Sequence[Sequence[int] | np.ndarray], vocab_size: int, least: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (tokens_BL with zeros before shorter prompts, lengths_B), int32. ConfigError: a prompt is not valid.
+    """Returns (tokens_BL with zeros before short prompts, lengths_B). ConfigError: a wrong prompt.
 
     L is the length of the longest prompt, but at least `least`.
 
@@ -35,7 +35,7 @@ def pad_left(
 
 
 def check_positions(model: Any, length: int, request: str, remedy: str) -> None:
-    """Raises ConfigError if a table of a decoder's encoding has fewer than `length` rows, one for each position.
+    """ConfigError if a table of a decoder's encoding has fewer than `length` rows (positions).
 
     The message begins with `request`, which says what is too long, and ends with `remedy`.
     """

@@ -1,4 +1,4 @@
-"""Generates text with a recurrent language model: reads the prompts once, then continues word by word from the state.
+"""Generates text with a recurrent language model: reads prompts once, and continues word by word.
 
 >>> from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig
 >>> model = RNNLM(RNNLMConfig(vocab_size=16, embed_dim=4, hidden_dim=4), rngs=nnx.Rngs(0))
@@ -30,7 +30,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> np.ndarray:
-    """Continues each prompt. Each new word is sampled from softmax(logits/temperature) given the words before it.
+    """Continues each prompt by samples of softmax(logits/temperature), given all earlier words.
 
     `model` is a recurrent language model like `RNNLM`, whose forward direction generates. `key` is a single key for all
     rows. The other arguments and the errors are as in `cope_jax.generation.decoding.generate`. Returns the new words,

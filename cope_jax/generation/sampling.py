@@ -58,7 +58,7 @@ def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, 
 
 
 def keep_top_k(logits_BV: Array, k: int) -> Array:
-    """Keeps the k highest logits of each row, and sets the others to −∞. Of equal logits, the first are kept.
+    """Keeps the k highest logits of each row, the first among equals, and sets the others to −∞.
 
     >>> keep_top_k(jnp.array([[1.0, 3.0, 2.0]]), 2).tolist()
     [[-inf, 3.0, 2.0]]
@@ -68,7 +68,7 @@ def keep_top_k(logits_BV: Array, k: int) -> Array:
 
 
 def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
-    """Keeps the fewest logits of each row whose probabilities sum to p or more, and sets the others to −∞.
+    """Keeps the fewest logits of each row with probabilities of sum ≥ p; sets the others to −∞.
 
     This is the nucleus of Holtzman et al. (arXiv 1904.09751). At least one logit is kept, and p = 1 keeps all. Of equal
     logits, the first are kept.

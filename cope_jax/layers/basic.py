@@ -65,7 +65,7 @@ def logits(layer: nnx.Linear, x: Array) -> Array:
 
 
 class Norm(nnx.Module):
-    """LayerNorm (Ba et al., arXiv 1607.06450) or RMSNorm (Zhang and Sennrich, arXiv 1910.07467) over the last axis.
+    """LayerNorm (Ba et al., 1607.06450) or RMSNorm (Zhang and Sennrich, 1910.07467), last axis.
 
     It computes in float32 and returns the type of its input. With compute type float64, it computes in float64 and
     returns float64.

@@ -17,7 +17,7 @@ from cope_jax.ops.dropout import dropout
 
 
 class Block(nnx.Module):
-    """A transformer block: attention, then the feed-forward layer, each with a norm and a residual connection.
+    """A transformer block: attention, then the feed-forward layer, each with a norm and a residual.
 
     Pre-norm: x ← x + f(norm(x)), Xiong et al. (arXiv 2002.04745). Post-norm: x ← norm(x + f(x)), Vaswani et al. (arXiv
     1706.03762). Here f is first attention, and then the feed-forward layer.
@@ -82,7 +82,7 @@ class Block(nnx.Module):
         attention_key: Array | None = None,
         mlp_key: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Adds the output of attention to the residual stream x, and then f, the output of the feed-forward layer.
+        """Adds attention's output to the residual stream x, then f, the feed-forward layer's.
 
         Returns:
           (x_BLD, f_BLD).

@@ -98,7 +98,7 @@ class BlockConfig:
         return AttentionShape(self.num_heads, head_dim, self.num_kv_heads, self.model_dim, max_length)
 
     def matrix_parameters(self) -> tuple[int, int]:
-        """Returns (number of parameters in a block's matrices, H·K). Every token uses all of these parameters.
+        """Returns (number of parameters in a block's matrices, which every token uses; H·K).
 
         A recurrence has no pairs of tokens, so it has 0 in place of H·K.
         """

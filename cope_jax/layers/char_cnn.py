@@ -67,7 +67,7 @@ class Highway(nnx.Module):
 
 
 class CharCNN(nnx.Module):
-    """Turns the characters of a word into a vector: convolutions, their maxima, highway layers and a projection.
+    """Turns the characters of words into vectors: convolutions, maxima, highway layers, projection.
 
         f_k = relu(max_p (Σ_i W_ki e_{p+i} + b_k)),  x = W_p highway_n(… highway_1(f)) + b_p
 
@@ -96,7 +96,7 @@ class CharCNN(nnx.Module):
         self.projection = _dense(config.num_filters, outputs, axes, rngs=rngs) if outputs else None
 
     def __call__(self, characters_BLC: Array) -> Array:
-        """The vectors x_BLD of words, from int32 characters 0 to 261. A word with any other character gives NaN.
+        """The vectors x_BLD of words of int32 characters 0 to 261; NaN if one is out of range.
 
         Raises:
           ConfigError: words are shorter than a filter.

@@ -21,7 +21,7 @@ Carry = tuple[Array, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One step of a recurrent layer, from z = W_x x + b, which is computed for all steps beforehand.
+    """A step of a recurrent layer, from z = W_x x + b, computed for all steps beforehand.
 
     "tanh", Elman (1990): h' = tanh(z + W_h h).
 
@@ -68,7 +68,7 @@ class Cell:
         return self.width * (4 if self.name == "lstm" else 1)
 
     def matrices(self, inputs: int) -> int:
-        """The number of parameters in the matrices of a layer that has this cell and inputs of width `inputs`.
+        """The number of parameters in the matrices of this cell with inputs of width `inputs`.
 
         >>> Cell(width=3).matrices(inputs=2)
         60
@@ -156,7 +156,7 @@ class Recurrent(nnx.Module):
 
 
 class Bidirectional(nnx.Module):
-    """Two layers over the same inputs, y_t = [forward h_t; backward h_t]. Schuster and Paliwal (1997).
+    """Two layers over one input, y_t = [forward h_t; backward h_t]. Schuster & Paliwal (1997).
 
     >>> layer = Bidirectional(Cell("tanh", width=4), inputs=3, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 5, 3)))[0].shape
@@ -178,7 +178,7 @@ class Bidirectional(nnx.Module):
 
 
 def clear(carry: PyTree, reset_B: Array | None) -> PyTree:
-    """Returns `carry` with zeros in the rows where `reset_B` is not 0; unchanged if `reset_B` is None.
+    """Returns `carry` with zeros in rows where `reset_B` is not 0; unchanged for None.
 
     >>> clear(jnp.ones((2, 1)), jnp.array([1.0, 0.0])).tolist()
     [[0.0], [1.0]]

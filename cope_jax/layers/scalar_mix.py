@@ -8,7 +8,7 @@ from cope_jax.array_types import Array
 
 
 class ScalarMix(nnx.Module):
-    """Mixes layers, γ · Σ_j softmax(w)_j h_j; w starts at 0 and γ at 1. Peters et al. (arXiv 1802.05365), section 3.2.
+    """Mixes layers, γ · Σ_j softmax(w)_j h_j, from w = 0, γ = 1. Peters et al. (1802.05365), 3.2.
 
     With `layer_norm` every h_j is first replaced by (h_j − μ_j) / √(σ²_j + ε). The scalars μ_j and σ²_j are the mean
     and variance of h_j over all real tokens of the batch and all D features.

@@ -34,7 +34,7 @@ class Context:
 
 
 class SelfAttention(nnx.Module):
-    """Multi-head self-attention, out = W_o attend(W_q x, W_k x, W_v x), with grouped key/value heads.
+    """Multi-head self-attention, W_o attend(W_q x, W_k x, W_v x), with grouped key/value heads.
 
     See `AttentionOptions` for what a config may add around `attend`.
     """
@@ -60,7 +60,7 @@ class SelfAttention(nnx.Module):
     def extend(
         self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
     ) -> tuple[Array, Cache]:
-        """Adds the keys and values of the newest tokens to the cache, and attends from them to all tokens in the cache.
+        """Adds keys and values of the newest tokens to the cache, and attends from them to all.
 
         The newest tokens are the tokens of the last `Cache.enter`. The cache is for all layers of the model; `layer` is
         the index of this layer. If `first` is true, the cache was empty before these tokens, so they attend only to

@@ -22,7 +22,7 @@ POLICIES = {
 
 
 def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.Rngs) -> L:
-    """Creates a module whose parameters have a leading axis over `num_layers`; each layer has its own random numbers.
+    """Creates `num_layers` modules with different random numbers, stacked along a leading axis.
 
     >>> create_stack(lambda rngs: nnx.Linear(2, 3, rngs=rngs), 4, rngs=nnx.Rngs(0)).kernel.shape
     (4, 2, 3)
@@ -39,7 +39,7 @@ def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.
 def scan_stack(
     stack: L, layer: Callable[[L, Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, remat: Remat = "none"
 ) -> tuple[Any, Any]:
-    """Applies the layers of a stack in one loop, so the program and its compile time do not grow with depth.
+    """Applies a stack of layers in one loop: program and compile time do not grow with depth.
 
     Args:
       stack: from `create_stack`.

@@ -56,7 +56,7 @@ class TapeAttention(SelfAttention):
 
 
 class TapeBlock(Block):
-    """A block of TAPE (Zhu et al., arXiv 2501.00712), "contextualized equivariant position encoding".
+    """A block of TAPE, "contextualized equivariant position encoding" (Zhu et al., 2501.00712).
 
     Besides x_i, each token has a position e_i, K/2 pairs (cos, sin) for each head, which every block changes:
 

@@ -49,7 +49,7 @@ class BertConfig(BertOptions, EncoderConfig):
         check_at_least(1, "bert", predictions=self.predictions)
 
     def flops_per_token(self, length: int) -> float:
-        """Model FLOPs of training on one token: `encoder_flops`, plus the token's share of the FLOPs of the heads.
+        """FLOPs of training on a token: `encoder_flops` and a share of those of the heads.
 
         The heads need 6 (P·(D² + D·V) + D² + 2·D) FLOPs for each sequence. The term with P is for the P predicted
         tokens, D² is for the pooler, and 2·D is for the layer after the pooler. Each of the L tokens has the share 1/L.
@@ -123,7 +123,7 @@ class Bert(Model):
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """Computes `mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
+        """Computes losses and errors of predicted tokens (`mlm_…`) and of sequences (`nsp_…`).
 
         The batch has the fields `inputs`, `segments`, `mask`, `targets` and `weights`, all `[B, L]`, and `next`, `[B]`.
         `next` is 0 if the second text follows the first, and 1 if it is random. The field `positions` is optional. Rows
@@ -172,7 +172,7 @@ def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array)
 
 
 class BertEmbedder(ModelEmbedder):
-    """Embeds words by all layers of a BERT: a word has the vector of its first piece, or the mean over its pieces.
+    """Embeds words by all layers of a BERT: by first pieces, or by means over pieces.
 
     [CLS] and [SEP] enclose the sentence. A sentence that is too long is cut into windows that overlap by half. The
     vector of a word comes from the window in which the word is farthest from a cut. Devlin et al. (arXiv 1810.04805),

@@ -59,7 +59,7 @@ class HeadConfig(HeadOptions, EncoderConfig):
         return ("encoder",) if self.frozen else ()
 
     def flops_per_token(self, length: int) -> float:
-        """Model FLOPs of training on one token: `encoder_flops`, or a third of it if the encoder is frozen.
+        """FLOPs of training on a token: `encoder_flops`, or a third if the encoder is frozen.
 
         A frozen encoder needs no backward pass.
         """
@@ -102,7 +102,7 @@ class BertClassifierConfig(BertClassifierOptions, HeadConfig):
 
 @MODELS.register("bert_classifier")
 class BertClassifier(_Head):
-    """Classifies sequences by BERT's first token: logits = W dropout(pooled) + b. Devlin et al. (1810.04805).
+    """Classifies sequences by the first token, W dropout(pooled) + b. Devlin et al. (1810.04805).
 
     >>> import jax.numpy as jnp
     >>> from cope_jax.models.encoder import bert_block
@@ -132,7 +132,7 @@ class BertClassifier(_Head):
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """Computes `loss` and `sequence_error`, the share of misclassified sequences; `token_error` has the same value.
+        """Computes `loss`, and `sequence_error` = `token_error`, the share of wrong sequences.
 
         The batch has the fields `inputs`, `segments` and `mask`, `[B, L]`, and `targets` and `weights`, `[B]`. The
         field `positions` is optional.
@@ -169,7 +169,7 @@ class BertTaggerConfig(BertTaggerOptions, HeadConfig):
 
 @MODELS.register("bert_tagger")
 class BertTagger(_Head):
-    """Tags each word by the state of its first piece: logits = W dropout(x[start]) + b. Devlin et al. (1810.04805).
+    """Tags words by their first pieces, W dropout(x[start]) + b. Devlin et al. (1810.04805).
 
     x is the output of the last layer, or the mix γ Σ_j softmax(w)_j xʲ of the outputs of all layers (`ScalarMix`).
 

@@ -260,7 +260,7 @@ class Decoder(Model):
         return self._extend(tokens_BL, context, cache, first=True)
 
     def decode(self, tokens_BL: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Reads one or more further tokens of each sequence, at the positions after the tokens in the cache.
+        """Reads further tokens of each sequence, at the positions after those in the cache.
 
         Returns:
           (logits_BV of the token after `tokens_BL`, the cache with `tokens_BL`). If the cache is too small, the logits

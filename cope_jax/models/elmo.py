@@ -105,7 +105,7 @@ class ElmoConfig(ElmoOptions):
         check_at_least(0, "elmo", vocab_size=self.vocab_size)
 
     def flops_per_token(self, length: int) -> float:
-        """FLOPs of training on one token: 3 × the forward FLOPs of character CNN, LSTMs and softmax.
+        """FLOPs of training on a token: 3 × the forward FLOPs of character CNN, LSTMs and softmax.
 
         The number includes both directions. It does not depend on `length`.
         """
@@ -117,7 +117,7 @@ class ElmoConfig(ElmoOptions):
 
 @MODELS.register("elmo")
 class Elmo(RecurrentLM):
-    """A forward and a backward language model over the same word vectors, which are computed from characters.
+    """A forward and a backward language model over word vectors made from characters.
 
         x_t = CharCNN(w_t),  h¹ = LSTM¹(x),  hʲ = LSTMʲ(hʲ⁻¹) + hʲ⁻¹,  P(w_{t±1}) = softmax(W h_t + b)
 

@@ -1,4 +1,4 @@
-"""The interface of embedders, which compute contextual vectors of words, and `ModelEmbedder`, their base class.
+"""The interface of embedders, which compute contextual vectors of words, and their base class.
 
 Every embedder maps each sentence to an array `[J, words, D]` of J layers, the lowest layer first. Neighbours, word
 senses and probes use only this interface, not the models.

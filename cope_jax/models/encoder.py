@@ -67,7 +67,7 @@ class EncoderOptions(ModelOptions):
 
     @classmethod
     def of_size(cls: type[Options], size: str, **options: Any) -> Options:
-        """Returns the options of a published size: "tiny", "mini", "small", "medium", "base" or "large".
+        """Options of a published size: "tiny", "mini", "small", "medium", "base" or "large".
 
         >>> options = EncoderOptions.of_size("base")
         >>> options.num_layers, options.block.model_dim, options.block.num_heads

@@ -100,7 +100,7 @@ class Model(nnx.Module):
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """Computes losses and errors of a batch, as sums and weights, and the carry for the next batch.
+        """Computes losses and errors of a batch, as sums and weights, and the next carry.
 
         Args:
           batch: the fields of a batch of the task. If these have no `positions`, the caller adds `positions`, `[B, L]`
@@ -141,7 +141,7 @@ def overlay(whole: Any, changes: Any) -> Any:
 
 
 def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
-    """Raises ConfigError unless all fields that are not None have this rank and the same shape, without an axis of 0.
+    """ConfigError unless all fields but None have this rank and one shape, without an axis of 0.
 
     The check needs only shapes, so it also works while JAX traces a jitted function.
 
@@ -174,7 +174,7 @@ class StaticGraphDef:
 
 
 def deciding_options(config: Any) -> dict[str, Any]:
-    """The options of a model that decide what the model computes, by flag name without `config.model.`.
+    """The options that decide what a model computes, by flag name without `config.model.`.
 
     >>> from cope_jax.models.decoder import DecoderOptions
     >>> found = deciding_options(DecoderOptions())

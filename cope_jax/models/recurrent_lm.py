@@ -73,7 +73,7 @@ class RecurrentLM(Model):
     def metrics(
         self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], Carries]:
-        """Computes `loss` and `token_error`, and with two directions also `forward_loss` and `backward_loss`.
+        """Computes `loss` and `token_error`; of two directions, `forward_loss` and `backward_loss`.
 
         Loss and error are means over the tokens of both directions. A sampled softmax gives no `token_error`.
 

@@ -72,7 +72,7 @@ class RNNLMConfig(RNNLMOptions):
         return Cell(self.cell, self.hidden_dim, forget_bias=self.forget_bias if self.cell == "lstm" else 0.0)
 
     def flops_per_token(self, length: int) -> float:
-        """FLOPs of training on one token: 6 × the parameters in the matrices, summed over the directions.
+        """FLOPs of training on a token: 6 × the parameters in matrices, over all directions.
 
         The number does not depend on `length`.
 
@@ -115,7 +115,7 @@ class RNNLM(RecurrentLM):
     def __call__(
         self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None
     ) -> tuple[Array, Carries]:
-        """Returns (logits_BLV of each next word, by the forward model; the state after the last word).
+        """Returns (logits_BLV of each next word, of the forward model; the last state).
 
         If `lengths_B` is given, the model reads only the first `lengths_B` words of each row.
         """
@@ -130,7 +130,7 @@ class RNNLM(RecurrentLM):
         return logits_B1V[:, 0], carry
 
     def states(self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None) -> Array:
-        """Computes the states of every layer: contextual vectors of words, with both directions concatenated.
+        """Computes the states of every layer: contextual vectors, directions concatenated.
 
         Args:
           tokens_BL: int32 words.
@@ -160,7 +160,7 @@ class RNNLM(RecurrentLM):
 
 
 class RnnEmbedder(ModelEmbedder):
-    """Embeds words by the states of a recurrent language model, v_l(w_i) = h_i^l, in one direction or in both.
+    """Embeds words by states of a recurrent language model, v_l(w_i) = h_i^l, of its directions.
 
     A forward state depends on the words up to i, and a backward state on the words from i to the end. Layer 0 is the
     embedding. A sentence starts with zero states. Peters et al. 2017 (arXiv 1705.00108). The options are those of

@@ -113,7 +113,7 @@ class TaggerConfig(TaggerOptions):
         return self.word_dim + self.characters + (self.vector_shape[1] if self.vectors and self.vector_shape else 0)
 
     def flops_per_token(self, length: int) -> float:
-        """FLOPs of training on one word: 6 × the parameters in the matrices of the LSTM and the output layer.
+        """FLOPs of training on a word: 6 × the parameters in matrices of LSTM and output.
 
         The number does not depend on `length`. The character CNN is not counted, because its FLOPs depend on the number
         of characters.
@@ -127,7 +127,7 @@ class TaggerConfig(TaggerOptions):
 
 @MODELS.register("tagger")
 class Tagger(Model):
-    """Tags each word by softmax(W h_t + b), where h = BiLSTM([E[w_t]; CharCNN(w_t); mix of its contextual vectors]).
+    """Tags words by softmax(W h_t + b), h = BiLSTM([E[w_t]; CharCNN(w_t); mix of vectors]).
 
     Plank et al. (arXiv 1604.05529) describe the tagger without contextual vectors. Peters et al. (arXiv 1802.05365) add
     contextual vectors, which are not trained further. Without the LSTM, the tagger is a linear probe, as in Liu et al.
@@ -163,7 +163,7 @@ class Tagger(Model):
         )
 
     def __call__(self, batch: Mapping[str, Array], dropout_key: Array | None = None) -> Array:
-        """Returns logits_BLT of the batch's words. Padding has weight 0 and must come after the real words.
+        """Returns logits_BLT of the batch's words. Padding has weight 0 and follows real words.
 
         Raises:
           ConfigError: the batch lacks a field that the model reads, or its vectors have another shape.

@@ -10,7 +10,7 @@ Window = tuple[Array, Array]  # the inputs of the last tokens, [B, W−1, C], an
 def causal_convolution(
     x_BMC: Array, kernel_WC: Array, segment_ids_BM: Array | None = None, before: Window | None = None
 ) -> tuple[Array, Window]:
-    """Convolves each channel over the last W tokens, y_t = Σ_w kernel[w] x[t − (W−1) + w]; earlier segments count as 0.
+    """Convolves channels over W tokens, y_t = Σ_w kernel[w] x[t − W + 1 + w], within segments.
 
     Args:
       x_BMC: the inputs, `[B, M, C]`.

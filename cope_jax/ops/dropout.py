@@ -12,7 +12,7 @@ from cope_jax.array_types import Array
 
 
 def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
-    """Sets each entry to 0 with probability `rate` and scales the others by 1/(1−rate); does nothing without a key.
+    """Sets entries to 0 with probability `rate`, scales others by 1/(1−rate); only with a key.
 
     The mask of the first tokens does not depend on how many tokens follow, so sequences may be padded.
 
@@ -29,7 +29,7 @@ def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """Dropout of attention weights that can be sampled in blocks, with the same mask as for all pairs together.
+    """Dropout of attention weights by blocks, with the same mask as for all pairs together.
 
     Each example and head has a Threefry key. The random bits of a pair are the cipher of (index of the query, index of
     the key) under this key, so they do not depend on the size, the order or the device of blocks. Salmon et al.,

@@ -13,7 +13,7 @@ from cope_jax.ops import tile
 
 
 def lookup(table_ND: Array, indices: Array) -> Array:
-    """Returns rows of a table, y[…] = table[indices[…]], with NaN where an index is not within [0, N−1].
+    """Returns rows of a table, y[…] = table[indices[…]], NaN for an index outside of [0, N−1].
 
     `jnp.take` by itself counts negative indices from the end, so a wrong index would silently read another row.
 
@@ -28,7 +28,7 @@ def lookup(table_ND: Array, indices: Array) -> Array:
 
 
 def take_tokens(x_BLD: Array, indices_BP: Array) -> Array:
-    """Returns vectors of tokens of each sequence, y_BPD = x[b, indices[b, p]], NaN where an index is not in [0, L−1].
+    """Returns vectors of tokens, y_BPD = x[b, indices[b, p]], NaN for an index outside of [0, L−1].
 
     >>> take_tokens(jnp.array([[[1.0], [2.0]]]), jnp.array([[1, 2, -1]])).tolist()
     [[[2.0], [nan], [nan]]]
@@ -38,7 +38,7 @@ def take_tokens(x_BLD: Array, indices_BP: Array) -> Array:
 
 
 def take_from_table(table: Array, indices: Array) -> Array:
-    """Returns entries of a short table that all pairs of query and key share, y[…] = table[indices[…]].
+    """Returns entries of a short table that all pairs share, y[…] = table[indices[…]].
 
     Args:
       table: `[N, …]`.
@@ -80,7 +80,7 @@ take_rows.defjvps(_take_rows_of_tangent, None)
 
 
 def take_windows(z: Array, starts: Array, size: int) -> Array:
-    """Returns neighbouring entries of each row of `z`, y[..., m, s] = z[..., starts[..., m] + s] for s < size.
+    """Returns neighbours in rows of `z`, y[..., m, s] = z[..., starts[..., m] + s], s < size.
 
     The forward pass is one flat gather, which is slower than the gather of `take_rows`. However, autodiff transposes it
     to one flat scatter-add. If the compiler may split the rows over devices, the gather is batched over the rows,
@@ -130,7 +130,7 @@ def _may_be_split() -> bool:
 
 
 def checked_indices(indices: Array, size: int) -> Array:
-    """Replaces negative indices by `size`, which is out of range, because they would otherwise count from the end.
+    """Replaces negative indices, which would count from the end, by `size`, which is out of range.
 
     The result is int32 or wider: in bytes, a size of 300 would be 44.
     """

@@ -21,7 +21,7 @@ def weights_times_v(weights_BHLM: Array, v_BGMK: Array) -> Array:
 
 
 def q_times_weights(q_BHLK: Array, weights_BHLM: Array, groups: int) -> Array:
-    """Returns the queries summed with their weights, over all queries and all heads of a group, `[B, G, K, M]`.
+    """Returns weighted sums of queries over all queries and heads of a group, `[B, G, K, M]`.
 
     The result has the accumulator type. Its last axis is the keys, so that the product needs no transposed copy of the
     weights. On a CPU this copy would take longer than the product.

@@ -13,7 +13,7 @@ from cope_jax.ops.gather import take_windows
 
 
 def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
-    """Returns the product of each query and each row of a table, z_i[n] = q_i·e[n], as z_BHLN for `interpolate`.
+    """Returns products of queries with rows of a table, z_i[n] = q_i·e[n], z_BHLN.
 
     >>> table_logits(jnp.ones((1, 1, 1, 2)), jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [[[[3.0, 7.0]]]]
@@ -24,7 +24,7 @@ def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def interpolate(z: Array, p: Array, descending: bool = False) -> Array:
-    """Interpolates each row of `z` at fractional indices `p`, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
+    """Interpolates rows of `z` at fractional `p`, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
 
     Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing, the gradient reaches `p` only through w:
     dy/dp is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. The derivatives are written by hand, because on a CPU autodiff's

@@ -28,7 +28,7 @@ def is_wrong(logits_BLV: Array, targets_BL: Array) -> Array:
 def token_measures(
     logits_BLV: Array, targets_BL: Array, weights_BL: Array, valid_BLV: Array | None = None
 ) -> dict[str, tuple[Array, Array]]:
-    """Returns `loss`, `token_error` and `sequence_error` of a batch, each as (sum, weight); the mean is sum / weight.
+    """Returns `loss`, `token_error` and `sequence_error` of a batch, each as (sum, weight).
 
     The loss, in nats, and the token error are weighted means over tokens. The token error is the share of targets that
     are not the most probable token. The sequence error is the share of sequences with a wrong token, among the
@@ -68,7 +68,7 @@ def token_measures(
 def sampled_cross_entropy(
     x_BLD: Array, table_VD: Array, bias_V: Array, targets_BL: Array, key: Array, num_sampled: int
 ) -> Array:
-    """Returns the cross entropy of `table x + bias` over classes that `sample_classes` samples, instead of all classes.
+    """Returns the cross entropy of `table x + bias` over sampled classes: see `sample_classes`.
 
     With s_k = table_k·x + bias_k − log Q(k), where Q(k) is the expected number of times that k is sampled,
 
@@ -106,7 +106,7 @@ def sampled_cross_entropy(
 
 
 def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array, Array]:
-    """Samples classes without replacement; the first is k with probability P(k) = log((k+2)/(k+1)) / log(V+1) (Zipf).
+    """Samples classes without replacement; first k with P(k) = log((k+2)/(k+1)) / log(V+1) (Zipf).
 
     Every class k arrives after a random time, exponentially distributed with rate P(k). The first classes to arrive are
     the sample. The time of the first class that is not sampled gives the expected count of each class: see
@@ -129,7 +129,7 @@ def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array
 
 
 def expected_count(classes: Array, arrival: Array, vocab_size: int) -> Array:
-    """Returns Q(k) = 1 − exp(−P(k)·arrival), the probability that class k arrives before the time `arrival`.
+    """Returns Q(k) = 1 − exp(−P(k)·arrival), the probability of k's arrival before time `arrival`.
 
     For any f, the expected value of Σ f(k)/Q(k) over the sampled classes is Σ f(k) over all classes. Duffield et al.,
     "Priority sampling for estimation of arbitrary subset sums" (2007). TensorFlow uses the same formula, with the

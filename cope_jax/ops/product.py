@@ -20,7 +20,7 @@ _linear = Primitive("linear")
 
 
 def linear(x: Array, w_DF: Array) -> Array:
-    """Returns the product over the last axis of x, y = x W, with derivatives in forward and reverse mode.
+    """Returns the product over the last axis, y = x W, with derivatives in both modes.
 
     On a CPU, autodiff's gradient of W takes up to three times as long as the gradient written here.
 
@@ -31,7 +31,7 @@ def linear(x: Array, w_DF: Array) -> Array:
 
 
 def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -> Array:
-    """Calls `linear`, with the signature that `flax.nnx.Linear` expects of its argument `dot_general`.
+    """Calls `linear` with the signature of the argument `dot_general` of `flax.nnx.Linear`.
 
     Raises:
       ValueError: an unsupported option is given, such as a precision.
@@ -44,7 +44,7 @@ def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -
 
 
 def relu_network(x_BLM: Array, kernel_F: Array, bias_F: Array, out_FH: Array) -> Array:
-    """Returns Σ_f relu(x·kernel_f + bias_f)·out_fh, a network with one hidden layer for each number, `[B, H, L, M]`.
+    """Returns Σ_f relu(x·kernel_f + bias_f)·out_fh, a hidden layer for each number, `[B, H, L, M]`.
 
     >>> x, ones = jnp.array([[[-1.0, 3.0]]]), jnp.ones((2,))
     >>> relu_network(x, ones, ones, jnp.ones((2, 1))).tolist()

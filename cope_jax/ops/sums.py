@@ -11,7 +11,7 @@ _ONE_PRODUCT = 128
 
 
 def suffix_sum(x: Array, block: int = 32) -> Array:
-    """Returns the sums along the last axis from each index to the end, y[..., j] = Σ_{j'≥j} x[..., j'].
+    """Returns sums along the last axis from each index to the end, y[..., j] = Σ_{j'≥j} x[..., j'].
 
     The sums are triangular matrix products in full precision, within blocks and over the totals of blocks. These are
     several times faster than a reversed `cumsum` on a CPU, and well suited to TPUs and GPUs.
@@ -27,7 +27,7 @@ def suffix_sum(x: Array, block: int = 32) -> Array:
 
 
 def prefix_sum(x: Array, block: int = 32) -> Array:
-    """Returns the sums along the last axis from the start to each index, y[..., j] = Σ_{j'≤j} x[..., j'].
+    """Returns sums along the last axis up to each index, y[..., j] = Σ_{j'≤j} x[..., j'].
 
     The method is the same as in `suffix_sum`.
 
@@ -38,7 +38,7 @@ def prefix_sum(x: Array, block: int = 32) -> Array:
 
 
 def sum_of_turns(turns: Array, starts_BM: Array | None = None, before: Array | None = None) -> Array:
-    """Returns the sums along axis 1 from the start to each index, less whole turns, each in [−½, ½].
+    """Returns sums along axis 1 up to each index, less whole turns, each in [−½, ½].
 
     An angle of 2π is one turn. Whole turns change no sine or cosine, and to take them off is exact. So float32 keeps
     its precision at any length, whereas a plain sum of 100,000 angles has only two decimals left. The rounding of each

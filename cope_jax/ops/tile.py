@@ -1,4 +1,4 @@
-"""The operations of `cope_jax.ops` as single primitives, for programs that run on one tile inside a kernel.
+"""The operations of `cope_jax.ops` as primitives, for programs on one tile inside a kernel.
 
 While `tracing()`, each operation that a kernel cannot run as it is becomes one primitive. Automatic differentiation
 knows these primitives, but they have no implementation: the kernel replaces each of them by the form of its backend.

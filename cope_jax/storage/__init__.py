@@ -1,4 +1,4 @@
-"""Files, locks, checkpoints, and folders in buckets of Google Cloud Storage (`gs://`) and S3 (`s3://`).
+"""Files, locks, checkpoints, and folders in buckets of Google Cloud (`gs://`) and S3 (`s3://`).
 
 `files` decides which names may be written; every file appears completely or not at all. A checkpoint is a folder on
 disk (`checkpoint_folder`) or objects in a bucket (`checkpoint_bucket`); `Checkpoints` chooses. A command whose workdir

@@ -89,7 +89,7 @@ class Bucket:
             self._objects.delete_range(tensorstore.KvStore.KeyRange(first, _after(first))).result()
 
     def array(self, name: str, **options: Any) -> Any:
-        """Starts to open the Zarr array whose objects are below `name`: a future, see `tensorstore.open`.
+        """Starts to open the Zarr array below `name`: a future, see `tensorstore.open`.
 
         Use the future, and what is read or written, inside `clear_errors`.
         """

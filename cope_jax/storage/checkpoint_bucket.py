@@ -225,7 +225,7 @@ def _write_arrays(bucket: Bucket, folder: str, arrays: dict[str, _Shards], creat
 
 
 def _read_arrays(bucket: Bucket, names: Sequence[str], like: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-    """Reads the shards that this process needs of arrays; by the text of the index, because slices have no hash.
+    """Reads the shards of arrays that this process needs, by the text of the index.
 
     Raises:
       ValueError: an array is damaged.

@@ -62,7 +62,7 @@ def step_of(name: str) -> int | None:
 
 
 def create_label(step: int, state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
-    """Creates the metadata of a checkpoint, which `read` uses to verify that the checkpoint is intact and fits `like`.
+    """Creates the metadata by which `read` checks that a checkpoint is intact and fits `like`.
 
     Orbax's files have checksums for only a part of their bytes, so Orbax may read wrong numbers from a damaged file.
     """
@@ -99,7 +99,7 @@ def _read_label(store: CheckpointStore, step: int) -> dict[str, Any]:
 
 
 def read(store: CheckpointStore, step: int, like: PyTree, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
-    """Reads the state and the progress of a checkpoint; the state has the shapes, types and shardings of `like`.
+    """Reads state and progress; the state has the shapes, types and shardings of `like`.
 
     With `partial`, reads only the arrays of the state that `like` names.
 

@@ -19,7 +19,7 @@ from cope_jax.storage.mirror import Mirror
 
 
 class Checkpoints:
-    """A context manager for the checkpoints of one run, in one directory; its exit waits for the last write.
+    """A context manager for a run's checkpoints in a folder; its exit waits for the last write.
 
     Each checkpoint has two parts. `state` is the training state, which includes the random key. `progress` is plain
     data: the states of the data iterators and the seconds of training so far. Writing is atomic: a run killed during a
@@ -196,7 +196,7 @@ def _open_store(directory: Path) -> CheckpointStore:
 
 
 def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:
-    """Selects the steps of the checkpoints to keep: the last `newest` ones, and the `best` ones with the lowest scores.
+    """Selects the steps to keep: the last `newest` ones, and the `best` ones by lowest scores.
 
     >>> sorted(kept([2, 4, 6, 8], {2: 0.5, 4: 0.25}, newest=1, best=1))
     [4, 8]

@@ -27,7 +27,7 @@ _RATIO, _ALWAYS = 100, 2**26
 
 
 def cache_folder() -> Path | None:
-    """The user's folder for files that can be made again: `$XDG_CACHE_HOME/cope_jax`, or `~/.cache/cope_jax`.
+    """The user's cache folder: `$XDG_CACHE_HOME/cope_jax`, or `~/.cache/cope_jax`.
 
     None if the user has no home folder, as in some containers.
     """
@@ -52,7 +52,7 @@ def in_bucket(path: epath.PathLike) -> bool:
 
 
 def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
-    """The path of a file below a folder, by a name that others chose, such as that of an object or one in an index.
+    """The path of a file below a folder, by a name that others chose, as in a bucket or an index.
 
     All code that reads or writes a file by such a name gets its path here. With `links`, symbolic links in the folder
     may lead out of it, as they do in a cache of downloaded weights.
@@ -83,7 +83,7 @@ def glob_in(folder: epath.PathLike, pattern: str) -> list[epath.Path]:
 
 
 def exposed(path: Path, *, above: bool = False) -> str:
-    """Why another user could change a file or folder, or replace it; "" if only this user and root can.
+    """Why another user could change or replace a file or folder; "" if only this user and root can.
 
     Every folder above it counts, and every folder that a symbolic link leads through. These may belong to root and have
     the sticky bit, as /tmp does, so that nobody can replace what others have there. `above` says that `path` is one.
@@ -171,7 +171,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_text(path: epath.PathLike) -> str:
-    """The text of a UTF-8 file, plain or compressed (see `read_bytes`), without its byte order mark.
+    """The text of a UTF-8 file, plain or compressed (see `read_bytes`), without byte order mark.
 
     Raises:
       ConfigError: there is no such file, it is damaged, or a line is not UTF-8.
@@ -227,7 +227,7 @@ def read_object(path: epath.PathLike, mend: str = "fetch it again", /, **kinds: 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. At the end of the `with` block, the file written there replaces `path`.
+    """Yields a temporary path. At the end of the `with` block, the file there replaces `path`.
 
     The replacement is atomic. If the block fails or the process is killed, the old file stays. The folder of `path` is
     created if it does not exist. Each writer has its own path; what killed writers of this file have left is removed.

@@ -23,7 +23,7 @@ _ABANDONED = 86_400  # seconds without a change after which nobody writes unfini
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Opens a lock file, which is created if it is missing. Never waits, and follows no symbolic link.
+    """Opens a lock file, or creates it. Never waits, and follows no symbolic link.
 
     Raises:
       OSError: the file cannot be opened, or is no regular file.
@@ -46,7 +46,7 @@ def try_lock(file: IO[str]) -> bool:
 
 @contextlib.contextmanager
 def unfinished(out: epath.PathLike | None = None) -> Iterator[Path]:
-    """Yields a new folder for unfinished files of the folder `out`. It is locked, and vanishes at the end.
+    """Yields a new, locked folder for unfinished files of `out`, which vanishes at the end.
 
     It is in `out`, which is created; without `out`, or if that is in a bucket, in the folder for temporary files. What
     killed processes have left there is removed first.

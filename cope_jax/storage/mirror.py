@@ -207,7 +207,7 @@ def shown(path: object) -> str:
 
 @contextlib.contextmanager
 def mirrored(path: str) -> Iterator[str]:
-    """Yields the folder to work in: `path`, or for a path in a bucket a mirror, whose changes are copied at the end.
+    """Yields the folder to work in: `path`, or a mirror of a bucket, to which changes are copied.
 
     Raises:
       StorageError: the changes cannot be copied. The local folder stays, and the message names it.

@@ -1,4 +1,4 @@
-"""Tasks: what a model learns. One file per task; `names()` lists the tasks, and `create(name, **options)` makes a task.
+"""Tasks, a file each; `names()` lists them, and `create(name, **options)` makes one.
 
 >>> import numpy as np
 >>> create("counting", num_variables=3).sample(np.random.default_rng(0), 64)["inputs"].shape

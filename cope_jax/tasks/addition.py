@@ -1,4 +1,4 @@
-"""Addition of two numbers, digit by digit, with the positions of abacus embeddings and of position coupling.
+"""Addition of two numbers, digit by digit, with abacus embeddings or position coupling.
 
 McLeish et al., "Transformers Can Do Arithmetic with the Right Embeddings", arXiv:2405.17399; Cho et al., "Position
 Coupling: Improving Length Generalization of Arithmetic Transformers Using Task Structure", arXiv:2405.20671.
@@ -20,7 +20,7 @@ Positions = Literal["consecutive", "abacus", "coupled"]
 
 @TASKS.register("addition")
 class Addition(SyntheticTask):
-    """Two numbers, and their sum. The digits of the sum and the end are what counts in loss and metric.
+    """Two numbers and their sum. The digits of the sum and the end count in loss and metric.
 
     Each number has between n//2 + 1 and n digits, where n is the level; a leading 0 becomes 1. The least significant
     digit of every number is first, so that a carry moves forward. With the positions "coupled" only the sum is written

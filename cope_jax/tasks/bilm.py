@@ -1,4 +1,4 @@
-"""Bidirectional language modelling: each word is predicted from the words before it, and from the words after it.
+"""Bidirectional language modelling: predicts each word from the words before, and from those after.
 
 Peters et al., "Deep contextualized word representations", NAACL 2018.
 """
@@ -21,7 +21,7 @@ BEGIN, END = "<S>", "</S>"
 
 @TASKS.register("bilm")
 class BiLM(WordTask):
-    """Predicts words in both directions. Each sentence w₁…wₙ is read from both ends; sentences follow one another.
+    """Predicts words in both directions. Each sentence w₁…wₙ is read from both ends in turn.
 
         forward:   <S> w₁ … wₙ  predicts  w₁ … wₙ </S>
         backward:  </S> wₙ … w₁  predicts  wₙ … w₁ <S>

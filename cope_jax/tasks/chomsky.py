@@ -16,7 +16,7 @@ from cope_jax.tasks.task import TASKS, check
 
 @TASKS.register("chomsky")
 class Chomsky(QuestionTask):
-    """One of the fifteen problems; the answer is the output for a random input of n symbols, a token each.
+    """One of the fifteen problems; answers with the output for a random input of n symbols.
 
     The problems are: even_pairs, parity_check, cycle_navigation, modular_arithmetic (regular languages);
     stack_manipulation, reverse_string, modular_arithmetic_brackets, solve_equation (context-free);

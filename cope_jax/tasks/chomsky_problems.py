@@ -1,4 +1,4 @@
-"""The fifteen problems of the Chomsky hierarchy suite, each a function (rng, n) → (input, output) of symbols.
+"""The fifteen problems of the Chomsky hierarchy suite, as functions (rng, n) → (input, output).
 
 Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv:2207.02098.
 """

@@ -17,7 +17,7 @@ OPEN, CLOSE = "([", ")]"
 
 @TASKS.register("dyck")
 class Dyck(SyntheticTask):
-    """A sequence of brackets in which all are closed, of length L and with the largest depth D; all tokens count.
+    """A closed sequence of brackets, of length L and with the largest depth D; all tokens count.
 
     The sequences are uniform among all paths of brackets from depth 0 to depth 0 that reach D but not more; the kind of
     each pair is uniform. D grows with L: it is `depth` at the training length and twice that in "longer".

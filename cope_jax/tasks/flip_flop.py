@@ -15,7 +15,7 @@ WRITE, READ, IGNORE, ZERO = range(4)
 
 @TASKS.register("flip_flop")
 class FlipFlop(SyntheticTask):
-    """Samples sequences of the language FFL(T, p_ignore): T tokens, in which instructions and bits alternate.
+    """Samples sequences of the language FFL(T, p_ignore): T tokens, instructions and bits in turn.
 
     The first instruction is `w` (write) and the last is `r` (read). The others are sampled independently: `i` (ignore)
     with probability p_ignore, `w` and `r` with probability (1 - p_ignore)/2 each. The bit after `r` is the last written

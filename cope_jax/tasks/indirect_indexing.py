@@ -16,7 +16,7 @@ from cope_jax.tasks.task import TASKS, check
 
 @TASKS.register("indirect_indexing")
 class IndirectIndexing(QuestionTask):
-    """A string of different letters, one of its letters, and a shift; the answer is the letter at that distance.
+    """Different letters, one of them, and a shift; the answer is the letter at that distance.
 
     The letter is uniform in the string, and the shift is uniform from −`shift` to `shift` among those that stay inside
     the string. Each character is a token. A model must find a place by its content and then count places, so an

@@ -16,7 +16,7 @@ from cope_jax.tasks.task import TASKS, check
 
 @TASKS.register("lego")
 class Lego(QuestionTask):
-    """A chain `a=+1; b=-a; c=+b; …` over different random letters, and a variable; the answer is its value, + or −.
+    """A chain `a=+1; b=-a; c=+b; …` over random letters, and one of them; the answer is its value.
 
     The variable is from the second half of the chain. Each character is a token, and `is` is written `:`, because `=`
     precedes the answer. With `permuted`, the assignments are in random order.

@@ -28,7 +28,7 @@ _SHORT = 0.1
 
 @TASKS.register("masked_lm")
 class MaskedLM(Task):
-    """Predicts the masked pieces of `[CLS] A [SEP] B [SEP]`, and whether B follows A in the document of A.
+    """Predicts masked pieces of `[CLS] A [SEP] B [SEP]`, and whether B follows A in the document.
 
     Consecutive sentences of one document are divided at random into A and B. With probability ½, and always if no
     sentence is left for B, B is from another document. Sentences are added until there are L − 3 pieces or, in a tenth
@@ -200,7 +200,7 @@ class _Text:
         self.documents = np.repeat(np.arange(len(sizes)), sizes)
 
     def until(self, start: int, pieces: int) -> int:
-        """The end of the shortest run of sentences from `start` on that has at least `pieces` pieces.
+        """The end of the shortest run of sentences from `start` with at least `pieces` pieces.
 
         The run does not go beyond the end of the document.
         """
@@ -229,7 +229,7 @@ def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple
 
 
 def _kept(first: int, second: int, most: int) -> tuple[int, int]:
-    """The lengths of A and B after the longer text loses one piece at a time, until `most` pieces are left in total.
+    """The lengths of A and B after the longer one loses pieces, until `most` are left in total.
 
     If A and B have the same length, B loses the piece.
     """

@@ -15,7 +15,7 @@ from cope_jax.tasks.task import TASKS, Batch, check
 
 @TASKS.register("mqar")
 class Mqar(SyntheticTask):
-    """Pairs of a key and a value, then each key once more among random tokens; there the target is its value.
+    """Pairs of key and value, then each key again among random tokens, with its value as target.
 
     The first half of the vocabulary are keys, the second half values. Queries are near the pairs more often than far
     from them: the gap x has the probability ∝ x^(power − 1). In the "forgetting" form, `updates` keys get another value

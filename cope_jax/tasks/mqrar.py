@@ -14,7 +14,7 @@ from cope_jax.tasks.task import TASKS, Batch
 
 @TASKS.register("mqrar")
 class Mqrar(SyntheticTask):
-    """Keys and values in turn, both uniform; at each key, the target is its value N occurrences ago.
+    """Keys and values in turn, uniform; the target at a key is its value N occurrences ago.
 
     With N = 1 this is the value of the last occurrence. A key with fewer earlier occurrences does not count. The value
     that follows is a new one, so targets are not the next inputs.

@@ -17,7 +17,7 @@ AXES = "xyzuvw"
 
 @TASKS.register("navigation")
 class Navigation(SyntheticTask):
-    """A walk on a torus, on which each cell has an object or nothing; steps and what is seen alternate.
+    """A walk on a torus whose cells have an object or nothing; steps and objects alternate.
 
     The walk repeats: choose one of the 2·`dimensions` directions, and go 1 to `max_run` steps. The objects are uniform
     and new in each sequence. A model that adds up the steps knows where it is, so steps must be able to cancel.

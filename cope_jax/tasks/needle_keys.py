@@ -18,7 +18,7 @@ NOISE = "_"
 
 @TASKS.register("needle_keys")
 class NeedleKeys(QuestionTask):
-    """Keys with numbers at random places of a haystack; the question is a key, and the answer its number.
+    """Keys with numbers in a haystack; the question is a key, and the answer its number.
 
     A needle is a letter, `:` and `digits` digits. Places between are filled by `_`.
 

@@ -13,7 +13,7 @@ from cope_jax.storage.files import read_text
 
 
 class Persistent:
-    """Methods for tasks with data in files. A task whose examples are sampled overrides none of them.
+    """Methods for tasks with data in files. A task whose examples are sampled overrides none.
 
     A run keeps two kinds of files: files that it needs, such as a vocabulary, and digests that identify its data. A run
     can be read back without the data, but it resumes only with the same data.
@@ -37,7 +37,7 @@ class Persistent:
         return _same(self.saved_files(), folder, str.splitlines)
 
     def data_digest(self) -> dict[str, str]:
-        """The files that identify the data of the task: a dict from name to content. Default: digests of own files.
+        """The files that identify the task's data, by name. Default: digests of the user's files.
 
         A run keeps these files, and resumes only with the same data. Reading a run back does not need the data.
         """

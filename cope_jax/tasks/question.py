@@ -13,7 +13,7 @@ EQUALS, PAD = "=", "<pad>"
 
 
 class QuestionTask(SyntheticTask):
-    """Base class of tasks whose sequences are a question, `=`, and its answer; padding fills the rest.
+    """Base class of tasks whose sequences are a question, `=`, its answer, and padding.
 
     The level is the largest size of a question, such as its number of symbols. At the level of training, sizes are
     uniform from `smallest` to the level. At any other level they are uniform from half of the level, exclusive, to the

@@ -54,7 +54,7 @@ def commands() -> tuple[tuple[str, str], ...]:
 
 @TASKS.register("scan")
 class Scan(SyntheticTask):
-    """Commands of SCAN, uniform among all of the grammar with a suitable number of actions, and their actions.
+    """Commands of SCAN, uniform among those of the grammar of suitable length, and their actions.
 
     Turning is written LEFT and RIGHT. The level is the largest number of actions. "train" and "in_distribution" have
     all commands with up to `actions`, so both have the same ones; "longer" has those with more, as the published split

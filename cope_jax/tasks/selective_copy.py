@@ -16,7 +16,7 @@ BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 
 @TASKS.register("selective_copy")
 class SelectiveCopy(SyntheticTask):
-    """A sequence has `num_tokens` symbols at random places among blanks, then a separator, then the symbols in order.
+    """`num_tokens` symbols at random places among blanks, a separator, then the symbols in order.
 
     Only the copy counts in loss and metric. We take the paper's vocabulary of 16 tokens as 14 symbols plus the blank
     and the separator. The paper's errors (100.0 ± 0.0 for RoPE out of distribution) fit errors of entire sequences, so

@@ -16,7 +16,7 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 
 @TASKS.register("spam")
 class Spam(StoredTask):
-    """Labels messages as ham (0) or spam (1). The messages are divided into k folds, and one fold is the test split.
+    """Labels messages as ham (0) or spam (1). Of k folds of messages, one is the test split.
 
     All folds have the same share of spam. The fields `inputs`, `mask` and `segments` are `[B, L]`; `targets` and
     `weights` are `[B]`. `mask` is 1 for pieces and 0 for padding, and `segments` is 0 everywhere. Pieces are between

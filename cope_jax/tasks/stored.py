@@ -129,7 +129,7 @@ class TextTask(StoredTask):
 
 
 class WordTask(StoredTask):
-    """Base class of tasks with a vocabulary of words. Each split is one long text, for models that carry a state.
+    """Base class of tasks on words. Each split is one long text, for models that carry a state.
 
     Without `stream`, an example is a window of `config.length` words. `dataset` gives the windows in order; `sample`
     gives windows with random starts.

@@ -34,7 +34,7 @@ class SyntheticConfig:
 
 
 class SyntheticTask(Task):
-    """Base class of synthetic tasks: a subclass defines its vocabulary and levels, and generates examples of a level.
+    """Base class of synthetic tasks, which define a vocabulary and levels, and generate examples.
 
     A split is a name for a level. A name such as `"blanks=24"`, which sweeps use, gives any level directly. A subclass
     passes to `__init__`:
@@ -97,7 +97,7 @@ class SyntheticTask(Task):
         return " ".join(self.vocabulary[token] for token in tokens)
 
     def show(self, batch: Batch, row: int = 0) -> str:
-        """One sequence of a batch as text: the inputs and, after each input whose target counts, `→` and this target.
+        """One sequence of a batch as text: inputs, each with `→` and its target if that counts.
 
         >>> from cope_jax import tasks
         >>> task = tasks.create("mqrar", back=1, keys=2, values=3, assignments=4)

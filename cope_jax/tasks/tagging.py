@@ -23,7 +23,7 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 
 @TASKS.register("tagging")
 class Tagging(StoredTask):
-    """Predicts the universal part of speech of each word. A sentence longer than L continues in the next example.
+    """Predicts the universal part of speech of each word, in sentences cut after L words.
 
     The fields are `inputs` `[B, L]`, which are lowercase words, `characters` `[B, L, C]`, and `targets` and `weights`
     `[B, L]`. The option `vectors` adds the field `vectors` `[B, L, J, D]`. Words that occur once in training are
@@ -144,7 +144,7 @@ class Tagging(StoredTask):
         return results
 
     def majority(self, split: str) -> float:
-        """The accuracy on `split` without any context, if each word gets its most frequent tag in training.
+        """The accuracy on `split` if each word gets its most frequent tag in training.
 
         Words that are not in training get the most frequent tag of all. If counts are equal, the first tag by alphabet
         wins.

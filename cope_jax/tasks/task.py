@@ -13,7 +13,7 @@ from cope_jax.tasks.persistence import Persistent
 from cope_jax.tokenizers.tokenizer import Codec
 
 Batch = dict[str, np.ndarray]
-"""The fields of n sequences of length L, by name. A task that predicts each next token has these fields:
+"""The fields of n sequences of length L, by name. Of a task that predicts each next token:
 
 - `"inputs"`, int32 `[n, L]`;
 - `"targets"`, int32 `[n, L]`, the token that follows each input;
@@ -173,7 +173,7 @@ class Task(Persistent, abc.ABC):
         """Samples n sequences of `split`. ConfigError: an unknown split or a negative n."""
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        """Samples n fixed sequences of `split`, the same on every machine. Each split has a separate random stream.
+        """Samples n fixed sequences of `split`, the same on every machine, from its random stream.
 
         A `StoredTask` gives its first n sequences in the order of its file, for any seed.
         """
@@ -211,7 +211,7 @@ class Task(Persistent, abc.ABC):
 
 
 def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
-    """The batch that predicts `tokens[:, 1:]` from `tokens[:, :-1]`; `weights` belong to the predicted tokens.
+    """The batch that predicts `tokens[:, 1:]` from `tokens[:, :-1]`, with `weights` of the targets.
 
     >>> next_token_batch(np.array([[5, 6, 7]]), np.array([[False, True]]))["targets"]
     array([[6, 7]], dtype=int32)

@@ -1,4 +1,4 @@
-"""Language modelling of raw text with any tokenizer: each token is predicted from the tokens before it.
+"""Language modelling of raw text with any tokenizer: predicts each token from those before it.
 
 Golovneva et al., "Contextual Position Encoding" (arXiv 2405.18719), sections 5.4 and 5.5, for WikiText-103 and code.
 """
@@ -30,7 +30,7 @@ _SOURCES = "corpus.json"
 
 @TASKS.register("text")
 class Text(TextTask):
-    r"""Predicts every token of a split once. The tokenizer's `end` precedes the first token of each document.
+    r"""Predicts every token of a split once. The tokenizer's `end` precedes each document.
 
     The fields are `inputs`, `targets` and `weights` `[B, L]`. With the packing "stream" an example is a window of the
     entire text. With "documents" an example contains complete documents and parts of documents: `segments` `[B, L]`

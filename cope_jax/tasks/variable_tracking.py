@@ -18,7 +18,7 @@ NOISE = "_"
 
 @TASKS.register("variable_tracking")
 class VariableTracking(QuestionTask):
-    """Chains of assignments at random places of a haystack; the answer names the variables of one chain, in order.
+    """Chains of assignments in a haystack; the answer names the variables of one chain, in order.
 
     `A:7;` gives A the value 7, and `B:A;` gives B the value of A. Each chain has one value and then `hops` copies of
     the variable before, in order. Places between are filled by `_`. The question is the value.

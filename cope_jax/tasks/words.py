@@ -21,7 +21,7 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 @TASKS.register("words")
 class Words(WordTask):
-    """Predicts each word of one long text. `<eos>` ends each line, counts as a word, and also precedes the first line.
+    """Predicts each word of a long text. `<eos>` ends lines, is a word, and precedes the text.
 
     `stream` gives every word once as a target. The exponential of the loss is then the `perplexity` that papers report.
     Without a stream, an example is a window of the text: `dataset` gives the windows in order, `sample` gives windows

@@ -14,7 +14,7 @@ from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 @TASKS.register("zipf")
 class Zipf(SyntheticTask):
-    """Predicts each next token of a sequence of independent tokens, with p(rank) ∝ 1/rankˢ. A token is its rank.
+    """Predicts each next token of independent tokens with p(rank) ∝ 1/rankˢ. A token is its rank.
 
     Only the frequencies can be learned, and no context helps. The best possible loss is `entropy`. If a loss stays
     above `entropy`, the training has a fault. Every token counts.

@@ -1,4 +1,4 @@
-"""Tokenizers of bytes and of frequent byte sequences: a closed vocabulary in which no text is unknown.
+"""Tokenizers of bytes and frequent byte sequences: a closed vocabulary in which no text is unknown.
 
 Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016, describe byte-pair
 encoding. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, apply this to bytes.
@@ -55,7 +55,7 @@ class Bytes:
 
 
 class BPE:
-    r"""Byte-pair encoding: merges pairs of neighbouring byte sequences, in the order in which the pairs were learned.
+    r"""Byte-pair encoding: merges pairs of neighbouring byte sequences in the order of learning.
 
     As in GPT-2, a text is first split into words, numbers, runs of other signs, and runs of spaces. A word includes the
     space before the word. Pairs are merged only within these parts. A file may contain any other tokenizer of the
@@ -69,7 +69,7 @@ class BPE:
     file = "tokenizer.json"
 
     def __init__(self, tokenizer: Any, end: str | None = None):
-        """Wraps a `tokenizers.Tokenizer`. `end` is the name of the token between texts if no token has one of `ENDS`.
+        """Wraps a `tokenizers.Tokenizer`. `end` names its end token if no token has one of `ENDS`.
 
         Raises:
           ConfigError: there is no end-of-text token, or numbers are too high.
@@ -134,7 +134,7 @@ class BPE:
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> "BPE":
-        """Learns a vocabulary of at most `size` tokens. The same texts give the same vocabulary on every machine.
+        """Learns at most `size` tokens. The same texts give the same vocabulary everywhere.
 
         Raises:
           ConfigError: `size` has no room for the bytes and `end`.

@@ -21,7 +21,7 @@ MAX_CHARACTERS = 50
 
 
 def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np.ndarray:
-    """Returns the characters of each word, int32 `[n, C]`, C = max_characters. A word is cut to its first C − 2 bytes.
+    """Returns the characters of words, int32 `[n, C]`: marks around the first C − 2 bytes.
 
     Raises:
       ConfigError: there is no room for a byte between the marks of a word, or `words` is not a list of words.
@@ -50,7 +50,7 @@ def sentence_mark(mark: int, max_characters: int = MAX_CHARACTERS) -> np.ndarray
 def batch_sentences(
     sentences: Sequence[Sequence[str]], max_characters: int = MAX_CHARACTERS, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Adds a mark at both ends of each sentence, and pads sentences with zeros to a length L, a multiple of `multiple`.
+    """Adds marks at both ends of sentences, and pads with zeros to a multiple of `multiple`.
 
     Returns (characters_BLC, lengths_B including the marks), int32.
 
@@ -69,7 +69,7 @@ def batch_sentences(
 
 
 def strip_marks(layers_JBLD: np.ndarray, lengths_B: np.ndarray) -> list[np.ndarray]:
-    """Removes the vectors of the marks from rows of `batch_sentences`; returns `[J, words, D]` for each sentence.
+    """Removes the vectors of marks from `batch_sentences`; returns `[J, words, D]` by sentence.
 
     >>> [vectors.shape for vectors in strip_marks(np.zeros((3, 2, 7, 4)), np.array([7, 2]))]
     [(3, 5, 4), (3, 0, 4)]

@@ -1,4 +1,4 @@
-"""Judges a tokenizer by what its file declares: do all texts come back, and has a text the tokens of its parts?
+"""Judges a tokenizer by its file: if texts come back, and if a text has the tokens of its parts.
 
 Only types that are listed here, with the options that are checked here, keep every byte. Others may change text.
 """
@@ -11,7 +11,7 @@ Part = Mapping[str, Any]
 
 _NORMALIZERS = frozenset({"ByteLevel"})
 _SPLITTERS = frozenset({"ByteLevel", "Digits", "FixedLength", "Punctuation", "Split"})
-"""Pre-tokenizers that keep all characters, unless their behavior is to remove those at which they split.
+"""Pre-tokenizers that keep all characters, unless they remove those at which they split.
 
 UnicodeScripts is not among them: it loses some rare characters, such as U+25AF3.
 """
@@ -51,7 +51,7 @@ def may_change(tokenizer: Any) -> str:
 
 
 def divides(tokenizer: Any) -> bool:
-    """True if a text has the tokens of its parts when cut at single line ends or before single spaces.
+    """True if a text has the tokens of its parts, cut at single line ends or before single spaces.
 
     This holds if words are split as by GPT-2, and nothing depends on where a text begins. Other splits are not judged.
     """

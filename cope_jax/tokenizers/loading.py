@@ -75,7 +75,7 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
 
 
 def find(folder: epath.PathLike) -> Tokenizer | None:
-    """Loads the tokenizer of any kind in a folder; returns None if the folder has no tokenizer that `load` can read.
+    """Loads the tokenizer of any kind in a folder; None if it has none that `load` can read.
 
     Raises:
       ConfigError: the tokenizer is damaged.

@@ -35,7 +35,7 @@ class Vocabulary:
     def build(
         cls, text: Iterable[str], size: int | None = None, *, reserved: Sequence[str] = (UNKNOWN,), min_count: int = 1
     ) -> "Vocabulary":
-        """Makes a vocabulary of the words of a text, sorted by decreasing count, as log-uniform sampling needs.
+        """Makes a vocabulary of a text's words, sorted by falling count for log-uniform sampling.
 
         Words of equal count are in alphabetical order. The vocabulary has at most `size` words; if `size` is None, it
         has all words. The words in `reserved` come first, even if the text does not have them. Words that occur fewer
@@ -135,7 +135,7 @@ class Words:
         return " ".join("\n" if word == EOS else word for word in words).replace(" \n", "\n").replace("\n ", "\n")
 
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
-        r"""The number of words that become `<unk>`, without those that are `<unk>` in the text, as in WikiText.
+        r"""The number of words that become `<unk>`, without those that are `<unk>` in the text.
 
         Bytes come back if there is one space between words, and either none or, as in WikiText, one at each line end.
 

@@ -1,4 +1,4 @@
-"""WordPiece: splits words into pieces of a learned vocabulary. A word of known characters is never unknown.
+"""WordPiece: splits words into pieces of a learned vocabulary. Words of known characters are known.
 
 Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin et al., "BERT", NAACL 2019.
 """
@@ -59,7 +59,7 @@ class WordPiece:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> "WordPiece":
-        """Learns a vocabulary of at most `vocab_size` pieces. The same texts give the same vocabulary on every machine.
+        """Learns at most `vocab_size` pieces. The same texts give the same vocabulary everywhere.
 
         Raises:
           ConfigError: `vocab_size` has no room for the special pieces and the characters of the texts.
@@ -137,7 +137,7 @@ class WordPiece:
         return ids, starts
 
     def frame(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-        """Returns (`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`, the segment of each piece, 0 or 1).
+        """Returns (`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`, segments 0 or 1).
 
         Raises:
           ConfigError: the vocabulary lacks a special piece.

@@ -15,12 +15,12 @@ from cope_jax.training.program import Program
 from cope_jax.training.sharding import LENGTH
 
 Errors = dict[str, float]
-"""The mean metrics that a task reports for one split, by name. `loss` is in nats, `token_error` is a fraction in
-[0, 1], and `perplexity` is a plain number."""
+"""The mean metrics that a task reports for a split, by name.
+`loss` is in nats, `token_error` in [0, 1], `perplexity` a plain number."""
 
 
 class Evaluator:
-    """Measures models on fixed splits, with one compiled program, or at most two if sequences are packed.
+    """Measures models on fixed splits, with one compiled program, or two if sequences are packed.
 
     Sequences are packed if the task is packable and the model has no carry, because a carry would pass from one
     sequence to the next. Splits of the training length then keep rows of this length, which cost less, and all other
@@ -112,7 +112,7 @@ class Evaluator:
 
 
 def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
-    """The mean of each metric over all batches: its total sum divided by its total weight, in float64.
+    """The mean of each metric over batches: total sum by total weight, in float64.
 
     >>> mean_errors([{"loss": (6.0, 2.0)}, {"loss": (0.0, 1.0)}])
     {'loss': 2.0}
@@ -126,7 +126,7 @@ def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
 
 
 def _join(batch: Mapping[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
-    """Packs `times` sequences into each row; different numbers in `segments` separate the sequences.
+    """Packs `times` sequences into each row, separated by different numbers in `segments`.
 
     >>> batch = {"inputs": np.array([[5, 6], [7, 8]]), "positions": np.array([[0, 1]])}
     >>> {name: x.tolist() for name, x in _join(batch, 2).items()}

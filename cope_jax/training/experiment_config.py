@@ -168,7 +168,7 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The number of devices along each axis of the mesh; one axis may be −1, for all remaining devices.
+    """The number of devices along each axis of the mesh; −1, for one axis, means all others.
 
     Attributes:
       data: number of devices that split the batch; this axis does not split the parameters.

@@ -44,7 +44,7 @@ def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE)
 def create_program(
     config: ExperimentConfig, task: Task, width: int = 1, devices: Sequence[Any] | None = None
 ) -> Program:
-    """Creates the training program of the experiment, for `width` seeds side by side, on the mesh of `config.job`.
+    """Creates the training program for `width` seeds side by side, on the mesh of `config.job`.
 
     The mesh uses `devices`. If None, the mesh uses all available devices.
 

@@ -220,7 +220,7 @@ class Learner:
 
 
 def pad_sequences(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Pads the rows of a batch to `length` with tokens 0 of weight 0; in a causal model, real tokens do not see them.
+    """Pads rows of a batch to `length` with tokens 0 of weight 0, unseen in a causal model.
 
     The positions of the padding repeat the last position, because padding may have any position in range.
 

@@ -34,7 +34,7 @@ class Unit:
         return separator + self.symbol if self.symbol else ""
 
     def places(self, shown: Iterable[float]) -> int:
-        """The number of decimals of one column of shown values; a column of small values has more decimals.
+        """The decimals of a column of shown values; columns of small values have more.
 
         >>> SHARE.places([0.0, 99.4]), SHARE.places([0.0, 0.25]), SHARE.places([0.004])
         (1, 2, 3)
@@ -49,7 +49,7 @@ PLAIN = Unit(1.0, "", None, 2)
 
 
 def unit_of(metric: str) -> Unit:
-    """The unit of a metric: errors are shares in per cent; losses and perplexities are plain numbers.
+    """The unit of a metric: errors are shares in per cent, losses and perplexities plain numbers.
 
     >>> unit_of("token_error").symbol, unit_of("perplexity").symbol
     ('%', '')
@@ -78,7 +78,7 @@ def headline(rows: Iterable[Mapping[str, Any]], metric: str) -> str:
 
 
 class MetricsWriter:
-    """Appends rows to `metrics.jsonl`, and their numbers to TensorBoard event files there or to another tracker.
+    """Appends rows to `metrics.jsonl`, and numbers to TensorBoard event files or another tracker.
 
     Each row has a `step`. Opening at a step drops the rows after this step, so a resumed run leaves no gap and no
     duplicate. Event files have the same tags for every seed, so that TensorBoard overlays the seeds. If there are

@@ -54,8 +54,8 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
 
 
 def _weights(params: Any) -> Any:
-    """Marks parameters with weight decay: False for biases, norm scales, convolutions over a few tokens, rates of decay
-    and parameters of `ScalarMix`, True for others.
+    """Marks parameters with weight decay: True, except for biases, norm scales, convolutions over
+    a few tokens, rates of decay and parameters of `ScalarMix`.
 
     Decay of a `ScalarMix` would make the shares of its layers equal, and that of a rate would make all rates 1.
     """

@@ -26,7 +26,7 @@ class Interrupted(Exception):
 
 
 class GracefulStop:
-    """A context manager in which Ctrl-C (SIGINT) and SIGTERM only request a stop, so that the loop can save and exit.
+    """A context manager in which Ctrl-C (SIGINT) and SIGTERM request a stop, to save and exit.
 
     A second Ctrl-C does what the first did before this context: by default, it raises KeyboardInterrupt. Only the main
     thread receives signals: in other threads, this context manager has no effect.

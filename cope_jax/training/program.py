@@ -78,7 +78,7 @@ class Program:
         )
 
     def init(self, seeds: Sequence[int], start: PyTree = None) -> TrainState:
-        """Creates the state before the first step; the states of several seeds are stacked along a leading axis.
+        """Creates the state before the first step; states of seeds are stacked, seeds first.
 
         `start` has parameters to use instead of initialised ones, as a part of the model's nested dicts. All seeds use
         the same `start`.
@@ -89,7 +89,7 @@ class Program:
             return self._init(jax.device_put(stacked, self.whole), start)
 
     def train_steps(self, state: TrainState, batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        """Takes steps as `Learner.train_steps` does, and returns (new state, metrics); `state` is donated.
+        """Takes steps like `Learner.train_steps`; returns (new state, metrics), donates `state`.
 
         `batches` are global arrays from `place`.
         """

@@ -35,7 +35,7 @@ BATCH, LENGTH, WIDTH = ("data", "fsdp"), "sequence", "tensor"
 
 
 def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Creates the mesh of `config` from all devices, or from the first ones if a single process asks for fewer devices.
+    """Creates the mesh of `config` from all devices; one process may ask for fewer, the first.
 
     >>> create_mesh(MeshConfig(data=1)).shape["fsdp"]
     1

@@ -94,7 +94,7 @@ class Throughput:
         self._began = self._clock()
 
     def dispatched(self, steps: int) -> dict[str, float]:
-        """Reads and restarts the clock. Call this when the results of a dispatch of `steps` steps are available.
+        """Reads and restarts the clock. Call this when results of a dispatch of `steps` arrive.
 
         Returns:
           `tokens_per_second` and `step_seconds`, and `mfu` in [0, 1] if the peak is known. If the devices report their
@@ -127,7 +127,7 @@ def describe(numbers: Mapping[str, float]) -> str:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """The peak FLOP/s from the longest key of `PEAK_FLOPS` with which `device_kind` begins; None if unknown.
+    """The peak FLOP/s of the longest key of `PEAK_FLOPS` that begins the kind; None if unknown.
 
     Keys match whole words: an A1000 is not an A100.
 

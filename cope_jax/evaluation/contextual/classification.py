@@ -32,7 +32,7 @@ class Metrics:
 
 
 def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray) -> Metrics:
-    """Computes all metrics of some predictions; labels and predictions are 1 for spam and 0 for ham.
+    """Computes all metrics of some predictions and labels, which are 1 for spam and 0 for ham.
 
     >>> metrics([1, 1, 0, 0], [1, 0, 0, 0])
     Metrics(accuracy=0.75, mcc=0.577..., f1=0.666..., spam_caught=0.5, blocked_ham=0.0)
@@ -57,7 +57,7 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
 
 
 def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)) -> Classify:
-    """Returns a linear SVM on TF-IDF of n-grams, the baseline that BERT must beat on short messages.
+    """A linear SVM on TF-IDF of n-grams, the baseline of BERT on short messages.
 
     The weight of an n-gram is w = (1 + log tf)·idf with idf = 1 + log((1 + n)/(1 + df)) for n training texts. The
     weights of a text are normalised to length 1. The loss is the squared hinge loss with L2 regularisation.
@@ -120,7 +120,7 @@ class CrossValidation:
 
 
 def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:
-    """Computes the mean of a metric over repeated folds, and its 95 % interval; returns (mean, low, high).
+    """The mean of a metric over repeated folds and its 95 % interval, as (mean, low, high).
 
     The corrected resampled t interval is mean ± t_{n−1} √((1/n + n_test/n_train) s²), where s² is the sample variance
     of the n values. Training sets of different folds overlap, so without n_test/n_train the interval would be far too

@@ -40,7 +40,7 @@ def scores_by_layer(
     title: str = "",
     caption: str = "",
 ) -> Figure:
-    """Plots scores against layers, one line per name, and baselines as horizontal lines with names at the right.
+    """Plots scores against layers, a line for each name, and baselines as horizontal lines.
 
     `scores` maps the name of a line to a list of runs, one for each seed. A run has a share in [0, 1] for each layer,
     the lowest layer first, or None for a layer that was not measured. A line shows the mean over runs. Error bars show
@@ -74,7 +74,7 @@ def scores_by_layer(
 def mix_weights(
     layers: Sequence[str], weights: Mapping[str, Sequence[Values]], *, title: str = "", caption: str = ""
 ) -> Figure:
-    """Plots the share of each layer in the mix, with bars for each task, and a line at the share of equal weights.
+    """Plots the share of each layer in the mix, with bars by task, and a line at equal weights.
 
     Bars show the mean and standard deviation over seeds, with the mean as a number above if there is room. `weights`
     maps each task to a list of runs, one for each seed. A run has the softmax weights of the layers, the lowest layer
@@ -110,7 +110,7 @@ def mix_weights(
 
 @rc_context(STYLE)
 def language_model_curves(curves: Sequence[Record]) -> Figure:
-    """Plots the perplexity of language models against steps and against seconds of training, in two log-log panels.
+    """Plots perplexity of language models against steps and seconds of training, in log-log panels.
 
     Rows have `model`, `seed`, `step`, `seconds` and `perplexity`. Bands span the lowest to the highest seed. In the
     panel of seconds, each step is at its mean number of seconds over seeds.

@@ -34,7 +34,7 @@ def occurrence_vectors(
     dtype: Any = np.float32,
     label: str | None = None,
 ) -> np.ndarray:
-    """Computes the vectors `[N, J, D]` of one word in each of N sentences; `places` has the index of each word.
+    """The vectors `[N, J, D]` of a word in each of N sentences; `places` has their indices.
 
     A sentence that occurs several times is embedded only once. For `label`, see `embed`.
     """

@@ -115,7 +115,7 @@ def _train(
 
 
 def _moments(x_NJD: np.ndarray, block: int = 8192) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the mean and the standard deviation of each coordinate in float64, `block` vectors at a time.
+    """The mean and standard deviation of each coordinate in float64, `block` vectors at a time.
 
     The function reads the vectors twice, because a single pass loses precision. If a coordinate never changes, 1
     replaces its standard deviation.

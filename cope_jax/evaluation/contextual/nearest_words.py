@@ -1,4 +1,4 @@
-"""Finds the nearest neighbours of a word by its contextual vectors in each layer, and by its static vector.
+"""Finds the nearest neighbours of a word by contextual vectors of layers, and by a static one.
 
 The static vector of "play" has the same neighbours in every sentence. A contextual vector of "play" can have different
 neighbours in different sentences. Peters et al. (arXiv 1802.05365), table 4.
@@ -80,7 +80,7 @@ class OccurrenceIndex:
     def nearest(
         self, sentence: Sentence, index: int, *, count: int = 10, words: Words = "any", per_word: int | None = None
     ) -> dict[str, list[Neighbour]]:
-        """Finds, for each layer, the occurrences nearest to a word in a sentence by cosine, the nearest first.
+        """Finds the occurrences nearest to a word in a sentence by cosine, for each layer.
 
         The sentence need not be in the corpus. If the corpus contains the sentence, the word is not a neighbour of
         itself.
@@ -164,7 +164,7 @@ def compare(
 
 
 def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
-    """Chooses random sentences with and without a word, at most `most` together, and keeps their order.
+    """Chooses at most `most` random sentences with and without a word, and keeps their order.
 
     At most max(1, `most` // 2) of them have the word. Raises ConfigError if no sentence of the text has the word.
     """

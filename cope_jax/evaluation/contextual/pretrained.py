@@ -50,7 +50,7 @@ def _cased(folder: Path) -> bool:
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
-    """Loads an embedder from a run of a model with word vectors, from a published BERT or ELMo, or from "minilm".
+    """Loads an embedder from a run with word vectors, a published BERT or ELMo, or "minilm".
 
     `name` is the name of the embedder; if it is None, the kind of model is the name. Raises ConfigError if there is no
     such model.
@@ -62,7 +62,7 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
 
 
 def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, title: str) -> Path:
-    """Writes the vectors of a treebank into a folder, unless the folder already has them; returns the folder.
+    """Writes the vectors of a treebank into a folder, unless it has them; returns the folder.
 
     The treebank is the task of `config`. The vectors of each split are in SPLIT.npy, float16 `[words, J, D]` for J
     layers. `model` is a folder or "minilm", as in `load`; the title of its embedder must be `title`. Raises ConfigError

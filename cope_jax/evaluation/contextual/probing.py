@@ -1,4 +1,4 @@
-"""Trains linear probes on the frozen vectors of each layer, and compares layers for syntax and for meaning.
+"""Trains linear probes on frozen vectors of layers, and compares layers for syntax and meaning.
 
 The accuracy of a probe means little by itself. The baselines are the most frequent label, the most frequent label of
 each word, and a control task. The labels of the control task are random, so a probe can only memorise them.
@@ -53,7 +53,7 @@ class Probing:
 
     @property
     def expected_layer(self) -> float | None:
-        """The mean layer that finds the answer, Σ_l l·Δ_l / Σ_l Δ_l with Δ_l = cumulative(l) − cumulative(l−1).
+        """Σ_l l·Δ_l / Σ_l Δ_l, Δ_l = cumulative(l) − cumulative(l−1): where the answer is found.
 
         The sums start at l = 1, and the lowest layer is l = 0. None if the higher layers do not improve on layer 0.
         Tenney et al. (arXiv 1905.05950).
@@ -69,7 +69,7 @@ def probe_layers(
     test: tuple[np.ndarray, Sequence[str], Sequence[str]],
     config: ProbeConfig = DEFAULT,
 ) -> Probing:
-    """Trains three probes for each layer: on the task, on the control task, and on the task with all lower layers.
+    """Trains three probes for each layer: task, control task, and task with all lower layers.
 
     `train` and `test` are (vectors `[N, J, D]`, words, labels). For word senses, the words are lemmas. A test label
     that is not in training always counts as an error. `name` is the name of the embedder, and `layers` are the names of
@@ -100,7 +100,7 @@ def probe_layers(
 def baselines(
     train: tuple[Sequence[str], Sequence[str]], test: tuple[Sequence[str], Sequence[str]]
 ) -> dict[str, float]:
-    """The accuracies of two baselines without vectors: the majority label, and the majority label of each word.
+    """Accuracies of baselines without vectors: the majority label, of all or of each word.
 
     `train` and `test` are (words, labels). Unknown words get the majority label.
 
@@ -130,7 +130,7 @@ def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[fl
 
 
 def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
-    """Returns the best layer, and all layers whose intervals overlap with the interval of the best layer.
+    """Returns the best layer, and all layers whose intervals overlap with its interval.
 
     Each of these layers may be the best. Intervals are from `wilson_interval`; `size` is the number of test labels.
     """
@@ -140,7 +140,7 @@ def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
 
 
 def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0) -> list[str]:
-    """Labels words for the control task: each word has one label, sampled with the frequencies of the real labels.
+    """Labels of the control task: one for each word, sampled like the real labels.
 
     The sample is a hash of the word and the seed, so a word has the same label in every text and process. `labels` are
     the real training labels. `words` are from training or from test. Hewitt and Liang (arXiv 1909.03368).

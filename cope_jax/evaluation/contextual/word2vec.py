@@ -35,7 +35,7 @@ class Word2VecConfig:
 def train_word2vec(
     sentences: Sequence[Sequence[str]], config: Word2VecConfig = Word2VecConfig()
 ) -> dict[str, np.ndarray]:
-    """Trains skip-gram vectors; returns a dict from words to float32 `[D]`, the most frequent word first.
+    """Trains skip-gram vectors; returns float32 `[D]` by word, the most frequent word first.
 
     Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w, words c in their context, and noise words n.
     Mikolov et al. (arXiv 1310.4546). With one thread and a fixed hash function, the same text gives the same vectors in
@@ -59,7 +59,7 @@ def train_word2vec(
 
 
 def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
-    """The `count` other words whose vectors have the highest cosine with the vector of `word`, and these cosines.
+    """The `count` other words whose vectors have the highest cosine with that of `word`.
 
     cos(u, v) = u·v / (|u| |v|), and 0 if a vector is 0. If `word` is unknown, its lower-case form replaces it.
 
@@ -116,7 +116,7 @@ class ContextFree:
 
 
 class ContextMean(ContextFree):
-    """An embedder that gives a word the mean of the static vectors of the other words: v(w_i) = mean_{j≠i} E[w_j].
+    """Embeds a word by the mean of the static vectors of the others: v(w_i) = mean_{j≠i} E[w_j].
 
     The vector depends on the other words, but not on their order or on the word itself. Words without a vector are
     ignored.

@@ -47,7 +47,7 @@ class SenseScore:
     def interval(
         self, *, macro: bool = False, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
     ) -> tuple[float, float]:
-        """Percentile bootstrap interval of `micro` or `macro`, which resamples test occurrences within each lemma.
+        """Percentile bootstrap interval of `micro` or `macro`, resampling within lemmas.
 
         If a share p of n occurrences is correct, n draws with replacement have Binomial(n, p) correct occurrences. So
         the code samples this number directly. Efron and Tibshirani 1993, chapter 13.
@@ -75,7 +75,7 @@ def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[
 def read_occurrences(
     corpus: str, data_dir: str | None, train: int, test: int
 ) -> tuple[list[Occurrence], list[Occurrence]]:
-    """Reads a corpus: of each lemma at most `train` training occurrences, and at most `test` test occurrences.
+    """Reads at most `train` training and `test` test occurrences of each lemma of a corpus.
 
     Lemmas with fewer than two senses in training are left out, because they need no disambiguation.
     """
@@ -130,7 +130,7 @@ def nearest_mean(
 def k_nearest(
     train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray, k: int = 5
 ) -> list[str | None]:
-    """Predicts the most common sense among the k nearest training occurrences of the lemma, by cosine.
+    """Predicts the commonest sense among the k nearest training occurrences of the lemma.
 
     Occurrences with the same cosine as the k-th nearest also vote. Of senses with equally many votes, the prediction
     is the most frequent.
@@ -150,7 +150,7 @@ def k_nearest(
 def disambiguate(
     embedder: Embedder, train: Sequence[Occurrence], test: Sequence[Occurrence], *, k: int = 5, label: str | None = None
 ) -> list[SenseScore]:
-    """Scores the baseline `most_frequent`, then `nearest_mean` and `k_nearest` on each layer of an embedder.
+    """Scores the baseline `most_frequent`, then `nearest_mean` and `k_nearest`, on each layer.
 
     For `label`, see `embed`.
     """
@@ -198,7 +198,7 @@ def _by_lemma(
     test_MD: np.ndarray,
     predict: Callable[[np.ndarray, np.ndarray, int, np.ndarray], np.ndarray],
 ) -> list[str | None]:
-    """Predicts a sense for each test occurrence by a call of `predict` for each lemma; None for unknown lemmas.
+    """Predicts a sense of each test occurrence, by `predict` for each lemma; None if unknown.
 
     `predict` maps (training vectors, their sense numbers, number of senses, test vectors) to sense numbers. The senses
     of a lemma are numbered from 0 by descending frequency.

@@ -40,7 +40,7 @@ class HeadScore:
 
 
 def mean_gates(model: Any, tokens_BL: np.ndarray) -> np.ndarray:
-    """Computes the mean gate of each key over the queries that see the key, float64 `[layers, H, B, L]`.
+    """The mean gate of each key over the queries that see it, float64 `[layers, H, B, L]`.
 
     Raises ConfigError if the encoding of the model has no gates.
     """
@@ -75,7 +75,7 @@ def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
 def bootstrap(
     gates_N: np.ndarray, has_N: np.ndarray, rng: np.random.Generator, draws: int = 200
 ) -> tuple[float, float]:
-    """The 95 % interval of an AUC, from `draws` samples of blocks of `BLOCK` tokens, with replacement.
+    """The 95 % interval of an AUC, from `draws` samples of blocks of `BLOCK` tokens.
 
     Both ends are NaN if no sample has both kinds of tokens, with and without the feature.
     """
@@ -110,7 +110,7 @@ def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.G
 
 
 def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
-    """The share of the gates' variance that the token explains; NaN if no token repeats or all gates are equal.
+    """The share of the gates' variance that tokens explain; NaN without repetition or variance.
 
     The share is 1 − (SS_within/(n−k)) / (SS_total/(n−1)) for n gates of k different tokens.
 

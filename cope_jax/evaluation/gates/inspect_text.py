@@ -20,7 +20,7 @@ _ENDS, _CLOSING = tuple(".!?…"), "\"'”’»)]"
 
 
 def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) -> np.ndarray:
-    """The tokens to inspect, `[B, L]`: the user's text or, if `text` is None, at most `count` windows of a split.
+    """The tokens to inspect, `[B, L]`: the user's text, or at most `count` windows of a split.
 
     Raises ConfigError if the text is too short or the split is unknown.
     """
@@ -74,7 +74,7 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
 
 
 def pieces(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[str]:
-    """The text that each token adds to the text of the tokens before it; joined, the pieces are the complete text.
+    """The text that each token adds to that of the tokens before it; joined, the whole text.
 
     If a character consists of several tokens, the piece of its first token is the character, and all its other pieces
     are "".

@@ -208,7 +208,7 @@ def legend(name: str) -> Text:
 
 
 def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
-    """Shows tokens in lines of at most `width` characters; the shade of a token, in [0, 1], colours its background.
+    """Shows tokens in lines of `width` characters, with their shades in [0, 1] as background.
 
     If `numbers_M` is not None, its numbers are below the tokens.
     """
@@ -303,7 +303,7 @@ def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
 
 
 def choose(axis: str, number: int | None, count: int) -> Sequence[int]:
-    """The numbers of the layers or heads to show: only `number`, or all `count` numbers if `number` is None.
+    """The layers or heads to show: only `number`, or all `count` if `number` is None.
 
     Raises ConfigError if there is no such layer or head.
     """

@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[str]:
-    """Writes the findings as sentences: how many heads follow each feature, and details of the first `most` heads.
+    """The findings as sentences: heads by feature, and details of the first `most` heads.
 
     `heads` are from `rank`, and `bound` is from `chance`. A head whose AUC does not exceed the bound cannot be
     distinguished from noise.
@@ -76,7 +76,7 @@ def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> 
 
 
 def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
-    """Colours the background of each piece of a text by its gate; the end of a line is also shown as ↵.
+    """Colours the background of each piece of a text by its gate; shows line ends as ↵.
 
     A console breaks the lines between words.
     """

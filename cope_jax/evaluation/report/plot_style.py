@@ -80,7 +80,7 @@ def is_doubling(values: np.ndarray) -> bool:
 
 
 def level_axis(axes: Axes, levels: Sequence[tuple[float, bool]]) -> None:
-    """Sets up a horizontal axis with a tick at each level, and a vertical line at the levels of training.
+    """Sets up a horizontal axis with ticks at levels, and a vertical line at those of training.
 
     `levels` has (length or level, whether training used it), in ascending order.
     """

@@ -38,7 +38,7 @@ def write_plots(
     encodings: Sequence[str],
     model: str = "",
 ) -> tuple[list[Path], list[str]]:
-    """Writes `error_by_split`, `learning_curves` and `error_by_length` into `workdir`, each as PNG and SVG.
+    """Writes `error_by_split`, `learning_curves` and `error_by_length` as PNG and SVG.
 
     All plots show the headline metric of the task. If it is not an error, its name replaces "error" in the names of the
     files, as in `perplexity_by_length.png`. `records`, see `cope_jax.runs.records`, are of the fixed splits and of the
@@ -90,7 +90,7 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
 
 @rc_context(STYLE)
 def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[str], model: str = "") -> Figure:
-    """Plots the mean error against the length or level of the task's sweep, and marks the length or level of training.
+    """Plots the mean error against the sweep's length or level, and marks that of training.
 
     Error bars show the standard deviation over seeds, and dots show single seeds. The horizontal axis is logarithmic if
     there are at least three lengths or levels, and each is at least twice the previous one.
@@ -177,7 +177,7 @@ def _points(
     spread: float,
     highest: float | None,
 ) -> None:
-    """Draws mean and standard deviation at each place, and single seeds as faint dots over a width of `spread`.
+    """Draws mean and standard deviation, and seeds as faint dots over a width of `spread`.
 
     `highest` is the highest possible value, or None if values are unbounded. Error bars stop at 0 and at `highest`.
     """

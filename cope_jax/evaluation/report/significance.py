@@ -69,7 +69,7 @@ class Difference:
 def difference(
     first: Mapping[int, float], second: Mapping[int, float], examples: int | None = None
 ) -> Difference | None:
-    """Compares the errors of two encodings on all their seeds; None if seeds are too few, or an error is not finite.
+    """Compares the errors of two encodings; None with too few seeds or an error that is not finite.
 
     p is the larger of two: of `rank_sum`, and of the normal test whether both have the same expected error on test
     examples, whose variance is (p(1 − p)/seeds + q(1 − q)/seeds)/examples, where p and q are the mean errors, each with
@@ -100,7 +100,7 @@ def difference(
 
 
 def rank_sum(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """Wilcoxon's rank sum test: how far the first sample's sum is above its expectation, and the two-sided p.
+    """Wilcoxon's rank sum test: the first sum's excess over its expectation, and the two-sided p.
 
     Equal values share a rank. p is exact: the share of all assignments of the ranks to the samples whose sum is at
     least as far from its expectation.
@@ -133,7 +133,7 @@ def _rank_sums(ranks: tuple[int, ...], chosen: int) -> np.ndarray:
 def differences(
     errors: Mapping[str, Mapping[int, float]], examples: int | None = None
 ) -> dict[tuple[str, str], Difference]:
-    """Compares all pairs of encodings that can be compared; `errors` maps an encoding and a seed to an error.
+    """Compares all pairs of encodings that can be compared, by errors of encodings and seeds.
 
     Differences are shown if their false discovery rate is at most 5 % (Benjamini & Hochberg): of all differences that
     are shown, at most one in twenty is expected to be due to chance.
@@ -173,7 +173,7 @@ class Rank:
 
 
 def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str, Rank]:
-    """Ranks encodings by their mean error in each setting; `errors` maps a setting and an encoding to an error.
+    """Ranks encodings by their mean errors in each setting, by errors of settings and encodings.
 
     Only settings that have all encodings count. Equal errors share a rank. The interval is a bootstrap over settings,
     with the given seed: it says how much the rank depends on the choice of the settings.

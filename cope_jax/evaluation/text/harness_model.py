@@ -1,4 +1,4 @@
-"""Lets lm-evaluation-harness (EleutherAI) measure a decoder: likelihood of continuations and texts, and generation.
+"""Lets lm-evaluation-harness (EleutherAI) measure a decoder: likelihoods of texts, and generation.
 
 The conventions are those of the harness, so that results can be compared with those of other programs:
 
@@ -48,7 +48,7 @@ _CHUNK = 8  # tokens that are generated before stop texts are looked for
 
 
 class HarnessModel:
-    """The three kinds of requests that lm-evaluation-harness makes, for one decoder with its tokenizer.
+    """The three kinds of requests of lm-evaluation-harness, for a decoder with its tokenizer.
 
     A request is an object with `args`, a tuple, and `task_name`. Requests are sorted and packed, so the number of
     compiled programs does not grow with the number of requests, and a result does not depend on the other requests.
@@ -88,7 +88,7 @@ class HarnessModel:
         return self._score(parts, "loglikelihood")
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Measures complete texts, (text,), in windows of L tokens. Returns log p(text) in nats for each request.
+        """Measures complete texts, (text,), in windows of L tokens; returns log p(text) in nats.
 
         Raises:
           ConfigError: a likelihood is not finite.
@@ -263,7 +263,7 @@ def as_lm(model: HarnessModel) -> Any:
 
 
 def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) -> tuple[list[Record], dict[str, str]]:
-    """Makes one record for each metric of each task or group, without those that are of another text.
+    """Makes a record for each metric of each task or group, except those of another text.
 
     Args:
       measured: the results of `lm_eval.simple_evaluate`.
@@ -342,7 +342,7 @@ def _number(name: str, value: Any, kind: Callable[[Any], Any]) -> Any:
 
 
 def _windows(tokens: np.ndarray, length: int) -> Iterable[tuple[np.ndarray, int]]:
-    """The windows of a text, as (tokens, the number of the last tokens that count). See the module's docstring.
+    """The windows of a text, as (tokens, number of last tokens that count): see the module.
 
     >>> [(tokens.tolist(), count) for tokens, count in _windows(np.arange(7), 4)]
     [([0, 1, 2, 3, 4], 4), ([2, 3, 4, 5, 6], 2)]

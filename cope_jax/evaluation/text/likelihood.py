@@ -1,4 +1,4 @@
-"""Measures the loss of every token of a text under a language model, in windows that slide over the text.
+"""Measures the loss of every token of a text under a language model, in sliding windows.
 
 A window of L tokens moves by a stride S. All tokens of the first window count. In each later window, only the S new
 tokens count. So every token counts once, and every token after the first window sees at least L − S earlier tokens.
@@ -105,7 +105,7 @@ class Losses:
     seen: np.ndarray  # int `[N]`, number of earlier tokens in its window
 
     def by_seen(self, most: int, bins: int = 16) -> tuple[np.ndarray, np.ndarray]:
-        """Averages the losses over ranges of the number of tokens seen: 1 … `most`, in at most `bins` equal parts.
+        """Averages losses over at most `bins` equal ranges of tokens seen, 1 … `most`.
 
         Returns (the middle of each range, the mean loss in each range). Ranges without tokens are left out.
 
@@ -122,7 +122,7 @@ class Losses:
 
 
 def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
-    """Measures the loss of every token of a text under a decoder, `batch_size` rows of windows at a time.
+    """Measures the loss of every token under a decoder, `batch_size` rows of windows at a time.
 
     `windows` are from `sliding`. `label` is the label of the progress bar. Raises ConfigError if a window is longer
     than a table of the encoding, or if a loss is not finite.

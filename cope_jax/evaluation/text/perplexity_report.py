@@ -61,7 +61,7 @@ def _bounds(task: TextTask, entries: TokenStream) -> np.ndarray:
 
 
 def record(task: TextTask, split: str, length: int, stride: int, measured: Losses) -> Record:
-    """Makes the record of a split: its metrics, and its mean loss for each number of earlier tokens seen.
+    """The record of a split: its metrics, and its mean loss by number of earlier tokens seen.
 
     `known_tokens` is the mean number of earlier tokens that a prediction sees.
     """
@@ -95,7 +95,7 @@ def figures_table(records: Sequence[Record]) -> Table:
 
 
 def whole_text_note(records: Sequence[Record]) -> str:
-    """Writes a note that names the windows longer than the text, because they all have the same results.
+    """Writes a note that names the windows longer than the text, whose results are all the same.
 
     If no window is longer than the text, the note is "".
 
