@@ -1,7 +1,7 @@
 """A laboratory for position encodings in JAX: Contextual Position Encoding (CoPE) and its rivals.
 
-`import cope_jax as cj` gives the ten names that most people need. Each name is imported on first use, so the import
-itself costs nothing and does not start JAX.
+`import cope_jax as cj` gives the ten names that most people need. Each name is imported on first
+use, so the import itself costs nothing and does not start JAX.
 
 >>> import cope_jax as cj
 >>> cj.encodings.names()[:3]

@@ -1,6 +1,7 @@
 """Explains the shape letters in names of arrays, and defines the types that the package shares.
 
-Arrays carry their shape in their name: `q_BLHK` is a query of shape `[batch, length, heads, head width]`.
+Arrays carry their shape in their name: `q_BLHK` is a query of shape
+`[batch, length, heads, head width]`.
 
 | letter | meaning                                    |
 |--------|--------------------------------------------|
@@ -16,7 +17,8 @@ Arrays carry their shape in their name: `q_BLHK` is a query of shape `[batch, le
 | S      | seeds trained side by side                 |
 | T      | training steps in one dispatch             |
 
-A digit means an axis of that size: `mask_B1LM`. Positions and masks may have size 1 in place of B, and then broadcast.
+A digit means an axis of that size: `mask_B1LM`. Positions and masks may have size 1 in place of B,
+and then broadcast.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Position samplers, which choose the positions of tokens for any encoding.
 
-A sampler accepts (key, batch, length, limit) and returns int32 positions below `limit`, `[B, L]` or `[1, L]`, strictly
-increasing along L.
+A sampler accepts (key, batch, length, limit) and returns int32 positions below `limit`, `[B, L]` or
+`[1, L]`, strictly increasing along L.
 """
 
 from collections.abc import Callable

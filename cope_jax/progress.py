@@ -14,14 +14,16 @@ SECONDS = 30.0
 class Progress:
     """A context manager that shows how much of a loop is done and how much time is left.
 
-    On a terminal, it shows a bar that fits 80 columns. In a notebook, one output of the cell has the written lines and,
-    below them, the bar, updated in place. Anywhere else, such as in a file, it prints a plain line at most every 30
-    seconds, because every update of a bar would leave a line there.
+    On a terminal, it shows a bar that fits 80 columns. In a notebook, one output of the cell has
+    the written lines and, below them, the bar, updated in place. Anywhere else, such as in a file,
+    it prints a plain line at most every 30 seconds, because every update of a bar would leave a
+    line there.
 
     Args:
       total: the amount of work.
       unit: the name of one piece of work, in the singular; "" shows only the percentage.
-      label: the name of the loop, shown before the amount. The caller may change the attribute `label` in the loop.
+      label: the name of the loop, shown before the amount. The caller may change the attribute
+        `label` in the loop.
       done: the amount that is done before the loop starts.
       leave: whether the finished bar stays on the terminal or in the notebook; False removes it.
       active: if False, nothing is shown, as in all processes except the first.
@@ -42,7 +44,8 @@ class Progress:
     ):
         self.label = label
         self._total, self._unit, self._done, self._active = total, unit, done, active
-        self._note, self._reported = "", done  # the text after the amount; the amount in the last line
+        # The text after the amount; the amount in the last line.
+        self._note, self._reported = "", done
         self._first, self._began, self._last = done, time.monotonic(), time.monotonic()
         self._bar: Any = None
         kind = _NotebookBar if _in_notebook() else tqdm
@@ -88,7 +91,8 @@ class Progress:
     def write(self, line: str) -> None:
         """Prints `line` above the bar on a terminal and in a notebook.
 
-        Anywhere else, a plain line with the amount done so far comes first if the amount has changed.
+        Anywhere else, a plain line with the amount done so far comes first if the amount has
+        changed.
         """
         if not self._active:
             return

@@ -58,8 +58,9 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         """Returns a decorator that registers a class or function under `name`.
 
-        If another class has this name already, the decorator raises ValueError. If the same class is registered again,
-        as when a notebook cell is executed twice, the new class replaces the old class.
+        If another class has this name already, the decorator raises ValueError. If the same class
+        is registered again, as when a notebook cell is executed twice, the new class replaces the
+        old class.
         """
 
         def enter(entry: T) -> T:
@@ -104,8 +105,9 @@ C = TypeVar("C")
 def configure(cls: type[C], options: Mapping[str, Any], owner: str) -> C:
     """Builds the config dataclass `cls` from `options`; checks names and types, also nested.
 
-    An int is accepted for a float field, and a list for a tuple; no other type is converted. A wrong name or type
-    raises ConfigError. `owner`, such as "rope", is the name in the error message.
+    An int is accepted for a float field, and a list for a tuple; no other type is converted. A
+    wrong name or type raises ConfigError. `owner`, such as "rope", is the name in the error
+    message.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -139,7 +141,8 @@ def _checked_field(value: Any, cls: type, field: dataclasses.Field[Any], owner: 
     try:
         return checked(value, field_types(cls)[field.name], f"{owner}.{field.name}")
     except ConfigError:
-        if type(value) is type(field.default) and value in (field.default,):  # such as infinity for no limit
+        # A default is always valid, such as infinity for no limit.
+        if type(value) is type(field.default) and value in (field.default,):
             return value
         raise
 
@@ -203,9 +206,9 @@ def check_fields(config: Any, owner: str) -> None:
 def checked(value: Any, kind: Any, where: str) -> Any:
     """Returns `value` as an object of the type `kind`, the annotation of a field or an argument.
 
-    An int becomes a float, a list a tuple, a mapping a config dataclass, and a scalar of NumPy or JAX a number of
-    Python. Nothing else is converted: True is no int, and 2.0 is no int. A kind that `isinstance` does not understand,
-    such as a type variable, is not checked.
+    An int becomes a float, a list a tuple, a mapping a config dataclass, and a scalar of NumPy or
+    JAX a number of Python. Nothing else is converted: True is no int, and 2.0 is no int. A kind
+    that `isinstance` does not understand, such as a type variable, is not checked.
 
     >>> checked(2, float | None, "generate.temperature")
     2.0
@@ -235,7 +238,8 @@ def checked(value: Any, kind: Any, where: str) -> Any:
             continue
         if plain is float and type(value) is int:
             value = float(value) if abs(value) < 2**1023 else math.inf
-        if plain is float and isinstance(value, float) and not abs(value) < 2.0**127:  # the range of float32
+        # A larger number has no float32.
+        if plain is float and isinstance(value, float) and not abs(value) < 2.0**127:
             raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
         if plain is int and isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")

@@ -38,9 +38,9 @@ def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequenc
 def unigram_probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str, np.ndarray]:
     """p(w) = (n_w + 1)/(N + V) of each of V words, where w occurs n_w times among N targets.
 
-    The probability is never 0. A batch has the fields `targets` and `weights`. A batch with two directions also has
-    these fields with the prefix `backward_`. Returns a dict from the prefix of a direction, "" or "backward_", to a
-    float64 array `[V]`.
+    The probability is never 0. A batch has the fields `targets` and `weights`. A batch with two
+    directions also has these fields with the prefix `backward_`. Returns a dict from the prefix of
+    a direction, "" or "backward_", to a float64 array `[V]`.
 
     >>> batch = {"targets": np.array([[0, 0, 1]]), "weights": np.ones((1, 3))}
     >>> unigram_probabilities([batch], 2)[""].tolist()
@@ -68,15 +68,16 @@ def unigram_cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Bat
 def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
     """Counts each piece, except `special` pieces, in the texts A and B of each example.
 
-    A batch has the inputs of a model, `inputs`, `segments` and `mask` `[n, L]`, as in the task masked_lm. Returns two
-    sparse arrays `[n, V]`, for A and for B.
+    A batch has the inputs of a model, `inputs`, `segments` and `mask` `[n, L]`, as in the task
+    masked_lm. Returns two sparse arrays `[n, V]`, for A and for B.
 
     >>> batch = {"inputs": [[0, 3, 4, 1, 3, 1, 2]], "segments": [[0, 0, 0, 0, 1, 1, 0]], "mask": [[1] * 6 + [0]]}
     >>> a, b = bags({name: np.array(field) for name, field in batch.items()}, 5, special=[0, 1])
     >>> a.toarray().tolist(), b.toarray().tolist()
     ([[0.0, 0.0, 0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 1.0, 0.0]])
     """
-    from scipy.sparse import coo_array  # imported here, like scikit-learn, because few commands need it
+    # Imported here, like scikit-learn, because few commands need it.
+    from scipy.sparse import coo_array
 
     counted_BL = (batch["mask"] == 1) & ~np.isin(batch["inputs"], list(special))
     counts = []
@@ -90,11 +91,11 @@ def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
 class BagOfWords:
     """Logistic regression on two bags of pieces: p(B does not follow A) = σ(w·f(A, B) + b).
 
-    Sentences of one document share words, so much of next-sentence prediction needs no word order: Lan et al.,
-    "ALBERT", ICLR 2020, section 4.6.
+    Sentences of one document share words, so much of next-sentence prediction needs no word order:
+    Lan et al., "ALBERT", ICLR 2020, section 4.6.
 
-    A and B are the two sides of an example. All training examples together have n sides, and n_v of these sides contain
-    piece v. Let idf(v) = log((1 + n)/(1 + n_v)). The features f are:
+    A and B are the two sides of an example. All training examples together have n sides, and n_v of
+    these sides contain piece v. Let idf(v) = log((1 + n)/(1 + n_v)). The features f are:
 
     - Σ idf over the different pieces that both sides have;
     - the cosine of the bags weighted by idf;

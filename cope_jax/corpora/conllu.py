@@ -1,7 +1,7 @@
 """Universal Dependencies treebanks in CoNLL-U: words and their universal parts of speech.
 
-Nivre et al., "Universal Dependencies v2", LREC 2020; Silveira et al., "A gold standard dependency corpus for English",
-LREC 2014, for the English Web Treebank (EWT), which this module reads.
+Nivre et al., "Universal Dependencies v2", LREC 2020; Silveira et al., "A gold standard dependency
+corpus for English", LREC 2014, for the English Web Treebank (EWT), which this module reads.
 """
 
 import dataclasses
@@ -36,7 +36,8 @@ def read(data_dir: str | None, split: str) -> list[TaggedSentence]:
     """Reads the sentences of a split of UD English EWT, `ud-ewt/en_ewt-ud-{train,dev,test}.conllu`.
 
     Raises:
-      ConfigError: the split is unknown, the file is missing, or a line is malformed. The message gives the line number.
+      ConfigError: the split is unknown, the file is missing, or a line is malformed. The message
+        gives the line number.
 
     >>> sentence = read(None, "train")[0]
     >>> list(zip(sentence.words, sentence.tags))[:3]
@@ -64,8 +65,8 @@ def documents(data_dir: str | None, split: str) -> list[Document]:
 def parse(path: epath.Path) -> list[TaggedSentence]:
     """Reads the sentences of a CoNLL-U file.
 
-    Surface tokens that represent several words (`1-2`) and nodes without a word (`1.1`) are left out, as in the
-    published word counts of treebanks.
+    Surface tokens that represent several words (`1-2`) and nodes without a word (`1.1`) are left
+    out, as in the published word counts of treebanks.
 
     Raises:
       ConfigError: a line is malformed, or there is no sentence.
@@ -83,11 +84,13 @@ def parse(path: epath.Path) -> list[TaggedSentence]:
 def read_table(path: str) -> dict[str, list[TaggedSentence]]:
     """Reads sentences by split from a `.csv` file with columns `text`, `label` and perhaps `split`.
 
-    A text has words between spaces, and a label as many tags between spaces; any tags will do. Without `split`, a hash
-    of the text puts a tenth of the sentences into validation and a tenth into the test.
+    A text has words between spaces, and a label as many tags between spaces; any tags will do.
+    Without `split`, a hash of the text puts a tenth of the sentences into validation and a tenth
+    into the test.
 
     Raises:
-      ConfigError: the file is no such table, or a split has no sentence. The message gives the line.
+      ConfigError: the file is no such table, or a split has no sentence. The message gives the
+        line.
     """
     sentences_of: dict[str, list[TaggedSentence]] = {split: [] for split in SPLITS}
     for where, row in tables.read(path, ("text", "label"), ("split",)):

@@ -21,8 +21,8 @@ SAMPLES = epath.Path(__file__).parent / "samples"
 def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
     """Finds the first of `names`, plain or with `.gz`, in a folder of the data directory.
 
-    A name may contain `*`. `download` is the name of the corpus in `cope-jax download`, or None if that command does
-    not have the corpus.
+    A name may contain `*`. `download` is the name of the corpus in `cope-jax download`, or None if
+    that command does not have the corpus.
 
     Raises:
       ConfigError: there is no such file. The message says which file to put where.
@@ -74,7 +74,8 @@ def read_prose(path: epath.PathLike) -> str:
 
 def read_lines(path: epath.Path) -> list[str]:
     """The lines of a UTF-8 file, without line ends or an empty last line; see `read_prose`."""
-    # Not splitlines: a text may contain other line separators, which do not end a line in these formats.
+    # Not splitlines: a text may contain other line separators, which do not end a line in these
+    # formats.
     lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
     return lines[:-1] if not lines[-1] else lines
 
@@ -82,10 +83,10 @@ def read_lines(path: epath.Path) -> list[str]:
 def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str] = ()) -> dict[str, pathlib.Path]:
     """Finds the files below a folder that match any of `globs`, each once.
 
-    Returns a sorted dict from a file's path relative to the folder to its path. For a glob with a full path, the search
-    starts in the last folder before the first wildcard. The key of a file is then its path relative to the parent of
-    this folder or, if another file has this key, its full path. Folders and files with a name in `without` are skipped
-    at every depth.
+    Returns a sorted dict from a file's path relative to the folder to its path. For a glob with a
+    full path, the search starts in the last folder before the first wildcard. The key of a file is
+    then its path relative to the parent of this folder or, if another file has this key, its full
+    path. Folders and files with a name in `without` are skipped at every depth.
 
     Raises:
       ConfigError: a pattern is not a glob.

@@ -42,8 +42,8 @@ class Piece(NamedTuple):
 
     Attributes:
       text: never empty.
-      key: what decides the split of the document: its text, or its path if the document is a file. "" in all pieces of
-        a document except the first.
+      key: what decides the split of the document: its text, or its path if the document is a file.
+        "" in all pieces of a document except the first.
     """
 
     text: str
@@ -65,7 +65,8 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
     A pattern is a path or a glob, such as `gs://bucket/web/*.parquet` or `data/**/*.jsonl.gz`.
 
     Raises:
-      ConfigError: a pattern matches no file, a pattern is not a glob, or the format of a file is unknown.
+      ConfigError: a pattern matches no file, a pattern is not a glob, or the format of a file is
+        unknown.
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -94,14 +95,15 @@ def pieces(
 ) -> Iterator[tuple[Piece, float]]:
     """The documents of a file, in nonempty pieces, each with the share of the file that is read.
 
-    A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its text is in `field`. Of plain text,
-    the file is one document, or each line or paragraph that is not blank, without its last line end. The names may end
-    in `.gz` or `.zst`. A file of plain text is cut after single line ends, or before single spaces. `joins` says of the
-    two sides of a cut whether their tokens are those of the text; if it is None, they always are.
+    A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its text is in
+    `field`. Of plain text, the file is one document, or each line or paragraph that is not blank,
+    without its last line end. The names may end in `.gz` or `.zst`. A file of plain text is cut
+    after single line ends, or before single spaces. `joins` says of the two sides of a cut whether
+    their tokens are those of the text; if it is None, they always are.
 
     Raises:
-      ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, a document is too long, or a
-        package is not installed.
+      ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, a document
+        is too long, or a package is not installed.
       StorageError: a bucket cannot be read now.
     """
     reader = _format(file.name)
@@ -240,7 +242,8 @@ def _rows(stream: BinaryIO, file: InputFile, field: str, *_: object) -> Iterator
     from pyarrow import parquet
 
     try:
-        table = parquet.ParquetFile(stream, buffer_size=1 << 20)  # else a whole column of a row group is read
+        # Without this size, a whole column of a row group is read.
+        table = parquet.ParquetFile(stream, buffer_size=1 << 20)
         if field not in table.schema_arrow.names:
             names = ", ".join(table.schema_arrow.names)
             raise ConfigError(f"{file.path} has no column {field!r}: set --text_field to one of {names}")
@@ -276,8 +279,10 @@ def rooted(pattern: str) -> tuple[Any, str]:
     below = pattern[len(root) :].lstrip("/")
     if in_bucket(pattern):
         return epath.Path(root), below
-    folder = pathlib.Path(root or ("/" if fixed.startswith("/") else "."))  # epath has no glob of several levels
-    while "/" in below and os.path.isdir(folder / below.partition("/")[0]):  # its name only looks like a pattern
+    # epath has no glob of several levels.
+    folder = pathlib.Path(root or ("/" if fixed.startswith("/") else "."))
+    # Its name only looks like a pattern.
+    while "/" in below and os.path.isdir(folder / below.partition("/")[0]):
         folder, below = folder / below.partition("/")[0], below.partition("/")[2].lstrip("/")
     return folder, glob.escape(below) if os.path.isfile(folder / below) else below
 

@@ -39,7 +39,8 @@ class Source(Protocol):
     def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
         """The pieces of a unit, each with its split and the share of the unit that is read.
 
-        The split is None for all pieces of a document except the first. For `joins` see `document_files.pieces`.
+        The split is None for all pieces of a document except the first. For `joins` see
+        `document_files.pieces`.
         """
 
 
@@ -50,8 +51,9 @@ class Files:
     Attributes:
       files: from `document_files.find`.
       field: name of the text's field in a record.
-      held_out: the share of documents in "validation", and the share in "test". The text of a record, or the path of a
-        text file, decides the split, so that equal documents are in the same split.
+      held_out: the share of documents in "validation", and the share in "test". The text of a
+        record, or the path of a text file, decides the split, so that equal documents are in the
+        same split.
       division: what is a document of a text file: the file, or each of its lines or paragraphs.
     """
 

@@ -1,7 +1,7 @@
 """Cuts the tokens of texts into examples of one length and packs short ones, without any loss.
 
-A text of n tokens has n *entries*. Each entry reads one token and predicts the next token of the text. The first entry
-reads `end`.
+A text of n tokens has n *entries*. Each entry reads one token and predicts the next token of the
+text. The first entry reads `end`.
 """
 
 import bisect
@@ -62,7 +62,8 @@ class Pieces(NamedTuple):
     Attributes:
       starts: the first entry of each piece.
       sizes: the number of entries of each piece.
-      context: the number of entries at the start of each piece that already count in an earlier piece.
+      context: the number of entries at the start of each piece that already count in an earlier
+        piece.
     """
 
     starts: np.ndarray
@@ -90,7 +91,8 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
       - `targets`: the token after each input;
       - `positions`: from 0 in each piece;
       - `segments`: the number of the piece in its row, and −1 after the last piece;
-      - `entries`: the number of the entry in the text, and −1 in the context of a piece and after the last piece.
+      - `entries`: the number of the entry in the text, and −1 in the context of a piece and after
+        the last piece.
     """
     fields = {name: np.zeros((len(rows), width), np.int32) for name in ("inputs", "targets", "positions")}
     fields |= {name: np.full((len(rows), width), -1, np.int32) for name in ("segments", "entries")}
@@ -112,7 +114,8 @@ def arrange(entries: TokenStream, length: int, packing: Packing) -> tuple[Pieces
     """Decides which pieces of a stream form its examples: see `Packed`.
 
     Returns:
-      The pieces in the order of the examples, and `[examples + 1]`, the first piece of each example and their number.
+      The pieces in the order of the examples, and `[examples + 1]`, the first piece of each example
+      and their number.
 
     Raises:
       ConfigError: `length` is less than 1.
@@ -128,10 +131,11 @@ def arrange(entries: TokenStream, length: int, packing: Packing) -> tuple[Pieces
 class Packed:
     """Cuts a `TokenStream` into examples of length L.
 
-    With "stream", the examples are consecutive windows, which may cross documents. With "documents", each document
-    fills as many windows as it can. The remainders of several documents are packed into one example if they fit.
-    `segments` and `positions` separate the documents of an example. If a target is an `end` that `join` added, its
-    weight is 1 if `every` is True, and 0 otherwise.
+    With "stream", the examples are consecutive windows, which may cross documents. With
+    "documents", each document fills as many windows as it can. The remainders of several documents
+    are packed into one example if they fit. `segments` and `positions` separate the documents of an
+    example. If a target is an `end` that `join` added, its weight is 1 if `every` is True, and 0
+    otherwise.
 
     >>> entries = join([np.array([5, 6, 7, 8]), np.array([9]), np.array([3, 4])], end=0)
     >>> batch = Packed(entries, 3, "documents", every=True).take(np.arange(4))
@@ -152,8 +156,8 @@ class Packed:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples at `indices`, with the fields `inputs`, `targets` and `weights` `[n, L]`.
 
-        With "documents", there are also `segments` and `positions` `[n, L]`. Segments are numbered from 1 in each
-        example. All fields are padded with 0.
+        With "documents", there are also `segments` and `positions` `[n, L]`. Segments are numbered
+        from 1 in each example. All fields are padded with 0.
         """
         rows = [range(int(self._rows[index]), int(self._rows[index + 1])) for index in np.asarray(indices).tolist()]
         fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
@@ -166,8 +170,8 @@ class Packed:
 class Mixed:
     """The examples of several texts in one sequence: one text after the other, or spread evenly.
 
-    If spread, example i of a text with n examples is at the fraction (i + 1/2)/n of the sequence. Any number of first
-    examples then contains all texts in proportion to their sizes.
+    If spread, example i of a text with n examples is at the fraction (i + 1/2)/n of the sequence.
+    Any number of first examples then contains all texts in proportion to their sizes.
 
     >>> texts = [join([np.array(tokens)], end=0) for tokens in ([5, 5, 5, 0], [6, 0])]
     >>> mixed = Mixed([Packed(text, 1, "stream", every=True) for text in texts], spread=True)
@@ -208,8 +212,9 @@ class Mixed:
 def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
     """Packs pieces by best-fit decreasing: longest first, into the fullest row with enough room.
 
-    Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830). Sizes are from 1 to `length`. Returns
-    the numbers of the pieces in each row, in ascending order. Rows are sorted by their first piece.
+    Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830). Sizes are from 1
+    to `length`. Returns the numbers of the pieces in each row, in ascending order. Rows are sorted
+    by their first piece.
 
     >>> fit([2, 4, 1, 3, 2], 4)
     [[0, 4], [1], [2, 3]]

@@ -44,14 +44,16 @@ def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str
 
         - "wikitext-2" and "wikitext-103" are articles with `<unk>` for rare words;
         - "wikitext-2-raw" and "wikitext-103-raw" are the articles as written;
-        - "tinyshakespeare" is one text: 90 % are training, the next 5 % validation, and the last 5 % test;
+        - "tinyshakespeare" is one text: 90 % are training, the next 5 % validation, and the last
+          5 % test;
         - "files" are files of plain text, and each file is divided in the same way;
-        - "code" are source files, divided file by file, without near-duplicates. They are in `code/` or, without a
-          data_dir, in the standard library of the running Python.
+        - "code" are source files, divided file by file, without near-duplicates. They are in
+          `code/` or, without a data_dir, in the standard library of the running Python.
       data_dir: folder with a folder for each corpus. If None, the built-in sample is read.
       split: "train", "validation" or "test".
-      globs: patterns that choose the files of "files" or "code". A pattern is relative to the corpus folder, or has a
-        full path. () means all `.txt` and `.txt.gz` files for "files", and all `.py` files for "code".
+      globs: patterns that choose the files of "files" or "code". A pattern is relative to the
+        corpus folder, or has a full path. () means all `.txt` and `.txt.gz` files for "files", and
+        all `.py` files for "code".
 
     Raises:
       ConfigError: there is no such corpus, split or file, or a file is not text.
@@ -99,7 +101,8 @@ class Texts:
 
     Attributes:
       digest: `sha256` from the `fingerprint` of the texts.
-      read: returns the texts. This function outlives the task, so it should not keep any text in memory.
+      read: returns the texts. This function outlives the task, so it should not keep any text in
+        memory.
     """
 
     digest: str
@@ -146,7 +149,8 @@ def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
     return lambda split: _tree(folder, patterns, source_code.stamp(folder, patterns)).documents(split)
 
 
-@functools.lru_cache(maxsize=1)  # all splits share one tree, and finding its duplicates takes seconds
+# All splits share one tree, and finding its duplicates takes seconds.
+@functools.lru_cache(maxsize=1)
 def _tree(root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str, int, int]]) -> source_code.Tree:
     del stamp  # it only changes the key of the cache when files change
     return source_code.read(root, globs)
@@ -169,7 +173,8 @@ def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
     """The weights and names of the corpora in a mixture; the default weight is 1.
 
     Raises:
-      ConfigError: a corpus is unknown or named twice, two have the same test split, or a weight is not positive.
+      ConfigError: a corpus is unknown or named twice, two have the same test split, or a weight is
+        not positive.
 
     >>> parse_mixture("3*wikitext-2 + code")
     ((3.0, 'wikitext-2'), (1.0, 'code'))
@@ -199,16 +204,19 @@ def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
 class Mixture:
     """The texts of one or several corpora. They are read only on request.
 
-    The arguments are the same as for `documents`, except that `corpus` has the format of `parse_mixture`. Globs apply
-    to "files" or "code". With globs, the mixture must have exactly one of these two corpora.
+    The arguments are the same as for `documents`, except that `corpus` has the format of
+    `parse_mixture`. Globs apply to "files" or "code". With globs, the mixture must have exactly one
+    of these two corpora.
 
     Attributes:
       weights: the weight of each corpus.
-      has_words: whether all corpora have an agreed division into words, so that perplexities per word can be compared.
+      has_words: whether all corpora have an agreed division into words, so that perplexities per
+        word can be compared.
       place: where the texts come from, in words.
 
     Raises:
-      ConfigError: `parse_mixture` rejects `corpus`, or there are globs and not exactly one corpus accepts globs.
+      ConfigError: `parse_mixture` rejects `corpus`, or there are globs and not exactly one corpus
+        accepts globs.
 
     >>> [len(texts) for texts in Mixture("files+wikitext-2").texts("train")]
     [3, 5]

@@ -14,9 +14,9 @@ SPLITS = ("train", "validation", "test")
 def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document]:
     """The documents of a split: lists of sentences, which are tuples of words.
 
-    For "both", WikiText-2 comes first, then UD English EWT. WikiText-2 is read as raw text if `data_dir` has the raw
-    training text. Otherwise rare words are `<unk>` in every split, so that a model is tested on the same kind of text
-    as it was trained on.
+    For "both", WikiText-2 comes first, then UD English EWT. WikiText-2 is read as raw text if
+    `data_dir` has the raw training text. Otherwise rare words are `<unk>` in every split, so that a
+    model is tested on the same kind of text as it was trained on.
 
     Raises:
       ConfigError: a file is missing or malformed.
@@ -39,9 +39,9 @@ def by_split(
 ) -> dict[str, list[Document]]:
     """The `documents` of each of the splits, of a corpus or, if there are any, of `files`.
 
-    `files` are paths or globs: see `document_files`. In text files, blank lines separate documents. A line is one
-    sentence or several, with spaces between words: see `wikitext.split_sentences`. A hash of each document puts a
-    twentieth of them into validation and a twentieth into the test.
+    `files` are paths or globs: see `document_files`. In text files, blank lines separate documents.
+    A line is one sentence or several, with spaces between words: see `wikitext.split_sentences`. A
+    hash of each document puts a twentieth of them into validation and a twentieth into the test.
 
     Raises:
       ConfigError: a file is missing or malformed, or a split of `files` has no document.

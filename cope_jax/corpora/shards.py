@@ -1,13 +1,14 @@
 """Reads a tokenised corpus from shards, files of packed examples with a manifest, also in a bucket.
 
-A folder contains `manifest.json`, the tokenizer, and shards in the array_record format. A shard holds the examples of
-one run of documents, which are packed by themselves; see `cope_jax.corpora.packing`. `cope_jax.data.shard_export`
-writes such folders.
+A folder contains `manifest.json`, the tokenizer, and shards in the array_record format. A shard
+holds the examples of one run of documents, which are packed by themselves; see
+`cope_jax.corpora.packing`. `cope_jax.data.shard_export` writes such folders.
 
-A record is one example: uint32 numbers, then tokens of 2 bytes if the vocabulary has at most 65,536 tokens, and else of
-4 bytes, all little-endian. The numbers are P, the number of pieces; E, the number of targets that do not count; the
-first entry of each piece in its shard; the size n of each piece, plus 2³¹ if the piece begins a document; and the
-places of the E targets in the example. The tokens are, for each piece, its n inputs and the target of the last input.
+A record is one example: uint32 numbers, then tokens of 2 bytes if the vocabulary has at most 65,536
+tokens, and else of 4 bytes, all little-endian. The numbers are P, the number of pieces; E, the
+number of targets that do not count; the first entry of each piece in its shard; the size n of each
+piece, plus 2³¹ if the piece begins a document; and the places of the E targets in the example. The
+tokens are, for each piece, its n inputs and the target of the last input.
 """
 
 import bisect
@@ -70,7 +71,8 @@ class Manifest:
       tokenizer: the kind of the tokenizer: "bpe", "words" or "bytes".
       vocab_size: the number of tokens of the tokenizer.
       tokenizer_sha256: digest of the tokenizer's file.
-      words: whether the text has an agreed division into words, so that perplexities per word can be compared.
+      words: whether the text has an agreed division into words, so that perplexities per word can
+        be compared.
       source: what the examples were made from.
       documents: number of documents of each split.
       counts: the `Counts` of each split.
@@ -203,9 +205,10 @@ class Example:
 class Shards:
     """The examples of a folder of shards, read one by one. The folder may be in a bucket.
 
-    A shard is opened when its first example is needed, and checked against the manifest. A shard in a bucket is then
-    copied to the temporary folder of this machine; the copy vanishes with the process. As many shards stay open as a
-    window of examples, which are read in random order, may lie in.
+    A shard is opened when its first example is needed, and checked against the manifest. A shard in
+    a bucket is then copied to the temporary folder of this machine; the copy vanishes with the
+    process. As many shards stay open as a window of examples, which are read in random order, may
+    lie in.
 
     Raises:
       ConfigError: the manifest is missing or damaged.
@@ -243,7 +246,8 @@ class Shards:
         """The fields of an example, each `[L]`: see `Example.fields`.
 
         Raises:
-          ConfigError: there is no such example, or its shard is missing, damaged, or not of this manifest.
+          ConfigError: there is no such example, or its shard is missing, damaged, or not of this
+            manifest.
         """
         if not 0 <= index < self.size(split):
             raise ConfigError(

@@ -1,6 +1,7 @@
 """The SMS Spam Collection: short messages, ham or spam.
 
-Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam filtering", DocEng 2011.
+Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam filtering", DocEng
+2011.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Reads a tree of source code, split by file, without near-duplicates.
 
-Near-duplicates are found as in Broder, "On the resemblance and containment of documents", 1997, and left out as in Lee
-et al., "Deduplicating training data makes language models better", ACL 2022.
+Near-duplicates are found as in Broder, "On the resemblance and containment of documents", 1997, and
+left out as in Lee et al., "Deduplicating training data makes language models better", ACL 2022.
 """
 
 import dataclasses
@@ -36,7 +36,8 @@ class Tree:
     Attributes:
       files: a dict from path to text.
       skipped: paths of files that are not UTF-8 text.
-      duplicates: a dict from the path of a file that was left out to the path of its near-duplicate in `files`.
+      duplicates: a dict from the path of a file that was left out to the path of its near-duplicate
+        in `files`.
     """
 
     files: dict[str, str]
@@ -62,7 +63,8 @@ def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
     """Reads the files below a folder that match any of `globs`, each once; unpacks `.gz` files.
 
-    Empty files, and folders of installed packages, tests and caches, are left out. `matching` explains the globs.
+    Empty files, and folders of installed packages, tests and caches, are left out. `matching`
+    explains the globs.
 
     Raises:
       ConfigError: there is no text, or a file cannot be read.
@@ -100,8 +102,9 @@ def split_of(path: str) -> str:
 def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
     """Finds texts whose shingles (runs of five words and signs) have a Jaccard index above 0.7.
 
-    J(A, B) = |A ∩ B|/|A ∪ B| is computed for all pairs that share a MinHash of 4 permutations in any of 16 bands.
-    Returns a dict from the name of each later text to the name of an earlier text, which is not a duplicate itself.
+    J(A, B) = |A ∩ B|/|A ∪ B| is computed for all pairs that share a MinHash of 4 permutations in
+    any of 16 bands. Returns a dict from the name of each later text to the name of an earlier text,
+    which is not a duplicate itself.
 
     >>> near_duplicates({"a": "x = f(1, 2) + 3", "b": "x = f(1, 2) + 3 ", "c": "print(x)"})
     {'b': 'a'}

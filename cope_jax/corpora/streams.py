@@ -14,9 +14,10 @@ Fields = Mapping[str, np.ndarray]
 class Stream(Sequence[dict[str, np.ndarray]]):
     """Cuts sequences of N entries into batches of B windows of length L.
 
-    Row r of batch i + 1 continues row r of batch i. Row r has the r-th of B equal parts of each sequence, so every
-    entry is in exactly one batch. The last row and the last batch are padded with zeros. Every batch has `reset`,
-    float32 `[B]`: 1 in batch 0 and 0 in others. When a batch is read, `finish` adds fields that are too large to store.
+    Row r of batch i + 1 continues row r of batch i. Row r has the r-th of B equal parts of each
+    sequence, so every entry is in exactly one batch. The last row and the last batch are padded
+    with zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0 and 0 in others. When a batch
+    is read, `finish` adds fields that are too large to store.
 
     Raises:
       ConfigError: B or L is below 1, or N is 0.

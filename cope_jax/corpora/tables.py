@@ -12,13 +12,16 @@ def read(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> li
     """Reads columns of a UTF-8 `.csv` or `.csv.gz` file. Quoted values may have commas.
 
     Returns:
-      For each row, its place for messages, and its values by column, without the spaces around them.
+      For each row, its place for messages, and its values by column, without the spaces around
+      them.
 
     Raises:
-      ConfigError: the file is missing or no such table, a column is missing, or a required value is empty.
+      ConfigError: the file is missing or no such table, a column is missing, or a required value is
+        empty.
     """
     text = read_prose(path)
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a value may be as long as the file
+    # A value may be as long as the file.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     rows, line = csv.reader(io.StringIO(text, newline=""), strict=True), 1
     try:
         names = [name.strip() for name in next(rows, [])]

@@ -11,9 +11,11 @@ class Counts:
 
     Attributes:
       tokens: number of tokens of the text; each token is predicted once.
-      words: number of words separated by spaces, plus one for the end of each line, as WikiText counts them.
+      words: number of words separated by spaces, plus one for the end of each line, as WikiText
+        counts them.
       bytes: number of bytes of the text in UTF-8.
-      unknown: number of words outside the vocabulary, or of texts with words that tokens do not give back.
+      unknown: number of words outside the vocabulary, or of texts with words that tokens do not
+        give back.
       changed: number of texts with bytes that tokens do not give back.
     """
 
@@ -28,14 +30,16 @@ class Counts:
 
             loss = nats/tokens, perplexity = exp(nats/words), bits_per_byte = nats/(bytes · ln 2).
 
-        Perplexities per word can be compared between tokenizers: the probability of a word is the product of the
-        probabilities of its tokens. By WikiText's convention every line ends with a word, `<eos>`. Code has no agreed
-        division into words; report bits per byte, or the perplexity per token, exp(loss), and name the tokenizer.
+        Perplexities per word can be compared between tokenizers: the probability of a word is the
+        product of the probabilities of its tokens. By WikiText's convention every line ends with a
+        word, `<eos>`. Code has no agreed division into words; report bits per byte, or the
+        perplexity per token, exp(loss), and name the tokenizer.
 
-        If some words are unknown, only the results per token are returned. These can be compared only between models
-        with the same vocabulary. A model that predicts `<unk>` has not predicted the word, so a smaller vocabulary
-        would give better results per word and per byte. If the bytes of a text do not come back from its tokens, as
-        from a tokenizer that normalizes, there are no bits per byte: the model has predicted other bytes.
+        If some words are unknown, only the results per token are returned. These can be compared
+        only between models with the same vocabulary. A model that predicts `<unk>` has not
+        predicted the word, so a smaller vocabulary would give better results per word and per byte.
+        If the bytes of a text do not come back from its tokens, as from a tokenizer that
+        normalizes, there are no bits per byte: the model has predicted other bytes.
 
         >>> Counts(tokens=6, words=4, bytes=20).per_unit(18.0)
         {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}

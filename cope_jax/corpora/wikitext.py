@@ -26,8 +26,8 @@ _CLOSERS = {")", "]", "''", "”", "’"}
 def read(data_dir: str | None, split: str, *, raw: bool = False) -> list[str]:
     """Reads `wikitext-2/wiki.{train,valid,test}.tokens` by line: paragraphs, headings or blank.
 
-    If `raw` is True, reads the `.raw` file if it exists. This file has rare words as written, not `<unk>`. Raises
-    ConfigError if there is no such split or file.
+    If `raw` is True, reads the `.raw` file if it exists. This file has rare words as written, not
+    `<unk>`. Raises ConfigError if there is no such split or file.
     """
     return read_lines(path(data_dir, split, raw=raw))
 
@@ -37,15 +37,17 @@ def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
     if split not in SPLITS:
         raise unknown("split of wikitext-2", split, SPLITS)
     stem = f"wiki.{SPLITS[split]}"
-    tokens = [f"{stem}.tokens", f"{stem}.*.tokens"]  # the second name marks another order of articles
+    # The second name marks another order of articles.
+    tokens = [f"{stem}.tokens", f"{stem}.*.tokens"]
     return find(data_dir, "wikitext-2", [f"{stem}.raw", *tokens] if raw else tokens, download="wikitext-2")
 
 
 def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
     r"""Reads the articles of a split, unchanged. Concatenated, they are the file of the split.
 
-    Without a `data_dir`, the built-in sample replaces "wikitext-2" and "wikitext-103". If `raw` is True, reads the
-    `.raw` file, which has rare words as written, from the folder `CORPUS-raw` or else from the folder `CORPUS`.
+    Without a `data_dir`, the built-in sample replaces "wikitext-2" and "wikitext-103". If `raw` is
+    True, reads the `.raw` file, which has rare words as written, from the folder `CORPUS-raw` or
+    else from the folder `CORPUS`.
 
     Raises:
       ConfigError: there is no such split or file; the message says where to get the file.
@@ -66,7 +68,8 @@ def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
     if split not in SPLITS:
         raise unknown(f"split of {corpus}", split, SPLITS)
     stem, kind = f"wiki.{SPLITS[split]}", "raw" if raw else "tokens"
-    names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]  # the second name marks another order of articles
+    # The second name marks another order of articles.
+    names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]
     raw_path = first(data_dir, f"{corpus}-raw", names) if raw else None
     return raw_path or find(data_dir, corpus, names, download=f"{corpus}-raw" if raw else corpus)
 
@@ -74,8 +77,8 @@ def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
 def words(data_dir: str | None, split: str) -> list[str]:
     """The words of a split as one text, in which `<eos>` ends every line, even a blank line.
 
-    Published word perplexities of WikiText-2 count these words: 2,088,628 in training, 217,646 in validation and
-    245,569 in the test. The vocabulary has 33,278 different words.
+    Published word perplexities of WikiText-2 count these words: 2,088,628 in training, 217,646 in
+    validation and 245,569 in the test. The vocabulary has 33,278 different words.
 
     >>> words(None, "train")[:8]
     ['<eos>', '=', 'The', 'Lighthouse', 'at', 'Carrow', 'Point', '=']
@@ -105,7 +108,8 @@ def documents(data_dir: str | None, split: str, *, raw: bool = True) -> list[Doc
 
 def _titles(lines: list[str]) -> list[bool]:
     """True for each line that is the title of an article."""
-    # Legends of tables have lines that look like titles ("= Played , W ="), but not between blank lines.
+    # Legends of tables have lines that look like titles ("= Played , W ="), but not between blank
+    # lines.
     texts = ["", *map(str.strip, lines), ""]
     around = zip(texts, texts[1:-1], texts[2:], strict=False)
     return [bool(_TITLE.fullmatch(text)) and not before and not after for before, text, after in around]

@@ -19,7 +19,8 @@ class Occurrence:
     Attributes:
       words: the sentence.
       index: the index of the word in the sentence.
-      lemma: the lemma that has the senses, such as "bank", or "charge.N" if parts of speech are distinguished.
+      lemma: the lemma that has the senses, such as "bank", or "charge.N" if parts of speech are
+        distinguished.
       sense: a name that is unique only within its lemma.
       split: "train" or "test".
     """
@@ -34,10 +35,11 @@ class Occurrence:
 def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
     """Reads occurrences of twenty nouns with clearly different senses, in sentences of Wikipedia.
 
-    `coarsewsd20/coarsewsd20.tsv` has a header, then word, split, sense, index and sentence, separated by tabs.
+    `coarsewsd20/coarsewsd20.tsv` has a header, then word, split, sense, index and sentence,
+    separated by tabs.
 
-    Loureiro et al., "Analysis and evaluation of language models for word sense disambiguation", Computational
-    Linguistics 2021.
+    Loureiro et al., "Analysis and evaluation of language models for word sense disambiguation",
+    Computational Linguistics 2021.
 
     Raises:
       ConfigError: the file is missing, or a line is malformed; the message gives the line number.
@@ -70,12 +72,12 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
     """Reads words of running text, with their senses in the New Oxford American Dictionary.
 
     A line of `semcor-noad/semcor_noad.jsonl` is
-    `{"d": document, "t": sentence, "a": [[index, lemma, part of speech, sense], ...]}`. The lemma of an occurrence
-    includes its part of speech, as in "charge.N". The corpus has no splits of its own: a fifth of the documents, chosen
-    by a hash of their names, is "test".
+    `{"d": document, "t": sentence, "a": [[index, lemma, part of speech, sense], ...]}`. The lemma
+    of an occurrence includes its part of speech, as in "charge.N". The corpus has no splits of its
+    own: a fifth of the documents, chosen by a hash of their names, is "test".
 
-    Miller et al., "A semantic concordance", HLT 1993; Yuan et al., "Semi-supervised word sense disambiguation with
-    neural models", COLING 2016.
+    Miller et al., "A semantic concordance", HLT 1993; Yuan et al., "Semi-supervised word sense
+    disambiguation with neural models", COLING 2016.
 
     Raises:
       ConfigError: the file is missing, or a line is malformed; the message gives the line number.

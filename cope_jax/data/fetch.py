@@ -15,7 +15,8 @@ from cope_jax.progress import Progress
 from cope_jax.storage.locks import unfinished
 
 _SECONDS = 30  # how long to wait for a server to answer, or to send more
-_PATIENCE, _SLOWEST = 60, 1000  # a download takes at most these seconds, and one for each of these bytes
+# A download takes at most these seconds, and one for each of these bytes.
+_PATIENCE, _SLOWEST = 60, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Source:
       url: URL of a zip archive, or of the only file.
       size: size of this archive or file in bytes.
       sha256: SHA-256 digest of this archive or file.
-      files: paths of the files to keep, relative to the data directory; the same paths are in the archive.
+      files: paths of the files to keep, relative to the data directory; the same paths are in the
+        archive.
     """
 
     url: str
@@ -49,7 +51,8 @@ def _wikitext(name: str, size: int, sha256: str) -> Source:
     return Source(f"https://wikitext.smerity.com/{name}-v1.zip", size, sha256, files)
 
 
-# Sizes and digests come from Hugging Face's `datasets` for WikiText, and from TFDS for tiny shakespeare.
+# Sizes and digests come from Hugging Face's `datasets` for WikiText, and from TFDS for tiny
+# shakespeare.
 _WIKITEXT = {
     "wikitext-2": (4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
     "wikitext-2-raw": (4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
@@ -81,12 +84,14 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     """Downloads the files of a corpus that a data directory lacks; returns their paths.
 
-    The paths are relative to `data_dir`. The download is checked by size and digest. `data_dir` never has an incomplete
-    file: until a file is complete, it is in a temporary folder, which this call removes at the end. If the process is
-    killed, the next call removes this folder. Files that `data_dir` already has stay unchanged.
+    The paths are relative to `data_dir`. The download is checked by size and digest. `data_dir`
+    never has an incomplete file: until a file is complete, it is in a temporary folder, which this
+    call removes at the end. If the process is killed, the next call removes this folder. Files that
+    `data_dir` already has stay unchanged.
 
     Raises:
-      ConfigError: the server cannot be reached, the download breaks off, or its size or digest is wrong.
+      ConfigError: the server cannot be reached, the download breaks off, or its size or digest is
+        wrong.
       OSError: `data_dir` cannot be written to.
     """
     names = missing(source, data_dir)

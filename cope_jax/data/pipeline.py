@@ -33,23 +33,26 @@ def train_iterator(
 ) -> grain.DatasetIterator:
     """Creates an endless iterator over training batches.
 
-    With `examples`, or for a task of fixed size, the iterator gives the fixed train split, which depends only on
-    `data_seed`. The order of examples depends on `shuffle_seed` and changes with each epoch; a batch may span two
-    epochs. For any other task without `examples`, the iterator samples new examples without end. Batch i then depends
-    only on both seeds and i.
+    With `examples`, or for a task of fixed size, the iterator gives the fixed train split, which
+    depends only on `data_seed`. The order of examples depends on `shuffle_seed` and changes with
+    each epoch; a batch may span two epochs. For any other task without `examples`, the iterator
+    samples new examples without end. Batch i then depends only on both seeds and i.
 
-    Each part of a mixture is shuffled and repeated in this way, and the parts alternate in proportion to their weights.
+    Each part of a mixture is shuffled and repeated in this way, and the parts alternate in
+    proportion to their weights.
 
-    If the train split is a stream, the iterator repeats the batches of the stream in order, for any seeds.
+    If the train split is a stream, the iterator repeats the batches of the stream in order, for any
+    seeds.
 
-    If `data_dir` is given, the examples come from there, where `cope_jax.data.tfds_builder.write` stored the fixed
-    split. The batches are bit-identical to batches from memory. `rows` are the rows of each batch that this process
-    needs. If `rows` is None, the process needs all rows. `readers` is the number of threads that read batches ahead.
-    The batches and `get_state()` do not depend on this number.
+    If `data_dir` is given, the examples come from there, where `cope_jax.data.tfds_builder.write`
+    stored the fixed split. The batches are bit-identical to batches from memory. `rows` are the
+    rows of each batch that this process needs. If `rows` is None, the process needs all rows.
+    `readers` is the number of threads that read batches ahead. The batches and `get_state()` do not
+    depend on this number.
 
     Returns:
-      An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` resumes exactly from this
-      state. The state counts batches, so the state is the same for any `rows`.
+      An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` resumes
+      exactly from this state. The state counts batches, so the state is the same for any `rows`.
 
     Raises:
       ConfigError: a size or seed is out of range, or `data_dir` does not contain these examples.
@@ -101,12 +104,13 @@ def evaluation_batches(
 ) -> list[Batch]:
     """Returns the first `examples` of `split` in batches of one shape, filled by weights 0.
 
-    `split` is a fixed split or a split of the task's sweep. If the split has fewer examples, the batches contain the
-    entire split. For a stream, `examples` is rounded up to whole batches. `data_dir` is as in `train_iterator`, and has
-    no splits of a sweep.
+    `split` is a fixed split or a split of the task's sweep. If the split has fewer examples, the
+    batches contain the entire split. For a stream, `examples` is rounded up to whole batches.
+    `data_dir` is as in `train_iterator`, and has no splits of a sweep.
 
     Raises:
-      ConfigError: the split is unknown, a size or seed is out of range, or `data_dir` does not contain these examples.
+      ConfigError: the split is unknown, a size or seed is out of range, or `data_dir` does not
+        contain these examples.
 
     >>> from cope_jax import tasks
     >>> task = tasks.create("flip_flop", length=8)
@@ -136,7 +140,8 @@ def _shuffled(
 
     The parts of a mixture alternate in proportion to their weights.
     """
-    # Grain shuffles epoch e by seed + e. Without hashing, seed 1 would see the epochs of seed 0, one epoch early.
+    # Grain shuffles epoch e by seed + e. Without hashing, seed 1 would see the epochs of seed 0,
+    # one epoch early.
     seeds = np.random.SeedSequence(seed).generate_state(max(1, len(mixture))).tolist()
     ranges = [indices for _, indices in mixture] or [range(len(whole))]
     if stored is None:
@@ -160,8 +165,9 @@ def _shuffled(
 class WindowOrder:
     """An endless order of examples stored in blocks, in which neighbours are in few blocks.
 
-    In each epoch, the blocks have a random order. Then each run of `window` examples is shuffled; a window may span
-    several blocks. Every example comes once in an epoch. Item i depends only on the arguments and i.
+    In each epoch, the blocks have a random order. Then each run of `window` examples is shuffled; a
+    window may span several blocks. Every example comes once in an epoch. Item i depends only on the
+    arguments and i.
 
     >>> order = WindowOrder([range(0, 3), range(3, 6)], window=3, seed=0)
     >>> [order[i] for i in range(6)], [order[i] for i in range(6, 12)]
@@ -171,7 +177,8 @@ class WindowOrder:
     def __init__(self, blocks: Sequence[range], window: int, seed: int):
         self._blocks, self._window, self._seed = blocks, window, seed
         self._size = sum(map(len, blocks))
-        # Grain's threads read a few windows at a time, and the last of an epoch together with the first of the next.
+        # Grain's threads read a few windows at a time, and the last of an epoch together with the
+        # first of the next.
         self._epoch = functools.lru_cache(maxsize=2)(self._blocks_of)
         self._places = functools.lru_cache(maxsize=4)(self._shuffled_window)
 

@@ -1,8 +1,9 @@
 """Tokenises and packs a corpus of any size into shards, in parallel over processes and hosts.
 
-The corpus is divided into units, each a run of files. A unit becomes one or more chunks of documents, and a chunk
-becomes one shard for each split. What a chunk contains depends only on the corpus and the options. So any number of
-processes and hosts write the same files, and an export that was killed loses only unfinished chunks.
+The corpus is divided into units, each a run of files. A unit becomes one or more chunks of
+documents, and a chunk becomes one shard for each split. What a chunk contains depends only on the
+corpus and the options. So any number of processes and hosts write the same files, and an export
+that was killed loses only unfinished chunks.
 """
 
 import dataclasses
@@ -78,15 +79,16 @@ def export(
 ) -> Manifest | None:
     """Writes the shards of a corpus, its tokenizer and its manifest.
 
-    What an earlier call with the same arguments wrote is kept, and shards that are missing are written again. With
-    `part=(i, n)`, the call writes only the units i, i + n, i + 2n, …; n hosts with different i write an entire corpus.
-    The call that ends last writes the manifest.
+    What an earlier call with the same arguments wrote is kept, and shards that are missing are
+    written again. With `part=(i, n)`, the call writes only the units i, i + n, i + 2n, …; n hosts
+    with different i write an entire corpus. The call that ends last writes the manifest.
 
     Returns:
       The manifest, or None if other parts have not ended.
 
     Raises:
-      ConfigError: the folder contains another export, a document cannot be read, or a split has no document.
+      ConfigError: the folder contains another export, a document cannot be read, or a split has no
+        document.
       StorageError: a disk is full.
     """
     if in_bucket(out):
@@ -217,7 +219,8 @@ def _in_parallel(
         for process in processes:
             process.start()
         while True:
-            ended = all(process.exitcode is not None for process in processes)  # before the last messages are read
+            # Asked before the last messages are read.
+            ended = all(process.exitcode is not None for process in processes)
             while not messages.empty():
                 message = messages.get()
                 if isinstance(message, Exception):

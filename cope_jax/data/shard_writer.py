@@ -30,7 +30,8 @@ class Options:
     Attributes:
       length: L, the number of tokens of an example.
       packing: "stream" or "documents": see `cope_jax.corpora.packing`.
-      shard_tokens: the number of tokens after which a chunk ends. It bounds the memory of a process.
+      shard_tokens: the number of tokens after which a chunk ends. It bounds the memory of a
+        process.
     """
 
     length: int = 1024
@@ -68,7 +69,8 @@ class Chunk:
         encoded = self._tokenizer.encode([text for _, text, _ in self._waiting])
         for (split, text, begins), tokens in zip(self._waiting, encoded, strict=True):
             documents, sums = self._documents[split], self._sums[split]
-            if begins or not documents:  # a document that is longer than a chunk continues as another document
+            # A document that is longer than a chunk continues as another document.
+            if begins or not documents:
                 documents.append([])
             documents[-1].append(tokens)
             self.tokens += len(tokens)
@@ -76,7 +78,8 @@ class Chunk:
             sums["words"] += len(text.split()) + text.count("\n")
             sums["bytes"] += len(text.encode("utf-8", "ignore"))
             unknown, changed = self._tokenizer.lost(text, tokens)
-            if changed and not begins:  # a decoder may take the space of a piece for one that was added to a text
+            # A decoder may take the space of a piece for one that was added to a text.
+            if changed and not begins:
                 unknown, changed = self._tokenizer.lost(text.removeprefix(" "), tokens)
             sums["unknown"] += unknown
             sums["changed"] += changed

@@ -1,8 +1,9 @@
 """Writes and reads tasks as TensorFlow Datasets, as array_record; TensorFlow is not needed.
 
-A directory contains one dataset for each task. The examples of a dataset are in the order of `Task.dataset`. A dataset
-also stores the task's options, the data seed, saved files such as a tokenizer, digests of the data, and the parts of a
-mixture, so that reading does not make examples from files again. Any program can read a dataset with
+A directory contains one dataset for each task. The examples of a dataset are in the order of
+`Task.dataset`. A dataset also stores the task's options, the data seed, saved files such as a
+tokenizer, digests of the data, and the parts of a mixture, so that reading does not make examples
+from files again. Any program can read a dataset with
 `tfds.data_source("counting", data_dir=..., split="train")`.
 """
 
@@ -32,12 +33,12 @@ _CHUNK = 1024  # number of examples that are made from files at a time
 def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0) -> epath.Path:
     """Writes `sizes[split]` examples of each split, unless an equal earlier call wrote them.
 
-    For a task of fixed size, empty `sizes` mean all examples of every split. `data_dir` may contain other tasks too.
-    Returns the folder of the dataset, `<data_dir>/<task>/<version>`.
+    For a task of fixed size, empty `sizes` mean all examples of every split. `data_dir` may contain
+    other tasks too. Returns the folder of the dataset, `<data_dir>/<task>/<version>`.
 
     Raises:
-      ConfigError: a split is unknown, a size or seed is out of range, the task is a stream, or `data_dir` holds data of
-        this task from a call with other arguments.
+      ConfigError: a split is unknown, a size or seed is out of range, the task is a stream, or
+        `data_dir` holds data of this task from a call with other arguments.
     """
     if task.stream("train", 1) is not None:
         raise ConfigError(f"{task.name} is one long text, which cannot be exported: choose a task of separate examples")
@@ -68,7 +69,8 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
                 _path(task, made).rename(_path(task, data_dir))
     for name, content in _files(task).items():
         file = _path(task, data_dir) / name
-        if not file.exists() or file.read_text(encoding="utf-8") != content:  # an earlier call was interrupted
+        # An earlier call was interrupted.
+        if not file.exists() or file.read_text(encoding="utf-8") != content:
             file.write_text(content, encoding="utf-8")
     return _path(task, data_dir)
 
@@ -77,7 +79,8 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     """Returns random access to `split`; item i is row i of `task.dataset(split, n, seed)`.
 
     Raises:
-      ConfigError: `data_dir` has no data of this task with these options, files and seed, or not this split.
+      ConfigError: `data_dir` has no data of this task with these options, files and seed, or not
+        this split.
     """
     builder = _open(task, data_dir, seed)
     if split not in builder.info.splits:

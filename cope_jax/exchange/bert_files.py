@@ -44,12 +44,13 @@ class _Values:
 def load(folder: str | Path) -> tuple[BertConfig, Params]:
     """Reads the config and the parameters of a BERT from a folder.
 
-    The parameters are nested dicts like `nnx.to_pure_dict` of a `Bert`. Names of tensors may lack the prefix "bert.",
-    as in a `BertModel`. The pooler and the heads may be absent. If there is a vocab.txt, it must have a line for each
-    row of the embedding.
+    The parameters are nested dicts like `nnx.to_pure_dict` of a `Bert`. Names of tensors may lack
+    the prefix "bert.", as in a `BertModel`. The pooler and the heads may be absent. If there is a
+    vocab.txt, it must have a line for each row of the embedding.
 
     Raises:
-      ConfigError: a file is missing or damaged, belongs to another kind of model, or does not fit the config.
+      ConfigError: a file is missing or damaged, belongs to another kind of model, or does not fit
+        the config.
     """
     folder = Path(folder)
     config, params = BERT.load(folder)
@@ -60,8 +61,8 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
 def check_vocabulary(folder: Path, vocab_size: int) -> None:
     """ConfigError unless a folder's vocab.txt, if any, has a line for each piece of the model.
 
-    If there is a tokenizer.json too, which transformers prefers, both must give each piece the same number. Lines such
-    as [unused9000], which pad the table, may be in vocab.txt alone.
+    If there is a tokenizer.json too, which transformers prefers, both must give each piece the same
+    number. Lines such as [unused9000], which pad the table, may be in vocab.txt alone.
     """
     if not (folder / VOCABULARY).exists():
         return
@@ -95,9 +96,9 @@ def save(
 ) -> None:
     """Writes a model that `load` and transformers can read; overwrites files of the same names.
 
-    `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`; the heads may be absent. `pieces` are the vocabulary,
-    in order. If `pieces` is None, no vocab.txt is written. `tokens`, from `safetensors_io.read_tokens`, are stored in
-    config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`; the heads may be absent. `pieces`
+    are the vocabulary, in order. If `pieces` is None, no vocab.txt is written. `tokens`, from
+    `safetensors_io.read_tokens`, are stored in config.json.
 
     Raises:
       ConfigError: the format cannot represent the config, or the vocabulary has another size.

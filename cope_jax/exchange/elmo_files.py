@@ -37,7 +37,8 @@ _FIELDS = {
 class _Entry(NamedTuple):
     """A dataset of the weights file, which concatenates the parameters `params`.
 
-    `there` converts the concatenated parameters to the dataset, and `here` converts the dataset back.
+    `there` converts the concatenated parameters to the dataset, and `here` converts the dataset
+    back.
     """
 
     name: str
@@ -74,8 +75,8 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     The encoder has no output layer, because published weights have no output layer.
 
     Raises:
-      ConfigError: a file is missing or has another format, an option or a dataset is missing or not supported, or the
-        sizes of the weights differ from the options.
+      ConfigError: a file is missing or has another format, an option or a dataset is missing or not
+        supported, or the sizes of the weights differ from the options.
     """
     config = _config(Path(options_path))
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
@@ -150,7 +151,8 @@ def _parse(values: Mapping[str, Any], path: str) -> ElmoConfig:
     activation, count = options["char_cnn.activation"], options["char_cnn.n_characters"]
     if activation != "relu":
         raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, but must be 'relu'; choose another ELMo")
-    if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):  # one number in training, the other in inference
+    # One number in training, the other in inference.
+    if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):
         raise ConfigError(
             f"{path}: char_cnn.n_characters is {count}, but must be {NUM_CHARACTERS}; choose another ELMo"
         )

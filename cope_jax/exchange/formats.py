@@ -1,8 +1,8 @@
 """Reads and writes models as folders, in our own format or in a published one.
 
-Our own format supports every registered model. It has two files. config.json has the model's name and config, and
-model.safetensors has the model's parameters by path, such as "blocks.attention.query.kernel". Reading the published
-files of an ELMo needs h5py.
+Our own format supports every registered model. It has two files. config.json has the model's name
+and config, and model.safetensors has the model's parameters by path, such as
+"blocks.attention.query.kernel". Reading the published files of an ELMo needs h5py.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ def kind_of(folder: Path) -> str | None:
     if not safetensors_io.holds_model(folder):
         return None
     values = read_object(folder / CONFIG)
-    kind = values.get("model_type", None if _foreign(values) else "bert")  # BERT's first files have no model_type
+    # BERT's first files have no model_type.
+    kind = values.get("model_type", None if _foreign(values) else "bert")
     if kind not in tuple(FORMATS):  # it may be a list, which is not hashable
         # No nearest name is suggested: a similar name is another architecture.
         raise ConfigError(
@@ -73,8 +74,8 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     """Reads the config, as `read_config` does, and nested dicts of parameters, in any format.
 
     Raises:
-      ConfigError: a file is missing or damaged, belongs to an unknown model, does not fit the config, or has numbers
-        that are not finite.
+      ConfigError: a file is missing or damaged, belongs to an unknown model, does not fit the
+        config, or has numbers that are not finite.
     """
     folder, kind = Path(folder), _kind(folder)
     config, params = elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
@@ -100,8 +101,9 @@ def save(
 ) -> None:
     """Writes a model that `load` can read; overwrites files of the same names.
 
-    `params` are nested dicts like `nnx.to_pure_dict` of the model. `form` is a name of `FORMATS`, by default our own
-    format. `tokens`, from `safetensors_io.read_tokens`, are stored in config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of the model. `form` is a name of `FORMATS`,
+    by default our own format. `tokens`, from `safetensors_io.read_tokens`, are stored in
+    config.json.
 
     Raises:
       ConfigError: the format cannot represent this model, or the parameters do not fit the config.
@@ -204,7 +206,8 @@ def _name(path: tuple[Any, ...]) -> str:
 class Format(NamedTuple):
     """The functions that read and write a folder in one format.
 
-    `model` is the name of the only model that the format supports. If None, the format supports any model.
+    `model` is the name of the only model that the format supports. If None, the format supports any
+    model.
     """
 
     config: Callable[[Path], Any]

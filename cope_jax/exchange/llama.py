@@ -39,7 +39,8 @@ class _Values:
 class _Rope:
     """Further values of RoPE in config.json.
 
-    Older files have `rope_scaling`. Since transformers 5, files have `rope_parameters`, which include the base.
+    Older files have `rope_scaling`. Since transformers 5, files have `rope_parameters`, which
+    include the base.
     """
 
     rope_scaling: dict[str, Any] | None = None
@@ -126,7 +127,8 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
         dropout=read.attention_dropout,
     )
     encoding = EncodingConfig((("rope", _read_rope(values, path)),))
-    encoding.build(block.attention_shape(read.max_position_embeddings), rngs=nnx.Rngs(0))  # checks the options
+    # Checks the options.
+    encoding.build(block.attention_shape(read.max_position_embeddings), rngs=nnx.Rngs(0))
     return DecoderConfig(
         vocab_size=read.vocab_size,
         max_length=read.max_position_embeddings,

@@ -86,7 +86,8 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     """Reads all tensors of a folder, by name, from one file or from the files that an index lists.
 
     Raises:
-      ConfigError: a file is missing or damaged, or does not have a tensor that the index lists for this file.
+      ConfigError: a file is missing or damaged, or does not have a tensor that the index lists for
+        this file.
     """
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return _read_file(folder / WEIGHTS)
@@ -126,7 +127,8 @@ def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
     """
     if array.dtype in (np.float32, np.float64):
         return array
-    if array.dtype not in (np.float16, jnp.bfloat16):  # 8 bits are a part of a number, whose scale is elsewhere
+    # 8 bits are a part of a number, whose scale is elsewhere.
+    if array.dtype not in (np.float16, jnp.bfloat16):
         raise ConfigError(
             f"{name} in {folder} has type {array.dtype.name}, but quantised weights are not supported: use "
             "floating-point weights"
@@ -168,7 +170,8 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
 def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
     """Makes a model with `params`, nested dicts like `nnx.to_pure_dict` of the model.
 
-    Absent parameters are initialised with seed 0. ConfigError: a parameter has another shape than the config says.
+    Absent parameters are initialised with seed 0. ConfigError: a parameter has another shape than
+    the config says.
     """
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
     arrays, leaves = flatten_dict(params), dict(nnx.to_flat_state(state))

@@ -45,7 +45,8 @@ _EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.
 class _Entry(NamedTuple):
     """A tensor of a file, or one for each layer if `name` has {} in place of its number.
 
-    The tensor concatenates our parameters at `paths` along the last axis. If `transposed`, it is [outputs, inputs].
+    The tensor concatenates our parameters at `paths` along the last axis. If `transposed`, it is
+    [outputs, inputs].
     """
 
     name: str
@@ -67,22 +68,26 @@ class Format:
     Attributes:
       kind: the `model_type` in config.json.
       model: our class of the model.
-      modules: maps the path of their module to the path of our module. If their module concatenates the parameters of
-        several modules, spaces separate the paths of our modules. {} is the layer's number.
-      prefixes: prefixes of the names of tensors. A name without any of these prefixes gets the first prefix.
-      required: the only values that a field of config.json may have, for fields that would change the numbers. An
-        absent field counts as the first value.
-      free: names of options, as `_function` gives them, that the format need not represent, because they do not change
-        the numbers or because `adapt` takes care of them.
+      modules: maps the path of their module to the path of our module. If their module concatenates
+        the parameters of several modules, spaces separate the paths of our modules. {} is the
+        layer's number.
+      prefixes: prefixes of the names of tensors. A name without any of these prefixes gets the
+        first prefix.
+      required: the only values that a field of config.json may have, for fields that would change
+        the numbers. An absent field counts as the first value.
+      free: names of options, as `_function` gives them, that the format need not represent, because
+        they do not change the numbers or because `adapt` takes care of them.
       ignored: regular expression of the names of tensors to ignore.
       tied: maps redundant tensors of a file to the parameters that they must equal.
-      read: makes our config from the values of config.json and the path of this file, which errors mention.
-      write: returns the values of config.json for our config, as far as the format can represent it. `save` compares
-        what `read` makes of these values with the config.
+      read: makes our config from the values of config.json and the path of this file, which errors
+        mention.
+      write: returns the values of config.json for our config, as far as the format can represent
+        it. `save` compares what `read` makes of these values with the config.
       adapt: converts our parameters to parameters that the format can represent.
-      optional: prefixes of the names of tensors that may be absent, both in the file and in our parameters.
-      plain: prefixes of the names of matrices that the file stores as [inputs, outputs], like our parameters. The file
-        stores all other matrices transposed.
+      optional: prefixes of the names of tensors that may be absent, both in the file and in our
+        parameters.
+      plain: prefixes of the names of matrices that the file stores as [inputs, outputs], like our
+        parameters. The file stores all other matrices transposed.
     """
 
     kind: str

@@ -31,10 +31,11 @@ def generate(
 ) -> list[np.ndarray]:
     """Continues each prompt by samples of softmax(logits/temperature), given all earlier tokens.
 
-    The batch runs as one compiled program, which ends early if every row has generated a stop token. A new value of
-    the key, the temperature, `top_p` or a stop token needs no compilation. A new batch size, length of the longest
-    prompt (unless `padded` is greater), `max_new_tokens`, `top_k` or number of stop tokens needs a compilation, and so
-    does a change between `top_p=None` and a number.
+    The batch runs as one compiled program, which ends early if every row has generated a stop
+    token. A new value of the key, the temperature, `top_p` or a stop token needs no compilation. A
+    new batch size, length of the longest prompt (unless `padded` is greater), `max_new_tokens`,
+    `top_k` or number of stop tokens needs a compilation, and so does a change between `top_p=None`
+    and a number.
 
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -48,19 +49,22 @@ def generate(
       prompts: the tokens of each prompt. Prompts may differ in length.
       max_new_tokens: maximum number of new tokens of each row.
       key: the random key, or one key for each row, `[B]`, as from `sampling.row_keys`.
-      temperature: the logits are divided by this number; 0 means that the most probable token is taken.
+      temperature: the logits are divided by this number; 0 means that the most probable token is
+        taken.
       top_k: sample from the k most probable tokens. If None, there is no such limit.
-      top_p: sample from the fewest tokens whose probabilities sum to this value or more, after `top_k` is applied. If
-        None, there is no such limit. Holtzman et al. (arXiv 1904.09751).
-      stop_token: a row ends with this token, or with any of these tokens. If None, all rows have `max_new_tokens` new
-        tokens.
-      padded: shorter prompts are padded to this length, so that prompts of several lengths need one compilation.
+      top_p: sample from the fewest tokens whose probabilities sum to this value or more, after
+        `top_k` is applied. If None, there is no such limit. Holtzman et al. (arXiv 1904.09751).
+      stop_token: a row ends with this token, or with any of these tokens. If None, all rows have
+        `max_new_tokens` new tokens.
+      padded: shorter prompts are padded to this length, so that prompts of several lengths need one
+        compilation.
 
     Returns:
       The new tokens of each row, int32, including the stop token if it was generated.
 
     Raises:
-      ConfigError: an argument has a wrong type or is out of range, or a table of the encoding has too few positions.
+      ConfigError: an argument has a wrong type or is out of range, or a table of the encoding has
+        too few positions.
     """
     arguments = (model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token, padded)
     new_BT, count_B = _generate(_request(*arguments))
@@ -72,9 +76,9 @@ def generate_stream(
 ) -> Iterator[list[np.ndarray]]:
     """Yields the tokens of `generate` while they are generated, as lists of new tokens by row.
 
-    The first list has the first new token of each row. Every other list has up to `chunk` tokens of each row. Two
-    programs run, for any `chunk`. The first program reads the prompts, and the second program continues them. Both
-    programs are compiled before the first list.
+    The first list has the first new token of each row. Every other list has up to `chunk` tokens of
+    each row. Two programs run, for any `chunk`. The first program reads the prompts, and the second
+    program continues them. Both programs are compiled before the first list.
 
     All other arguments and the errors are those of `generate`.
 
@@ -211,7 +215,8 @@ def _chunks(request: _Request, chunk: int) -> Iterator[list[np.ndarray]]:
     loop = _first(request)
     seen_B, until = np.zeros(len(request.tokens_BL), np.int32), 1
     while True:
-        # The first call only compiles, and samples nothing, so that later tokens come at an even speed.
+        # The first call only compiles, and samples nothing, so that later tokens come at an even
+        # speed.
         loop = _next(request, loop, np.int32(until))
         new_BT, count_B = np.array(loop.new_BT), np.array(loop.count_B)
         yield [row[seen:count] for row, seen, count in zip(new_BT, seen_B, count_B, strict=True)]

@@ -11,16 +11,17 @@ TORN = "\N{REPLACEMENT CHARACTER}"
 class Continuation:
     r"""The text after a prompt, in pieces that later tokens do not change.
 
-    No piece ends within a character or within a possible stop text. A decoder may write the first token of a text
-    differently, for example without its space. So new tokens are decoded together with the tokens of the last complete
-    text before them.
+    No piece ends within a character or within a possible stop text. A decoder may write the first
+    token of a text differently, for example without its space. So new tokens are decoded together
+    with the tokens of the last complete text before them.
 
     Args:
-      decode: maps tokens to text. More tokens may complete a character at the end of the text, and otherwise must only
-        append text.
+      decode: maps tokens to text. More tokens may complete a character at the end of the text, and
+        otherwise must only append text.
       prompt: the tokens of the prompt. The pieces do not include the text of the prompt.
-      stop: stop texts. The continuation ends before the first stop text that is complete. If several stop texts end at
-        the same character, the continuation ends before the longest of these.
+      stop: stop texts. The continuation ends before the first stop text that is complete. If
+        several stop texts end at the same character, the continuation ends before the longest of
+        these.
 
     Attributes:
       text: all pieces so far.
@@ -37,9 +38,11 @@ class Continuation:
         self._decode = decode
         self._stop = tuple(stop)
         self._before = [int(token) for token in prompt]
-        self._tokens: list[int] = []  # the tokens after `_before`; the last may be an incomplete character
+        # The tokens after `_before`; the last may be an incomplete character.
+        self._tokens: list[int] = []
         self._held = ""  # the text before `_tokens` that was held back
-        self._shown = 0  # how many characters of the held text and of the text of `_tokens` were returned
+        # The number of returned characters of the held text and of the text of `_tokens`.
+        self._shown = 0
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Adds tokens and returns the new text that is final; "" after a stop text."""
@@ -64,7 +67,8 @@ class Continuation:
         return self._decode(np.array(self._before + self._tokens, np.int32))[len(before) :]
 
     def _settle(self, text: str, withheld: Callable[[str], int]) -> str:
-        # Stop texts are ordered by their ends, so that the result does not depend on how much text there is already.
+        # Stop texts are ordered by their ends, so that the result does not depend on how much text
+        # there is already.
         stops = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop, self._shown)) >= 0]
         self.ended = bool(stops)
         settled = text[: min(stops)[1]] if stops else text[: len(text) - withheld(text)]

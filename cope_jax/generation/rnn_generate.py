@@ -32,9 +32,9 @@ def generate(
 ) -> np.ndarray:
     """Continues each prompt by samples of softmax(logits/temperature), given all earlier words.
 
-    `model` is a recurrent language model like `RNNLM`, whose forward direction generates. `key` is a single key for all
-    rows. The other arguments and the errors are as in `cope_jax.generation.decoding.generate`. Returns the new words,
-    int32 `[B, max_new_tokens]`.
+    `model` is a recurrent language model like `RNNLM`, whose forward direction generates. `key` is
+    a single key for all rows. The other arguments and the errors are as in
+    `cope_jax.generation.decoding.generate`. Returns the new words, int32 `[B, max_new_tokens]`.
     """
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
     check_at_least(0, "generate", temperature=temperature)

@@ -44,7 +44,8 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
 
 def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:
     """Samples an int32 token for each row. Temperature 0 takes the first of the highest logits."""
-    # Some processors treat numbers below the smallest normal number as 0. With this line all processors do so.
+    # Some processors treat numbers below the smallest normal number as 0. With this line all
+    # processors do so.
     drawn_at_all = temperature >= jnp.finfo(jnp.float32).tiny
     # Logits are taken relative to their maximum, so that no quotient is +∞ at any temperature.
     below_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
@@ -70,8 +71,8 @@ def keep_top_k(logits_BV: Array, k: int) -> Array:
 def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
     """Keeps the fewest logits of each row with probabilities of sum ≥ p; sets the others to −∞.
 
-    This is the nucleus of Holtzman et al. (arXiv 1904.09751). At least one logit is kept, and p = 1 keeps all. Of equal
-    logits, the first are kept.
+    This is the nucleus of Holtzman et al. (arXiv 1904.09751). At least one logit is kept, and p = 1
+    keeps all. Of equal logits, the first are kept.
 
     >>> keep_top_p(jnp.log(jnp.array([[0.2, 0.5, 0.3]])), 0.75).tolist()
     [[-inf, -0.6..., -1.2...]]

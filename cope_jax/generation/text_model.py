@@ -16,7 +16,8 @@ class TextGenerator(NamedTuple):
       title: one line that names the model.
       model: a module with `prefill` and `decode`.
       codec: turns text into tokens, and tokens into text.
-      length: the length of training sequences, in tokens. For a model without a task, the maximum length in its config.
+      length: the length of training sequences, in tokens. For a model without a task, the maximum
+        length in its config.
     """
 
     title: str
@@ -31,7 +32,8 @@ def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
     `seed` chooses among the seeds of a run. If `seed` is None, the first seed is loaded.
 
     Raises:
-      ConfigError: there is no model, the model cannot generate, or the tokenizer is missing or does not fit the model.
+      ConfigError: there is no model, the model cannot generate, or the tokenizer is missing or does
+        not fit the model.
     """
     loaded, able = load_folder(folder), models.able("generate")
     if loaded.name not in able:

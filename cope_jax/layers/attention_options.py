@@ -16,15 +16,19 @@ class AttentionOptions(nnx.Module):
 
     They apply in this order:
 
-    1. `kv_shift`:     k_t ← α_t k_{t−1} + (1 − α_t) k_t, α_t = σ(a·x_t) for each key head; the same for v.
-    2. `convolution`:  each channel of q, k and v is a sum over the last W tokens. It starts as the token itself.
-    3. `qk_norm`:      q and k of each head are divided by their root mean square, and scaled by a learned vector.
+    1. `kv_shift`:     k_t ← α_t k_{t−1} + (1 − α_t) k_t, α_t = σ(a·x_t) for each key head; the same
+       for v.
+    2. `convolution`:  each channel of q, k and v is a sum over the last W tokens. It starts as the
+       token itself.
+    3. `qk_norm`:      q and k of each head are divided by their root mean square, and scaled by a
+       learned vector.
     4. Attention, with the encoding.
     5. `output_norm`:  the output of each head is divided by its root mean square, and scaled.
     6. `output_gate`:  out ← out · σ(W_g x), before the last matrix.
 
-    All but 2 are the "Pro" block of the Forgetting Transformer (arXiv 2503.02130); 3 and 6 are also in other models.
-    The first two read earlier tokens of the same document only. `windows` keeps these tokens when decoding.
+    All but 2 are the "Pro" block of the Forgetting Transformer (arXiv 2503.02130); 3 and 6 are also
+    in other models. The first two read earlier tokens of the same document only. `windows` keeps
+    these tokens when decoding.
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):

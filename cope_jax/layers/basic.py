@@ -19,7 +19,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "swiglu": jax.nn.silu,
 }
 NORMS = {"layer": nnx.LayerNorm, "rms": nnx.RMSNorm}
-# E[x²] − E[x]² has an error of about 1e-7 E[x²]. In rows that hardly vary, a smaller epsilon does not cover the error.
+# E[x²] − E[x]² has an error of about 1e-7 E[x²]. In rows that hardly vary, a smaller epsilon does
+# not cover the error.
 _LEAST_EPSILON_OF_DIFFERENCES = 1e-6
 
 
@@ -28,10 +29,12 @@ def create_linear(
 ) -> nnx.Linear:
     """Creates a layer y = W x + b in the compute type; b is initialised to 0.
 
-    W is initialised from a normal distribution with standard deviation scale/√inputs. If `config.initial_stddev` is not
-    None, it is the standard deviation for any `scale`, and the distribution is truncated at two standard deviations.
+    W is initialised from a normal distribution with standard deviation scale/√inputs. If
+    `config.initial_stddev` is not None, it is the standard deviation for any `scale`, and the
+    distribution is truncated at two standard deviations.
 
-    `axes` are the logical axes of W, as `cope_jax.training.sharding` lists them; b has the second axis.
+    `axes` are the logical axes of W, as `cope_jax.training.sharding` lists them; b has the second
+    axis.
     """
     if config.initial_stddev is None:
         initial = jax.nn.initializers.normal(scale / inputs**0.5)
@@ -53,7 +56,8 @@ def create_linear(
 def logits(layer: nnx.Linear, x: Array) -> Array:
     """Computes W x + b of an output layer.
 
-    The products are in the type of x. The sums and the result are in float32, or in float64 if x is in float64.
+    The products are in the type of x. The sums and the result are in float32, or in float64 if x is
+    in float64.
 
     >>> layer = nnx.Linear(2, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     >>> logits(layer, jnp.ones((1, 2), jnp.bfloat16)).dtype.name
@@ -67,8 +71,8 @@ def logits(layer: nnx.Linear, x: Array) -> Array:
 class Norm(nnx.Module):
     """LayerNorm (Ba et al., 1607.06450) or RMSNorm (Zhang and Sennrich, 1910.07467), last axis.
 
-    It computes in float32 and returns the type of its input. With compute type float64, it computes in float64 and
-    returns float64.
+    It computes in float32 and returns the type of its input. With compute type float64, it computes
+    in float64 and returns float64.
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
@@ -92,7 +96,8 @@ class Norm(nnx.Module):
 class MLP(nnx.Module):
     """Two linear layers around an activation, y = W_out f(W_in x).
 
-    SwiGLU has a third layer, the gate: y = W_out (silu(W_gate x) · W_in x). Shazeer (arXiv 2002.05202).
+    SwiGLU has a third layer, the gate: y = W_out (silu(W_gate x) · W_in x). Shazeer (arXiv
+    2002.05202).
     """
 
     def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):

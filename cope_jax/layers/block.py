@@ -19,15 +19,15 @@ from cope_jax.ops.dropout import dropout
 class Block(nnx.Module):
     """A transformer block: attention, then the feed-forward layer, each with a norm and a residual.
 
-    Pre-norm: x ← x + f(norm(x)), Xiong et al. (arXiv 2002.04745). Post-norm: x ← norm(x + f(x)), Vaswani et al. (arXiv
-    1706.03762). Here f is first attention, and then the feed-forward layer.
+    Pre-norm: x ← x + f(norm(x)), Xiong et al. (arXiv 2002.04745). Post-norm: x ← norm(x + f(x)),
+    Vaswani et al. (arXiv 1706.03762). Here f is first attention, and then the feed-forward layer.
 
     Args:
       config: sizes and choices.
       encoding: the parts of the encoding that the layers do not share.
       shape: the sizes that the encoding is built for.
-      num_layers: the number of layers of the model. What each layer adds to the residual stream is initially scaled by
-        1/√(2·num_layers), unless `config.initial_stddev` is set.
+      num_layers: the number of layers of the model. What each layer adds to the residual stream is
+        initially scaled by 1/√(2·num_layers), unless `config.initial_stddev` is set.
     """
 
     mixers: ClassVar[dict[str, Any]] = {"attention": SelfAttention} | dict.fromkeys(KINDS, RecurrentMixer)

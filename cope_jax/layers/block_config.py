@@ -27,28 +27,34 @@ class BlockConfig:
     Attributes:
       model_dim: D, the width of the residual stream.
       num_heads: H, the number of query heads.
-      num_kv_heads: G, the number of key/value heads; G divides H. None means G = H. G < H is grouped-query attention.
+      num_kv_heads: G, the number of key/value heads; G divides H. None means G = H. G < H is
+        grouped-query attention.
       head_dim: K, the width of a head; None means D/H.
       mlp_dim: hidden width of the feed-forward layer; None means 4·D.
-      activation: "relu", "gelu" (tanh form), "gelu_erf" (exact GELU), or "swiglu" (gated, with a third matrix).
+      activation: "relu", "gelu" (tanh form), "gelu_erf" (exact GELU), or "swiglu" (gated, with a
+        third matrix).
       norm: "layer" (LayerNorm) or "rms" (RMSNorm).
       norm_epsilon: number in (0, 1) that is added to the variance.
       norm_position: "pre", x + f(norm(x)), or "post", norm(x + f(x)).
       use_bias: whether the linear layers have biases.
-      dropout: dropout rate of the attention weights, and of what each sublayer adds to the residual stream.
-      initial_stddev: standard deviation of the initial matrices, which are normal and truncated at two standard
-        deviations. If None, it is 1/√inputs without truncation, and less for a layer that adds to the residual stream.
-      compute_dtype: type of the matrix products. Parameters, positions, logits and softmax are float32. "float64" is
-        for comparisons: it computes everything in float64, and needs `jax_enable_x64`.
-      mixer: what mixes tokens: attention, or a recurrence: "linear" attention, "gla", "delta" or "gated_delta"; see
-        `cope_jax.layers.recurrent_mixer`.
+      dropout: dropout rate of the attention weights, and of what each sublayer adds to the residual
+        stream.
+      initial_stddev: standard deviation of the initial matrices, which are normal and truncated at
+        two standard deviations. If None, it is 1/√inputs without truncation, and less for a layer
+        that adds to the residual stream.
+      compute_dtype: type of the matrix products. Parameters, positions, logits and softmax are
+        float32. "float64" is for comparisons: it computes everything in float64, and needs
+        `jax_enable_x64`.
+      mixer: what mixes tokens: attention, or a recurrence: "linear" attention, "gla", "delta" or
+        "gated_delta"; see `cope_jax.layers.recurrent_mixer`.
       negative_eigenvalues: β is in (0, 2) instead of (0, 1), for the mixers with the delta rule.
-      qk_norm: normalise queries and keys of each head; see `cope_jax.layers.attention_options` for this and the next
-        four.
+      qk_norm: normalise queries and keys of each head; see `cope_jax.layers.attention_options` for
+        this and the next four.
       output_norm: normalise the output of each head.
       output_gate: multiply the output of attention by σ(W_g x).
       kv_shift: mix each key and value with those of the token before.
-      convolution: the number of tokens of a short convolution on queries, keys and values; 0 means none.
+      convolution: the number of tokens of a short convolution on queries, keys and values; 0 means
+        none.
       attention: the implementation of attention, as in `cope_jax.attention.attend`.
       attention_blocks: block sizes of this implementation, as `blocks` in `attend`.
     """

@@ -24,7 +24,8 @@ class CharCNNConfig:
       embed_dim: width of the embedding of a character.
       filters: pairs of (width in characters, number of filters of this width).
       num_highways: number of highway layers after the filters.
-      projection: width of a word's vector. If None, there is no projection, and the width is the number of all filters.
+      projection: width of a word's vector. If None, there is no projection, and the width is the
+        number of all filters.
     """
 
     embed_dim: int = 16
@@ -53,8 +54,8 @@ class CharCNNConfig:
 class Highway(nnx.Module):
     """A highway layer, y = g · relu(W_t x + b_t) + (1 − g) · x with g = σ(W_c x + b_c).
 
-    Srivastava et al. (arXiv 1505.00387). b_c is initialised to −2, so that at first y has most of x. The matrices are
-    initialised from a normal distribution with variance 1/width.
+    Srivastava et al. (arXiv 1505.00387). b_c is initialised to −2, so that at first y has most of
+    x. The matrices are initialised from a normal distribution with variance 1/width.
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
@@ -71,10 +72,10 @@ class CharCNN(nnx.Module):
 
         f_k = relu(max_p (Σ_i W_ki e_{p+i} + b_k)),  x = W_p highway_n(… highway_1(f)) + b_p
 
-    e_p is the embedding of the character at place p. Filters are applied only where they fit into the word. The
-    characters that pad a word are embedded like other characters. Kim et al. (arXiv 1508.06615), in the version of
-    Peters et al. (arXiv 1802.05365). `tokenizers.characters` numbers the characters. All characters of a padding word
-    are 0, and its vector is 0.
+    e_p is the embedding of the character at place p. Filters are applied only where they fit into
+    the word. The characters that pad a word are embedded like other characters. Kim et al. (arXiv
+    1508.06615), in the version of Peters et al. (arXiv 1802.05365). `tokenizers.characters` numbers
+    the characters. All characters of a padding word are 0, and its vector is 0.
 
     >>> config = CharCNNConfig(embed_dim=4, filters=((1, 2), (2, 3)), num_highways=1, projection=6)
     >>> layer = CharCNN(config, rngs=nnx.Rngs(0))
@@ -107,7 +108,8 @@ class CharCNN(nnx.Module):
             raise ConfigError(f"words of {size} characters are shorter than a filter of {widest}: pad them to {widest}")
         characters_NC = characters_BLC.reshape(batch * length, size)
         table_KE = self.embedding_KE[...]
-        # 0 does not occur within a word, so its row is unused, but the official sizes include the row.
+        # 0 does not occur within a word, so its row is unused, but the official sizes include the
+        # row.
         is_none_NC = characters_NC == 0
         e_NCE = jnp.where(is_none_NC[..., None], jnp.zeros((), table_KE.dtype), lookup(table_KE, characters_NC))
         pairs = zip(self.filters, self.biases, strict=True)
@@ -134,8 +136,8 @@ def _dense(inputs: int, outputs: int, axes: tuple[str, str], *, bias: float = 0.
 def _maxima(e_NCE: Array, w_WEF: Array, b_F: Array) -> Array:
     """The relu of each filter's maximum over the word.
 
-    Products with windows replace the convolution, because on a CPU the gradient of a convolution takes up to 1.5 times
-    as long.
+    Products with windows replace the convolution, because on a CPU the gradient of a convolution
+    takes up to 1.5 times as long.
     """
     width, _, filters = w_WEF.shape
     indices = e_NCE.shape[1] - width + 1

@@ -25,8 +25,8 @@ class Cell:
 
     "tanh", Elman (1990): h' = tanh(z + W_h h).
 
-    "lstm", Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000) and the projection of Sak et
-    al. (arXiv 1402.1128). The gates are in the order i, f, g, o:
+    "lstm", Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000) and the
+    projection of Sak et al. (arXiv 1402.1128). The gates are in the order i, f, g, o:
 
         (i, f, g, o) = z + W_h h
         c' = clip(σ(f + forget_bias) · c + σ(i) · tanh(g))
@@ -100,9 +100,9 @@ class Cell:
 class Recurrent(nnx.Module):
     """Runs a cell over time: (c_t, h_t) = step(c_{t−1}, h_{t−1}, W_x x_t + b), y_t = h_t.
 
-    Only the products with the state are computed in the loop. The products with the inputs are one product for all
-    steps. In the backward pass, the gradient of each matrix is one product for all steps. All matrices and b are
-    initialised uniformly within ±1/√N.
+    Only the products with the state are computed in the loop. The products with the inputs are one
+    product for all steps. In the backward pass, the gradient of each matrix is one product for all
+    steps. All matrices and b are initialised uniformly within ±1/√N.
 
     >>> layer = Recurrent(Cell("lstm", width=4), inputs=3, rngs=nnx.Rngs(0))
     >>> y_BLP, (c_BN, h_BP) = layer(jnp.ones((2, 5, 3)), lengths_B=jnp.array([5, 3]))
@@ -134,9 +134,11 @@ class Recurrent(nnx.Module):
         Args:
           x_BLD: the inputs.
           carry: the state before the first step; None means zeros.
-          lengths_B: number of real inputs of each row, which are at the start of the row; None means that all inputs
-            are real. The other inputs are not read: their outputs are 0, and they do not change the state.
-          reverse: True runs from each row's last real input to its first; False runs from the first to the last.
+          lengths_B: number of real inputs of each row, which are at the start of the row; None
+            means that all inputs are real. The other inputs are not read: their outputs are 0, and
+            they do not change the state.
+          reverse: True runs from each row's last real input to its first; False runs from the first
+            to the last.
 
         Returns:
           (y_BLP in the order of the inputs, the state after the last step).
@@ -147,7 +149,8 @@ class Recurrent(nnx.Module):
         real_LB1 = None
         if lengths_B is not None:
             real_LB1 = np.arange(length, dtype=np.int32)[:, None, None] < jnp.asarray(lengths_B)[None, :, None]
-            # Otherwise a NaN in an input that is not real would reach the gradients, because 0 · NaN is NaN.
+            # Otherwise a NaN in an input that is not real would reach the gradients, because 0 ·
+            # NaN is NaN.
             x_LBD = jnp.where(real_LB1, x_LBD, jnp.zeros((), x_LBD.dtype))
         z_LBG = linear(x_LBD, self.inner_DG[...]) + self.bias_G[...][None, None]
         weights = (self.state_PG[...],) if self.outer_NP is None else (self.state_PG[...], self.outer_NP[...])
@@ -237,8 +240,8 @@ def _forward(how: Any, weights: tuple[Array, ...], carry: Carry, z_LBG: Array, r
 
 
 def _backward(how: Any, residuals: Any, gradient: Any) -> tuple[Any, ...]:
-    # W_h h is added to z, so both have the same gradient, and the gradient of W_h needs no loop. The same holds for
-    # W_p.
+    # W_h h is added to z, so both have the same gradient, and the gradient of W_h needs no loop.
+    # The same holds for W_p.
     pull, multiplied = residuals
     dcarry, dz_LBG, dshift_LBP = pull(gradient)
     pairs = zip(multiplied, (dz_LBG, dshift_LBP), strict=True)

@@ -49,17 +49,19 @@ class RecurrentMixer(nnx.Module):
 
         S_t = e^{g_t} S_{t−1} + β_t k_t (v_t − …)ᵀ,   out = W_o (norm(S_tᵀ q_t/√K) · silu(W_g x_t)),
 
-    see `linear_recurrence`. q, k and v pass a convolution over four tokens and SiLU; q and k of each head have length
-    1. β = σ(w·x), or 2σ(w·x) with `negative_eigenvalues` (Grazzi et al., arXiv 2411.12537). The decay g is log σ(W_2
-    W_1 x + b)/16 for each channel in GLA, and −A softplus(a·x + b) for each head in gated DeltaNet. The gate on the
-    output is that of GLA and gated DeltaNet; in the library `fla`, DeltaNet has none by default.
+    see `linear_recurrence`. q, k and v pass a convolution over four tokens and SiLU; q and k of
+    each head have length
+    1. β = σ(w·x), or 2σ(w·x) with `negative_eigenvalues` (Grazzi et al., arXiv 2411.12537). The
+    decay g is log σ(W_2 W_1 x + b)/16 for each channel in GLA, and −A softplus(a·x + b) for each
+    head in gated DeltaNet. The gate on the output is that of GLA and gated DeltaNet; in the library
+    `fla`, DeltaNet has none by default.
 
-    Encodings that act on the embeddings work with it. Others have no effect, and are refused. There are no weights to
-    drop, so `dropout` acts only on what the layer adds to the residual stream.
+    Encodings that act on the embeddings work with it. Others have no effect, and are refused. There
+    are no weights to drop, so `dropout` acts only on what the layer adds to the residual stream.
 
     Raises:
-      ConfigError: grouped heads or an option around attention is given, the encoding needs attention, or maps are
-        asked for.
+      ConfigError: grouped heads or an option around attention is given, the encoding needs
+        attention, or maps are asked for.
     """
 
     def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):

@@ -10,8 +10,8 @@ from cope_jax.array_types import Array
 class ScalarMix(nnx.Module):
     """Mixes layers, γ · Σ_j softmax(w)_j h_j, from w = 0, γ = 1. Peters et al. (1802.05365), 3.2.
 
-    With `layer_norm` every h_j is first replaced by (h_j − μ_j) / √(σ²_j + ε). The scalars μ_j and σ²_j are the mean
-    and variance of h_j over all real tokens of the batch and all D features.
+    With `layer_norm` every h_j is first replaced by (h_j − μ_j) / √(σ²_j + ε). The scalars μ_j and
+    σ²_j are the mean and variance of h_j over all real tokens of the batch and all D features.
 
     >>> mix = ScalarMix(num_layers=3, rngs=nnx.Rngs(0))
     >>> mix(jnp.array([0.0, 3.0, 6.0]).reshape(3, 1, 1, 1)).tolist()
@@ -27,7 +27,8 @@ class ScalarMix(nnx.Module):
     def __call__(self, layers_JBLD: Array, mask_BL: Array | None = None) -> Array:
         """Returns the mix, `[B, L, D]`.
 
-        Only `layer_norm` uses the mask, which is 0 for padding. If the mask is None, all tokens are real.
+        Only `layer_norm` uses the mask, which is 0 for padding. If the mask is None, all tokens are
+        real.
         """
         if self.layer_norm:
             layers_JBLD = self._normed(layers_JBLD, mask_BL)

@@ -23,7 +23,8 @@ class Context:
     Attributes:
       positions: `[B, L]` or `[1, L]`, int32.
       segment_ids: `[B, L]`; None means one document in each row.
-      causal: whether each token sees only itself and earlier tokens; if False, each token sees all tokens.
+      causal: whether each token sees only itself and earlier tokens; if False, each token sees all
+        tokens.
       layout: how activations are sharded.
     """
 
@@ -62,9 +63,9 @@ class SelfAttention(nnx.Module):
     ) -> tuple[Array, Cache]:
         """Adds keys and values of the newest tokens to the cache, and attends from them to all.
 
-        The newest tokens are the tokens of the last `Cache.enter`. The cache is for all layers of the model; `layer` is
-        the index of this layer. If `first` is true, the cache was empty before these tokens, so they attend only to
-        each other.
+        The newest tokens are the tokens of the last `Cache.enter`. The cache is for all layers of
+        the model; `layer` is the index of this layer. If `first` is true, the cache was empty
+        before these tokens, so they attend only to each other.
         """
         segment_ids_BL = cache.latest(x_BLD.shape[1])[1]
         q, k, v, windows = self._heads(x_BLD, context, segment_ids_BL, cache.windows_of(layer))
@@ -100,7 +101,8 @@ class SelfAttention(nnx.Module):
         return x_BLD
 
     def _execution(self, context: Context) -> dict[str, Any]:
-        # Ring attention needs a sequence that is split over devices. It is not split while a config is checked.
+        # Ring attention needs a sequence that is split over devices. It is not split while a config
+        # is checked.
         alone = self.config.attention == "ring" and context.layout.length is None
         return {
             "implementation": "auto" if alone else self.config.attention,

@@ -15,7 +15,8 @@ Remat = Literal["none", "full", "attention", "dots"]
 POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "attention": jax.checkpoint_policies.save_only_these_names(RESIDUALS),
-    # Saved by name: policies do not see products in functions with custom gradients, and CoPE's sums are products too.
+    # Saved by name: policies do not see products in functions with custom gradients, and CoPE's
+    # sums are products too.
     "dots": jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCT),
 }
 """Arrays that a layer saves for the backward pass besides its input, by `remat`."""
@@ -45,9 +46,10 @@ def scan_stack(
       stack: from `create_stack`.
       layer: maps (one layer, carry, the layer's input) to (carry, the layer's output).
       carry: the value that passes through all layers.
-      inputs: the input of each layer, with a leading axis over layers; None means that the layers have no input.
-      remat: "none" recomputes nothing in the backward pass; a name of `POLICIES` recomputes what the policy does not
-        keep.
+      inputs: the input of each layer, with a leading axis over layers; None means that the layers
+        have no input.
+      remat: "none" recomputes nothing in the backward pass; a name of `POLICIES` recomputes what
+        the policy does not keep.
 
     Returns:
       (carry, outputs with a leading axis over the layers).

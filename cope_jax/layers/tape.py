@@ -16,7 +16,8 @@ from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.layout import Layout
 
 BASE = 10_000.0
-exact_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)  # of positions, so in float32
+# Of positions, so in float32.
+exact_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def with_positions(x_BLD: Array, positions_BL: Any, shape: AttentionShape) -> Array:
@@ -58,18 +59,21 @@ class TapeAttention(SelfAttention):
 class TapeBlock(Block):
     """A block of TAPE, "contextualized equivariant position encoding" (Zhu et al., 2501.00712).
 
-    Besides x_i, each token has a position e_i, K/2 pairs (cos, sin) for each head, which every block changes:
+    Besides x_i, each token has a position e_i, K/2 pairs (cos, sin) for each head, which every
+    block changes:
 
         a_ij = softmax_j (R(e_i) q_i · R(e_j) k_j / √K),
         e_i ← e_i + M Σ_j a_ij e_j,
         e_i ← e_i + W_down (silu(W_token f_i) ⊙ W_up e_i),
 
-    where R(e) rotates pairs of features as RoPE does, with the cos and sin of e; f_i is the output of the feed-forward
-    layer; M, W_up and W_down mix heads. So all positions turn together if all tokens move, and logits do not change.
-    M and W_up are 0 at first: then the block is one with RoPE.
+    where R(e) rotates pairs of features as RoPE does, with the cos and sin of e; f_i is the output
+    of the feed-forward layer; M, W_up and W_down mix heads. So all positions turn together if all
+    tokens move, and logits do not change. M and W_up are 0 at first: then the block is one with
+    RoPE.
 
-    The code of the paper sums M over its rows, so its heads do not mix: here they do, as in the paper. For training it
-    adds a random offset to the positions of each sequence; here the positions are those of the task.
+    The code of the paper sums M over its rows, so its heads do not mix: here they do, as in the
+    paper. For training it adds a random offset to the positions of each sequence; here the
+    positions are those of the task.
 
     Args:
       units: S, the number of rows of W_token and W_up; 48 in the paper.

@@ -43,8 +43,8 @@ class WordSoftmax(nnx.Module):
     ) -> dict[str, Array]:
         """Weighted sums over the tokens: `loss` and, if all classes are computed, `token_error`.
 
-        With `sample_key`, the loss uses a sample of `num_sampled` classes. Without a key, or if `num_sampled` is 0, all
-        classes are computed. `tied_VD` is W if W belongs to another layer.
+        With `sample_key`, the loss uses a sample of `num_sampled` classes. Without a key, or if
+        `num_sampled` is 0, all classes are computed. `tied_VD` is W if W belongs to another layer.
         """
         if sample_key is not None and num_sampled:
             table_VD, bias_V = self._table(tied_VD), self.bias_V[...]

@@ -31,9 +31,10 @@ class BertOptions(EncoderOptions):
 
     Attributes:
       name: "bert".
-      predictions: maximum number of predicted tokens of a sequence. The output layer runs only on this many tokens of
-        each sequence, because most tokens have weight 0. If None, the output layer runs on all tokens. If a sequence
-        has more predicted tokens than this number, the loss is NaN.
+      predictions: maximum number of predicted tokens of a sequence. The output layer runs only on
+        this many tokens of each sequence, because most tokens have weight 0. If None, the output
+        layer runs on all tokens. If a sequence has more predicted tokens than this number, the loss
+        is NaN.
     """
 
     name: Literal["bert"] = "bert"
@@ -51,8 +52,9 @@ class BertConfig(BertOptions, EncoderConfig):
     def flops_per_token(self, length: int) -> float:
         """FLOPs of training on a token: `encoder_flops` and a share of those of the heads.
 
-        The heads need 6 (P·(D² + D·V) + D² + 2·D) FLOPs for each sequence. The term with P is for the P predicted
-        tokens, D² is for the pooler, and 2·D is for the layer after the pooler. Each of the L tokens has the share 1/L.
+        The heads need 6 (P·(D² + D·V) + D² + 2·D) FLOPs for each sequence. The term with P is for
+        the P predicted tokens, D² is for the pooler, and 2·D is for the layer after the pooler.
+        Each of the L tokens has the share 1/L.
 
         >>> options = BertOptions.of_size("base", predictions=20)
         >>> round(BertConfig(**options.fields(), vocab_size=30522).flops_per_token(128) / 1e6)
@@ -71,8 +73,8 @@ class Bert(Model):
         mlm = E norm(gelu(W x + b)) + c  at each predicted token,
         nsp = W₂ pooled + b₂  (0: the second text follows the first, 1: it is random).
 
-    The loss is the mean cross entropy of mlm over the predicted tokens plus the mean cross entropy of nsp over the
-    sequences. Devlin et al. (arXiv 1810.04805). E is the embedding of the tokens.
+    The loss is the mean cross entropy of mlm over the predicted tokens plus the mean cross entropy
+    of nsp over the sequences. Devlin et al. (arXiv 1810.04805). E is the embedding of the tokens.
 
     >>> config = BertConfig(vocab_size=16, max_length=8, num_layers=2, block=bert_block(8, 2))
     >>> mlm_BLV, nsp_B2 = Bert(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 8), jnp.int32))
@@ -105,12 +107,13 @@ class Bert(Model):
     ) -> tuple[Array, Array]:
         """Predicts tokens, and whether the second text follows the first.
 
-        The arguments are those of `Encoder`, and `indices_BP`, int32: the indices of the tokens to predict in each
-        sequence. If `indices_BP` is None, the model predicts all tokens. An index outside the sequence gives NaN.
+        The arguments are those of `Encoder`, and `indices_BP`, int32: the indices of the tokens to
+        predict in each sequence. If `indices_BP` is None, the model predicts all tokens. An index
+        outside the sequence gives NaN.
 
         Returns:
-          (mlm_BPV, nsp_B2), logits in float32, or in float64 if the compute type is float64. Without `indices_BP`, P is
-          L.
+          (mlm_BPV, nsp_B2), logits in float32, or in float64 if the compute type is float64.
+          Without `indices_BP`, P is L.
         """
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
         chosen_BPD = x_BLD if indices_BP is None else take_tokens(x_BLD, indices_BP)
@@ -125,9 +128,10 @@ class Bert(Model):
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """Computes losses and errors of predicted tokens (`mlm_…`) and of sequences (`nsp_…`).
 
-        The batch has the fields `inputs`, `segments`, `mask`, `targets` and `weights`, all `[B, L]`, and `next`, `[B]`.
-        `next` is 0 if the second text follows the first, and 1 if it is random. The field `positions` is optional. Rows
-        whose first token is padding do not count in the metrics of the sequences.
+        The batch has the fields `inputs`, `segments`, `mask`, `targets` and `weights`, all
+        `[B, L]`, and `next`, `[B]`. `next` is 0 if the second text follows the first, and 1 if it
+        is random. The field `positions` is optional. Rows whose first token is padding do not count
+        in the metrics of the sequences.
         """
         next_B = batch["next"]
         check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
@@ -174,17 +178,17 @@ def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array)
 class BertEmbedder(ModelEmbedder):
     """Embeds words by all layers of a BERT: by first pieces, or by means over pieces.
 
-    [CLS] and [SEP] enclose the sentence. A sentence that is too long is cut into windows that overlap by half. The
-    vector of a word comes from the window in which the word is farthest from a cut. Devlin et al. (arXiv 1810.04805),
-    section 5.3.
+    [CLS] and [SEP] enclose the sentence. A sentence that is too long is cut into windows that
+    overlap by half. The vector of a word comes from the window in which the word is farthest from a
+    cut. Devlin et al. (arXiv 1810.04805), section 5.3.
 
     Args:
-      model: a module with `config` and `layers(tokens_BL, segments_BL, mask_BL)`. `layers` returns `[J, B, L, D]`, the
-        embeddings first.
+      model: a module with `config` and `layers(tokens_BL, segments_BL, mask_BL)`. `layers` returns
+        `[J, B, L, D]`, the embeddings first.
       tokenizer: splits words into pieces.
       pooling: what represents a word: its "first" piece, or the "mean" of its pieces.
-      max_length: maximum number of tokens of a window, including [CLS] and [SEP]. A window is never longer than the
-        model's `max_length`, which is also the default.
+      max_length: maximum number of tokens of a window, including [CLS] and [SEP]. A window is never
+        longer than the model's `max_length`, which is also the default.
       name: see `ModelEmbedder`.
       options: see `ModelEmbedder`.
     """

@@ -26,8 +26,8 @@ class HeadOptions(EncoderOptions):
 
     Attributes:
       head_dropout: dropout rate on the input of the head.
-      frozen: whether to train only the head. The encoder then stays unchanged: it has no gradient, weight decay or
-        dropout.
+      frozen: whether to train only the head. The encoder then stays unchanged: it has no gradient,
+        weight decay or dropout.
     """
 
     head_dropout: float = 0.1
@@ -134,8 +134,8 @@ class BertClassifier(_Head):
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """Computes `loss`, and `sequence_error` = `token_error`, the share of wrong sequences.
 
-        The batch has the fields `inputs`, `segments` and `mask`, `[B, L]`, and `targets` and `weights`, `[B]`. The
-        field `positions` is optional.
+        The batch has the fields `inputs`, `segments` and `mask`, `[B, L]`, and `targets` and
+        `weights`, `[B]`. The field `positions` is optional.
         """
         logits_BC = self(
             *(batch[name] for name in ("inputs", "segments", "mask")),
@@ -152,7 +152,8 @@ class BertTaggerOptions(HeadOptions):
 
     Attributes:
       name: "bert_tagger".
-      layers: what the tagger reads: the "last" layer, or a learned "mix" of the embeddings and all layers.
+      layers: what the tagger reads: the "last" layer, or a learned "mix" of the embeddings and all
+        layers.
     """
 
     name: Literal["bert_tagger"] = "bert_tagger"
@@ -171,7 +172,8 @@ class BertTaggerConfig(BertTaggerOptions, HeadConfig):
 class BertTagger(_Head):
     """Tags words by their first pieces, W dropout(x[start]) + b. Devlin et al. (1810.04805).
 
-    x is the output of the last layer, or the mix γ Σ_j softmax(w)_j xʲ of the outputs of all layers (`ScalarMix`).
+    x is the output of the last layer, or the mix γ Σ_j softmax(w)_j xʲ of the outputs of all layers
+    (`ScalarMix`).
 
     >>> import jax.numpy as jnp
     >>> from cope_jax.models.encoder import bert_block
@@ -200,8 +202,8 @@ class BertTagger(_Head):
     ) -> Array:
         """Returns logits_BLC of each word. The arguments are those of `Encoder`, and `starts_BL`.
 
-        `starts_BL`, int32, has the index of each word's first piece. After the last word, any indices within [0, P) may
-        follow. An index outside this range gives NaN.
+        `starts_BL`, int32, has the index of each word's first piece. After the last word, any
+        indices within [0, P) may follow. An index outside this range gives NaN.
         """
         encoder_key, head_key = self._keys(dropout_key)
         inputs = tokens_BP, segments_BP, mask_BP
@@ -216,8 +218,9 @@ class BertTagger(_Head):
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """Computes `loss`, `token_error` and `sequence_error` of the words.
 
-        The batch has the fields `inputs`, `segments` and `mask`, `[B, P]`, and `starts`, `targets` and `weights`,
-        `[B, L]`. The field `positions`, which has the positions of the pieces, is optional.
+        The batch has the fields `inputs`, `segments` and `mask`, `[B, P]`, and `starts`, `targets`
+        and `weights`, `[B, L]`. The field `positions`, which has the positions of the pieces, is
+        optional.
         """
         check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(

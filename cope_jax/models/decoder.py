@@ -36,15 +36,18 @@ class DecoderOptions(ModelOptions):
     Attributes:
       name: "decoder".
       num_layers: number of blocks.
-      encoding_sharing: "layer" if each layer has its own encoding, "model" if all layers share one encoding.
+      encoding_sharing: "layer" if each layer has its own encoding, "model" if all layers share one
+        encoding.
       tie_embeddings: whether the output layer is the transposed embedding.
       logit_scale: factor of the logits; None means 1/√D if the embedding is tied, and 1 otherwise.
-      remat: what each block keeps for the backward pass, which recomputes everything else. "none" keeps everything.
-        "full" keeps only the input of the block. "attention" also keeps the output of attention. "dots" keeps what
-        "attention" keeps, and the products with matrices of parameters.
-      num_sampled: number of words that a sampled softmax samples in training; 0 means the full softmax. The sampling
-        assumes a vocabulary sorted by decreasing frequency.
-      tape: number of units of TAPE, in which layers change the positions of tokens; 0 means no TAPE. The paper has 48.
+      remat: what each block keeps for the backward pass, which recomputes everything else. "none"
+        keeps everything. "full" keeps only the input of the block. "attention" also keeps the
+        output of attention. "dots" keeps what "attention" keeps, and the products with matrices of
+        parameters.
+      num_sampled: number of words that a sampled softmax samples in training; 0 means the full
+        softmax. The sampling assumes a vocabulary sorted by decreasing frequency.
+      tape: number of units of TAPE, in which layers change the positions of tokens; 0 means no
+        TAPE. The paper has 48.
       block: the config of every block.
     """
 
@@ -68,7 +71,8 @@ class DecoderConfig(DecoderOptions):
 
     Attributes:
       vocab_size: V, the number of different tokens.
-      max_length: maximum length of a sequence, in tokens. It decides the size of the tables of some encodings.
+      max_length: maximum length of a sequence, in tokens. It decides the size of the tables of some
+        encodings.
       encoding: the position encoding.
       layout: how activations are sharded over a mesh.
     """
@@ -96,17 +100,19 @@ class DecoderConfig(DecoderOptions):
 
             6 (layers · (D·(H + 2G)·K + H·K·D + n·D·M) + D·V) + 12 · layers · H·K·L,
 
-        where D is the width of the model, H the number of query heads, G the number of key heads, K the width of a head
-        (H·K·D more with an output gate), V the size of the vocabulary (or `num_sampled`, if it is not 0), L the length,
-        M the hidden width of the feed-forward layer and n the number of its matrices, 2 or 3. For each token, a matrix
-        costs 2 FLOPs per parameter forward and 4 backward. The products of queries with keys, and of weights with
-        values, are counted in the same way. A causal mask hides half of the keys, but all L keys are counted, as in
-        PaLM (Chowdhery et al., arXiv 2204.02311, appendix B). The output layer is counted, whether it is tied or not.
-        The embedding lookup is not counted.
+        where D is the width of the model, H the number of query heads, G the number of key heads, K
+        the width of a head (H·K·D more with an output gate), V the size of the vocabulary (or
+        `num_sampled`, if it is not 0), L the length, M the hidden width of the feed-forward layer
+        and n the number of its matrices, 2 or 3. For each token, a matrix costs 2 FLOPs per
+        parameter forward and 4 backward. The products of queries with keys, and of weights with
+        values, are counted in the same way. A causal mask hides half of the keys, but all L keys
+        are counted, as in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B). The output layer
+        is counted, whether it is tied or not. The embedding lookup is not counted.
 
-        Norms, biases, activations, softmax, loss and the optimizer are not counted. The work of the encoding and
-        everything that is computed a second time to save memory are not counted either, so the numbers of different
-        settings are comparable. Of a recurrent mixer only the products with q, k, v, gate and output are counted.
+        Norms, biases, activations, softmax, loss and the optimizer are not counted. The work of the
+        encoding and everything that is computed a second time to save memory are not counted
+        either, so the numbers of different settings are comparable. Of a recurrent mixer only the
+        products with q, k, v, gate and output are counted.
 
         >>> DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope")).flops_per_token(8)
         608256.0
@@ -121,13 +127,14 @@ class DecoderConfig(DecoderOptions):
 class Decoder(Model):
     """A decoder-only transformer, which predicts each token from the tokens before it.
 
-    x = block_n(… block_1(E[tokens])), logits = W_out norm(x), or E norm(x)/√D if the embedding is tied. Every parameter
-    is float32. The blocks are stacked and run as one scan, so compile time does not grow with depth. Vaswani et al.
-    (arXiv 1706.03762).
+    x = block_n(… block_1(E[tokens])), logits = W_out norm(x), or E norm(x)/√D if the embedding is
+    tied. Every parameter is float32. The blocks are stacked and run as one scan, so compile time
+    does not grow with depth. Vaswani et al. (arXiv 1706.03762).
 
-    E is initialised from a standard normal distribution, and every W from a normal distribution with variance 1/inputs.
-    So tokens, logits and gates vary from the start at any width. Matrices whose output is added to the residual stream
-    are initialised smaller by the factor 1/√(2·layers), as in GPT-2.
+    E is initialised from a standard normal distribution, and every W from a normal distribution
+    with variance 1/inputs. So tokens, logits and gates vary from the start at any width. Matrices
+    whose output is added to the residual stream are initialised smaller by the factor
+    1/√(2·layers), as in GPT-2.
 
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
     >>> model = Decoder(config, rngs=nnx.Rngs(0))
@@ -188,8 +195,8 @@ class Decoder(Model):
         Args:
           tokens_BL: int32 tokens.
           positions_BL: int32, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
-          segment_ids_BL: int32, the number of each token's document in a packed row. A token attends only within its
-            own document. If None, each row is one document.
+          segment_ids_BL: int32, the number of each token's document in a packed row. A token
+            attends only within its own document. If None, each row is one document.
           dropout_key: random key; None means no dropout.
 
         Returns:
@@ -225,16 +232,17 @@ class Decoder(Model):
 
         Args:
           tokens_BL: int32 tokens.
-          capacity: maximum number of tokens of a sequence, including padding and the tokens that `decode` will add.
-          lengths_B: number of real tokens of each row. If None, all tokens are real. Padding comes first in a row. The
-            positions of the real tokens start at 0.
+          capacity: maximum number of tokens of a sequence, including padding and the tokens that
+            `decode` will add.
+          lengths_B: number of real tokens of each row. If None, all tokens are real. Padding comes
+            first in a row. The positions of the real tokens start at 0.
 
         Returns:
           (logits_BV of the next token, the cache).
 
         Raises:
-          ConfigError: a prompt is longer than the cache or than a table of the encoding, or lengths are not integers
-            from 1 to L. A compiled program cannot check the lengths.
+          ConfigError: a prompt is longer than the cache or than a table of the encoding, or lengths
+            are not integers from 1 to L. A compiled program cannot check the lengths.
         """
         check_shapes("decoder", {"tokens": tokens_BL})
         batch, length = tokens_BL.shape
@@ -263,8 +271,8 @@ class Decoder(Model):
         """Reads further tokens of each sequence, at the positions after those in the cache.
 
         Returns:
-          (logits_BV of the token after `tokens_BL`, the cache with `tokens_BL`). If the cache is too small, the logits
-          are NaN.
+          (logits_BV of the token after `tokens_BL`, the cache with `tokens_BL`). If the cache is
+          too small, the logits are NaN.
         """
         check_shapes("decoder", {"tokens": tokens_BL})
         position_B1, segment_id_B1 = cache.latest(1)
@@ -276,8 +284,8 @@ class Decoder(Model):
         """Computes the attention weights of every layer and head, and the maps of the encoding.
 
         Returns:
-          `attention` and the maps of the encoding, by name. For CoPE, these maps are `gates` and `positions`. Each map
-          has the shape `[layers, B, H, L, L]`.
+          `attention` and the maps of the encoding, by name. For CoPE, these maps are `gates` and
+          `positions`. Each map has the shape `[layers, B, H, L, L]`.
         """
         context = self._context(tokens_BL, positions_BL, None)
 
@@ -323,8 +331,8 @@ class Decoder(Model):
 
     def _logits(self, x_BLD: Array) -> Array:
         x_BLD, out_DV = self._normed(x_BLD), self._out()
-        # The matrix is gathered, like the embedding. Otherwise the compiler may shard all activations by width, only
-        # for this product.
+        # The matrix is gathered, like the embedding. Otherwise the compiler may shard all
+        # activations by width, only for this product.
         out_DV = self.config.layout.constrain(out_DV.astype(x_BLD.dtype), None, "width")
         wide = accumulator_dtype(x_BLD.dtype)
         logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=wide)
@@ -336,8 +344,8 @@ class Decoder(Model):
         return Context(positions_BL, segment_ids_BL, layout=self.config.layout)
 
     def _embed(self, tokens_BL: Array, context: Context, dropout_key: Array | None = None) -> Array:
-        # The table is gathered first. Otherwise its rows, sharded by width, pass through every device to be sharded by
-        # example.
+        # The table is gathered first. Otherwise its rows, sharded by width, pass through every
+        # device to be sharded by example.
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
         x_BLD = lookup(context.layout.constrain(table_VD, "width", None), tokens_BL)
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)

@@ -29,7 +29,8 @@ class ElmoOptions(RecurrentLMOptions):
       character_dim: width of the embedding of a character.
       filters: pairs (width of a filter in characters, number of these filters).
       num_highways: number of highway layers after the filters.
-      max_characters: maximum number of characters of a word, including the marks at its start and end.
+      max_characters: maximum number of characters of a word, including the marks at its start and
+        end.
       cell_dim: N, the width of an LSTM's cell.
       projection_dim: P, the width of an LSTM's output and of a word's vector.
       residual: whether each layer after the first adds its input to its output.
@@ -92,8 +93,8 @@ class ElmoConfig(ElmoOptions):
     """The config of an `Elmo`: its options, the size of the vocabulary, and the layout.
 
     Attributes:
-      vocab_size: V, the number of words that the model can predict. If 0, the model has no output layer, so it can
-        encode words but not predict them.
+      vocab_size: V, the number of words that the model can predict. If 0, the model has no output
+        layer, so it can encode words but not predict them.
       layout: how activations are sharded over a mesh.
     """
 
@@ -121,8 +122,9 @@ class Elmo(RecurrentLM):
 
         x_t = CharCNN(w_t),  h¹ = LSTM¹(x),  hʲ = LSTMʲ(hʲ⁻¹) + hʲ⁻¹,  P(w_{t±1}) = softmax(W h_t + b)
 
-    Each direction has its own layers, with projection and clipping. Both directions share the character encoder and the
-    softmax. Peters et al., "Deep contextualized word representations" (arXiv 1802.05365), as in their code, `bilm-tf`.
+    Each direction has its own layers, with projection and clipping. Both directions share the
+    character encoder and the softmax. Peters et al., "Deep contextualized word representations"
+    (arXiv 1802.05365), as in their code, `bilm-tf`.
 
     >>> options = ElmoOptions(filters=((1, 4),), cell_dim=8, projection_dim=4, num_highways=1)
     >>> model = Elmo(ElmoConfig(**dataclasses.asdict(options), vocab_size=10), rngs=nnx.Rngs(0))
@@ -148,12 +150,13 @@ class Elmo(RecurrentLM):
         Layer 0 is the output of the character CNN, followed by the same output again.
 
         Args:
-          characters_BLC: int32 characters of words, as from `tokenizers.characters`. The function `batch_sentences` of
-            that module adds marks around sentences, as in training, and `strip_marks` removes the vectors of the marks.
-          lengths_B: number of real words of each row; the vectors of the other words are 0. If None, all words are
-            real.
-          carry: the states before the first words, for the forward direction, and after the last words, for the
-            backward direction. If None, the states are 0.
+          characters_BLC: int32 characters of words, as from `tokenizers.characters`. The function
+            `batch_sentences` of that module adds marks around sentences, as in training, and
+            `strip_marks` removes the vectors of the marks.
+          lengths_B: number of real words of each row; the vectors of the other words are 0. If
+            None, all words are real.
+          carry: the states before the first words, for the forward direction, and after the last
+            words, for the backward direction. If None, the states are 0.
 
         Returns:
           (layers_JBLD with J = 1 + num_layers and D = 2 P, the last states).
@@ -181,9 +184,10 @@ class Elmo(RecurrentLM):
 class ElmoEmbedder(ModelEmbedder):
     """Embeds each word by its vectors in all layers of an ELMo.
 
-    Layer 0 is (x; x), where x is the output of the character CNN. Every other layer is (forward; backward). Each
-    sentence is enclosed in two marks and starts with zero states. The vectors of the marks are left out. Peters et al.
-    2018 (arXiv 1802.05365). The options are those of `ModelEmbedder`.
+    Layer 0 is (x; x), where x is the output of the character CNN. Every other layer is (forward;
+    backward). Each sentence is enclosed in two marks and starts with zero states. The vectors of
+    the marks are left out. Peters et al. 2018 (arXiv 1802.05365). The options are those of
+    `ModelEmbedder`.
     """
 
     title = "ELMo"

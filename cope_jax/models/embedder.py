@@ -1,7 +1,7 @@
 """The interface of embedders, which compute contextual vectors of words, and their base class.
 
-Every embedder maps each sentence to an array `[J, words, D]` of J layers, the lowest layer first. Neighbours, word
-senses and probes use only this interface, not the models.
+Every embedder maps each sentence to an array `[J, words, D]` of J layers, the lowest layer first.
+Neighbours, word senses and probes use only this interface, not the models.
 """
 
 import abc
@@ -30,7 +30,8 @@ class Window:
     Attributes:
       row: `[P, ...]`, P tokens that the model reads.
       words: `[W]`, the indices of these words in the sentence.
-      spans: `[W, 2]`, the index of each word's first token in the row, and the index after the word's last token.
+      spans: `[W, 2]`, the index of each word's first token in the row, and the index after the
+        word's last token.
     """
 
     row: np.ndarray
@@ -56,20 +57,22 @@ class Embedder(Protocol):
 class ModelEmbedder(abc.ABC):
     """Base class of embedders that run a model on batches of windows of similar length.
 
-    The vector of a word is the mean over the tokens of its span. Rows are padded to one of a few lengths, and the
-    number of rows of a batch to a power of two, so that JAX compiles few programs. The vectors of a row do not depend
-    on the other rows of its batch.
+    The vector of a word is the mean over the tokens of its span. Rows are padded to one of a few
+    lengths, and the number of rows of a batch to a power of two, so that JAX compiles few programs.
+    The vectors of a row do not depend on the other rows of its batch.
 
     Args:
       name: see `Embedder`. None means `title`.
       layers: see `Embedder`.
-      tokens: maximum number of tokens of a batch, including padding. A row with more tokens is a batch of its own.
-      lengths: lengths to which rows are padded. Rows longer than all of these are padded to a multiple of the longest.
+      tokens: maximum number of tokens of a batch, including padding. A row with more tokens is a
+        batch of its own.
+      lengths: lengths to which rows are padded. Rows longer than all of these are padded to a
+        multiple of the longest.
 
     Attributes:
       title: the default name of this kind of embedder.
-      forward: maps (rows_BL, lengths_B) to the vectors of all layers, `[J, B, L, D]`. Rows may have further axes. After
-        its first `lengths_B` entries, a row is padded with zeros.
+      forward: maps (rows_BL, lengths_B) to the vectors of all layers, `[J, B, L, D]`. Rows may have
+        further axes. After its first `lengths_B` entries, a row is padded with zeros.
     """
 
     title: ClassVar[str]
@@ -105,7 +108,8 @@ class ModelEmbedder(abc.ABC):
     ) -> None:
         first = members[0][1].row
         rows = np.zeros((1 << (len(members) - 1).bit_length(), length, *first.shape[1:]), first.dtype)
-        lengths = np.ones(len(rows), np.int32)  # 1 for rows that only fill the batch, because none may be empty
+        # 1 for rows that only fill the batch, because none may be empty.
+        lengths = np.ones(len(rows), np.int32)
         for row, (_, window) in enumerate(members):
             rows[row, : len(window.row)] = window.row
             lengths[row] = len(window.row)
@@ -151,15 +155,16 @@ def whole(row: np.ndarray, begin: int = 0, end: int = 0) -> Window:
 def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]]:
     """Cuts a sentence into windows that overlap by half.
 
-    Each word belongs to the window in which the word is farthest from a cut. The ends of the sentence are not cuts.
+    Each word belongs to the window in which the word is farthest from a cut. The ends of the
+    sentence are not cuts.
 
     Args:
       sizes: the number of pieces of each word, from 1 to `room`.
       room: maximum number of pieces of a window.
 
     Returns:
-      For each window, (the range of all words in the window, the words that belong to the window). The second part may
-      be empty.
+      For each window, (the range of all words in the window, the words that belong to the window).
+      The second part may be empty.
 
     >>> overlapping([1, 1, 1, 1, 1, 1], 4)
     [(range(0, 4), [0, 1, 2]), (range(2, 6), [3, 4, 5])]

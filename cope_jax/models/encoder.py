@@ -53,7 +53,8 @@ class EncoderOptions(ModelOptions):
 
     Attributes:
       num_layers: number of blocks.
-      encoding_sharing: "layer" if each layer has its own encoding, "model" if all layers share one encoding.
+      encoding_sharing: "layer" if each layer has its own encoding, "model" if all layers share one
+        encoding.
       type_vocab_size: number of segment types; each token has one type.
       remat: what each block keeps for the backward pass, as in `DecoderOptions`.
       block: the config of every block.
@@ -86,8 +87,8 @@ class EncoderConfig(EncoderOptions):
 
     Attributes:
       vocab_size: V, the number of different tokens.
-      max_length: maximum length of a sequence, in tokens. The table of `learned`, BERT's own encoding, has this many
-        rows.
+      max_length: maximum length of a sequence, in tokens. The table of `learned`, BERT's own
+        encoding, has this many rows.
       encoding: the position encoding.
       layout: how activations are sharded over a mesh.
     """
@@ -124,8 +125,9 @@ class Encoder(nnx.Module):
 
         x⁰ = norm(E[token] + S[segment] + position),   xˡ = block_l(xˡ⁻¹),   pooled = tanh(W x[CLS] + b).
 
-    Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings. BERT's own encoding is
-    `learned`. Any encoding that makes sense without a causal mask may replace `learned`: see docs/encodings.md.
+    Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings. BERT's
+    own encoding is `learned`. Any encoding that makes sense without a causal mask may replace
+    `learned`: see docs/encodings.md.
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
@@ -162,15 +164,17 @@ class Encoder(nnx.Module):
 
         Args:
           tokens_BL: int32 pieces. A piece outside the vocabulary gives NaN.
-          segments_BL: int32, the segment type of each piece. If None, all types are 0. An unknown type gives NaN.
-          mask_BL: 1 for real tokens and 0 for padding. No real token attends to padding. If None, all tokens are real.
+          segments_BL: int32, the segment type of each piece. If None, all types are 0. An unknown
+            type gives NaN.
+          mask_BL: 1 for real tokens and 0 for padding. No real token attends to padding. If None,
+            all tokens are real.
           positions_BL: int32, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
           dropout_key: random key; None means no dropout.
           every_layer: whether to return every layer.
 
         Returns:
-          x_BLD or, with `every_layer`, x_JBLD. J is num_layers + 1, because the embeddings come first. Values at
-          padding are meaningless.
+          x_BLD or, with `every_layer`, x_JBLD. J is num_layers + 1, because the embeddings come
+          first. Values at padding are meaningless.
 
         Raises:
           ConfigError: a sequence is longer than a table of the encoding.

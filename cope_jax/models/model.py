@@ -29,7 +29,8 @@ Ability = Literal["generate", "score", "map"]
 """Abilities of a model in addition to training:
 
 - "generate": the methods `prefill` and `decode` continue prompts, as in `Decoder`;
-- "score": a call of the model returns the logits of each token, given the tokens before it, also in packed segments;
+- "score": a call of the model returns the logits of each token, given the tokens before it, also in
+  packed segments;
 - "map": the method `maps` shows what each layer and head attends to.
 """
 
@@ -59,8 +60,9 @@ class ModelOptions:
     def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
         """Creates the Config of the model for a task.
 
-        Each option of `self` sets the Config's field of the same name. Any other field has the value of the argument of
-        the same name, else that of the attribute of the task with the same name, else its default.
+        Each option of `self` sets the Config's field of the same name. Any other field has the
+        value of the argument of the same name, else that of the attribute of the task with the same
+        name, else its default.
         """
         kind, values = MODELS.get(self.name).Config, self.fields()
         decided |= {"encoding": encoding, "max_length": max_length, "layout": layout}
@@ -75,9 +77,10 @@ class ModelOptions:
 class Model(nnx.Module):
     """Base class of the models that `cope-jax train` trains.
 
-    The constructor of a subclass accepts `(config, *, rngs)`. A subclass sets two frozen dataclasses. `Options` has
-    what an experiment chooses, and extends `ModelOptions`. `Config` adds what the task decides. Every Config has the
-    attributes `layout` and `stochastic`. `stochastic` says whether training needs random numbers, such as for dropout.
+    The constructor of a subclass accepts `(config, *, rngs)`. A subclass sets two frozen
+    dataclasses. `Options` has what an experiment chooses, and extends `ModelOptions`. `Config` adds
+    what the task decides. Every Config has the attributes `layout` and `stochastic`. `stochastic`
+    says whether training needs random numbers, such as for dropout.
 
     Attributes:
       losses: names of the metrics that are losses; training minimises the sum of their means.
@@ -103,8 +106,8 @@ class Model(nnx.Module):
         """Computes losses and errors of a batch, as sums and weights, and the next carry.
 
         Args:
-          batch: the fields of a batch of the task. If these have no `positions`, the caller adds `positions`, `[B, L]`
-            or `[1, L]`.
+          batch: the fields of a batch of the task. If these have no `positions`, the caller adds
+            `positions`, `[B, L]` or `[1, L]`.
           carry: the carry that the previous batch returned, or `initial_carry`.
           dropout_key: random key; None outside of training.
         """
@@ -116,7 +119,8 @@ class Model(nnx.Module):
         Args:
           folder: contains the vocabulary that the model was trained with.
           lowercase: whether this vocabulary is in lowercase.
-          name: the name of the embedder. If None, the embedder has the default name of this kind of model.
+          name: the name of the embedder. If None, the embedder has the default name of this kind of
+            model.
 
         Raises:
           ConfigError: the model has no vectors of words, or the vocabulary is missing.

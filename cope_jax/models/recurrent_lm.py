@@ -30,10 +30,10 @@ class RecurrentLMOptions(ModelOptions):
 
     Attributes:
       num_layers: number of layers of each direction.
-      dropout: dropout rate on the input of each layer and on the output of the last layer. Recurrent connections have
-        no dropout.
-      num_sampled: number of words that a sampled softmax samples in training; 0 means the full softmax. The sampling
-        assumes a vocabulary sorted by decreasing frequency.
+      dropout: dropout rate on the input of each layer and on the output of the last layer.
+        Recurrent connections have no dropout.
+      num_sampled: number of words that a sampled softmax samples in training; 0 means the full
+        softmax. The sampling assumes a vocabulary sorted by decreasing frequency.
     """
 
     num_layers: int = 2
@@ -55,7 +55,8 @@ class RecurrentLMOptions(ModelOptions):
 class RecurrentLM(Model):
     """Base class of recurrent language models over words, in one direction or in both.
 
-    States are carried from batch to batch, but gradients are not (truncated backpropagation through time).
+    States are carried from batch to batch, but gradients are not (truncated backpropagation through
+    time).
 
     Attributes:
       residual: whether each layer after the first adds its input to its output.
@@ -75,14 +76,16 @@ class RecurrentLM(Model):
     ) -> tuple[dict[str, SumAndWeight], Carries]:
         """Computes `loss` and `token_error`; of two directions, `forward_loss` and `backward_loss`.
 
-        Loss and error are means over the tokens of both directions. A sampled softmax gives no `token_error`.
+        Loss and error are means over the tokens of both directions. A sampled softmax gives no
+        `token_error`.
 
-        The batch has the fields `inputs`, `targets` and `weights`. With two directions, it also has these fields of
-        the reversed text, with the prefix `backward_`. If the batch has `reset`, `[B]`, a row whose `reset` is not 0
-        starts with a cleared state.
+        The batch has the fields `inputs`, `targets` and `weights`. With two directions, it also has
+        these fields of the reversed text, with the prefix `backward_`. If the batch has `reset`,
+        `[B]`, a row whose `reset` is not 0 starts with a cleared state.
 
         Raises:
-          ConfigError: the model has no output layer, or it has two directions and the batch has no reversed text.
+          ConfigError: the model has no output layer, or it has two directions and the batch has no
+            reversed text.
         """
         name, prefixes = self.config.name, PREFIXES[: len(self.directions)]
         if self.softmax is None:

@@ -31,10 +31,11 @@ class RNNLMOptions(RecurrentLMOptions):
       cell: "tanh" or "lstm".
       embed_dim: width of the embedding.
       hidden_dim: width of every layer's state.
-      tie_embeddings: whether the output layer is the embedding; if so, `embed_dim` and `hidden_dim` must be equal.
+      tie_embeddings: whether the output layer is the embedding; if so, `embed_dim` and `hidden_dim`
+        must be equal.
       forget_bias: a constant added to the LSTM's forget gate; this constant is not a parameter.
-      bidirectional: whether a second model reads the reversed text. The two models share the embedding and the output
-        layer.
+      bidirectional: whether a second model reads the reversed text. The two models share the
+        embedding and the output layer.
     """
 
     name: Literal["rnn_lm"] = "rnn_lm"
@@ -91,7 +92,8 @@ class RNNLM(RecurrentLM):
 
         h⁰_t = E[w_t],  hʲ_t = cellʲ(hʲ_{t−1}, hʲ⁻¹_t),  P(w_{t+1}) = softmax(W h_t + b)
 
-    Elman (1990) and Mikolov et al. (2010) with "tanh"; Zaremba et al. (arXiv 1409.2329) with "lstm".
+    Elman (1990) and Mikolov et al. (2010) with "tanh"; Zaremba et al. (arXiv 1409.2329) with
+    "lstm".
 
     >>> config = RNNLMConfig(vocab_size=10, embed_dim=4, hidden_dim=4)
     >>> model = RNNLM(config, rngs=nnx.Rngs(0))
@@ -134,8 +136,10 @@ class RNNLM(RecurrentLM):
 
         Args:
           tokens_BL: int32 words.
-          carry: the state before the words and, for the backward model, the state after the words. If None, both are 0.
-          lengths_B: number of real words of each row; the states of the other words are 0. If None, all words are real.
+          carry: the state before the words and, for the backward model, the state after the words.
+            If None, both are 0.
+          lengths_B: number of real words of each row; the states of the other words are 0. If None,
+            all words are real.
 
         Returns:
           states_JBLD; layer 0 is the embedding. Narrower layers are padded with zeros.
@@ -162,9 +166,9 @@ class RNNLM(RecurrentLM):
 class RnnEmbedder(ModelEmbedder):
     """Embeds words by states of a recurrent language model, v_l(w_i) = h_i^l, of its directions.
 
-    A forward state depends on the words up to i, and a backward state on the words from i to the end. Layer 0 is the
-    embedding. A sentence starts with zero states. Peters et al. 2017 (arXiv 1705.00108). The options are those of
-    `ModelEmbedder`.
+    A forward state depends on the words up to i, and a backward state on the words from i to the
+    end. Layer 0 is the embedding. A sentence starts with zero states. Peters et al. 2017 (arXiv
+    1705.00108). The options are those of `ModelEmbedder`.
     """
 
     title = "RNN"

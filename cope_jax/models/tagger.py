@@ -32,12 +32,14 @@ class TaggerOptions(ModelOptions):
       name: the model's name in the registry.
       word_dim: width of the word embedding; 0 means no embedding.
       characters: number of filters of a character CNN, each over 3 characters; 0 means no CNN.
-      vectors: whether to read the vectors in the batch, which are not trained, as a learned mix of all layers.
-      layer: index of the one layer of these vectors to read instead of the mix; negative indices count from the top. If
-        None, the tagger reads the mix.
+      vectors: whether to read the vectors in the batch, which are not trained, as a learned mix of
+        all layers.
+      layer: index of the one layer of these vectors to read instead of the mix; negative indices
+        count from the top. If None, the tagger reads the mix.
       layer_norm: whether to normalise the layers before the mix.
       penalty: strength of an L2 penalty on the mix's weights, which is added to the loss.
-      recurrent: width of each direction, for each layer of the bidirectional LSTM; () means a linear probe.
+      recurrent: width of each direction, for each layer of the bidirectional LSTM; () means a
+        linear probe.
       dropout: dropout rate on the input of the LSTM, between its layers, and on its output.
     """
 
@@ -79,7 +81,8 @@ class TaggerConfig(TaggerOptions):
     Attributes:
       num_tags: T, the number of tags.
       vocab_size: V, the number of known words.
-      vector_shape: (J, D), the number of layers and the width of the vectors; None if the tagger reads no vectors.
+      vector_shape: (J, D), the number of layers and the width of the vectors; None if the tagger
+        reads no vectors.
       layout: how activations are sharded over a mesh.
     """
 
@@ -115,8 +118,8 @@ class TaggerConfig(TaggerOptions):
     def flops_per_token(self, length: int) -> float:
         """FLOPs of training on a word: 6 × the parameters in matrices of LSTM and output.
 
-        The number does not depend on `length`. The character CNN is not counted, because its FLOPs depend on the number
-        of characters.
+        The number does not depend on `length`. The character CNN is not counted, because its FLOPs
+        depend on the number of characters.
         """
         del length
         matrices, width = 0, self.inputs
@@ -129,9 +132,9 @@ class TaggerConfig(TaggerOptions):
 class Tagger(Model):
     """Tags words by softmax(W h_t + b), h = BiLSTM([E[w_t]; CharCNN(w_t); mix of vectors]).
 
-    Plank et al. (arXiv 1604.05529) describe the tagger without contextual vectors. Peters et al. (arXiv 1802.05365) add
-    contextual vectors, which are not trained further. Without the LSTM, the tagger is a linear probe, as in Liu et al.
-    (arXiv 1903.08855).
+    Plank et al. (arXiv 1604.05529) describe the tagger without contextual vectors. Peters et al.
+    (arXiv 1802.05365) add contextual vectors, which are not trained further. Without the LSTM, the
+    tagger is a linear probe, as in Liu et al. (arXiv 1903.08855).
 
     >>> config = TaggerConfig(num_tags=3, vocab_size=10, vectors=True, vector_shape=(2, 4), recurrent=())
     >>> model = Tagger(config, rngs=nnx.Rngs(0))
@@ -166,10 +169,12 @@ class Tagger(Model):
         """Returns logits_BLT of the batch's words. Padding has weight 0 and follows real words.
 
         Raises:
-          ConfigError: the batch lacks a field that the model reads, or its vectors have another shape.
+          ConfigError: the batch lacks a field that the model reads, or its vectors have another
+            shape.
         """
         mask_BL = batch["weights"] != 0
-        # Rows are read up to the last word with a weight: a word without a known tag inside a sentence is read too.
+        # Rows are read up to the last word with a weight: a word without a known tag inside a
+        # sentence is read too.
         lengths_B = jnp.max(jnp.where(mask_BL, np.arange(1, mask_BL.shape[1] + 1, dtype=np.int32)[None], 0), axis=1)
         keys = [None] * (len(self.recurrent) + 1)
         if dropout_key is not None:
@@ -184,9 +189,9 @@ class Tagger(Model):
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """Computes `tag_loss`, `penalty`, `token_error` and `sequence_error`.
 
-        `penalty` is the L2 penalty of the mix. `sequence_error` is the share of sentences with an error. The weight of
-        `penalty` is the number of words in the batch, so the mean over the parts of a split batch is the penalty of the
-        entire batch.
+        `penalty` is the L2 penalty of the mix. `sequence_error` is the share of sentences with an
+        error. The weight of `penalty` is the number of words in the batch, so the mean over the
+        parts of a split batch is the penalty of the entire batch.
         """
         check_shapes("tagger", {"targets": batch["targets"], "weights": batch["weights"]})
         measures = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])

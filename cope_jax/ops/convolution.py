@@ -4,7 +4,8 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array
 
-Window = tuple[Array, Array]  # the inputs of the last tokens, [B, W−1, C], and their segments, [B, W−1]
+# The inputs of the last tokens, [B, W−1, C], and their segments, [B, W−1].
+Window = tuple[Array, Array]
 
 
 def causal_convolution(
@@ -16,7 +17,8 @@ def causal_convolution(
       x_BMC: the inputs, `[B, M, C]`.
       kernel_WC: the weights; the last row is that of the token itself.
       segment_ids_BM: `[B, M]` or `[1, M]`; None means one segment.
-      before: what the call for the previous tokens returned as the window. None means that there are none.
+      before: what the call for the previous tokens returned as the window. None means that there
+        are none.
 
     Returns:
       (y_BMC, the window after the last token).

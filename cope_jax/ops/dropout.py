@@ -14,7 +14,8 @@ from cope_jax.array_types import Array
 def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
     """Sets entries to 0 with probability `rate`, scales others by 1/(1−rate); only with a key.
 
-    The mask of the first tokens does not depend on how many tokens follow, so sequences may be padded.
+    The mask of the first tokens does not depend on how many tokens follow, so sequences may be
+    padded.
 
     >>> dropout(jnp.ones((1, 1, 2)), 0.5, None).tolist()
     [[[1.0, 1.0]]]
@@ -31,9 +32,9 @@ def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
 class Dropout:
     """Dropout of attention weights by blocks, with the same mask as for all pairs together.
 
-    Each example and head has a Threefry key. The random bits of a pair are the cipher of (index of the query, index of
-    the key) under this key, so they do not depend on the size, the order or the device of blocks. Salmon et al.,
-    "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+    Each example and head has a Threefry key. The random bits of a pair are the cipher of (index of
+    the query, index of the key) under this key, so they do not depend on the size, the order or the
+    device of blocks. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
     Attributes:
       keys_2BH: the Threefry keys.

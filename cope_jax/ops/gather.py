@@ -15,7 +15,8 @@ from cope_jax.ops import tile
 def lookup(table_ND: Array, indices: Array) -> Array:
     """Returns rows of a table, y[…] = table[indices[…]], NaN for an index outside of [0, N−1].
 
-    `jnp.take` by itself counts negative indices from the end, so a wrong index would silently read another row.
+    `jnp.take` by itself counts negative indices from the end, so a wrong index would silently read
+    another row.
 
     Args:
       table_ND: `[N, …]`, of a floating type.
@@ -58,12 +59,13 @@ def take_from_table(table: Array, indices: Array) -> Array:
 def take_rows(z: Array, indices: Array) -> Array:
     """Returns entries of each row of `z`, y[..., m] = z[..., indices[..., m]].
 
-    This is `jnp.take_along_axis(z, indices, -1)` with another gradient. The gradient is one flat scatter-add, which is
-    several times faster on a CPU than a batched scatter-add.
+    This is `jnp.take_along_axis(z, indices, -1)` with another gradient. The gradient is one flat
+    scatter-add, which is several times faster on a CPU than a batched scatter-add.
 
     Args:
       z: `[..., N]`.
-      indices: int32, `[..., M]` with the leading axes of `z`. The caller must ensure that they are within [0, N−1].
+      indices: int32, `[..., M]` with the leading axes of `z`. The caller must ensure that they are
+        within [0, N−1].
 
     >>> take_rows(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1, 1, 0], [0, 1, 0]])).tolist()
     [[2.0, 2.0, 1.0], [3.0, 4.0, 3.0]]
@@ -82,13 +84,14 @@ take_rows.defjvps(_take_rows_of_tangent, None)
 def take_windows(z: Array, starts: Array, size: int) -> Array:
     """Returns neighbours in rows of `z`, y[..., m, s] = z[..., starts[..., m] + s], s < size.
 
-    The forward pass is one flat gather, which is slower than the gather of `take_rows`. However, autodiff transposes it
-    to one flat scatter-add. If the compiler may split the rows over devices, the gather is batched over the rows,
-    because a flat gather cannot be split.
+    The forward pass is one flat gather, which is slower than the gather of `take_rows`. However,
+    autodiff transposes it to one flat scatter-add. If the compiler may split the rows over devices,
+    the gather is batched over the rows, because a flat gather cannot be split.
 
     Args:
       z: `[..., N]`.
-      starts: int32, `[..., M]` with the leading axes of `z`. The caller must ensure that they are within [0, N−size].
+      starts: int32, `[..., M]` with the leading axes of `z`. The caller must ensure that they are
+        within [0, N−size].
       size: number of entries of a window.
 
     Returns:

@@ -14,9 +14,9 @@ _SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 def gelu(x: Array) -> Array:
     """Computes the tanh form of GELU, y = x/2 (1 + tanh u), u = √(2/π) (x + 0.044715 x³).
 
-    Hendrycks & Gimpel (arXiv 1606.08415). This is `jax.nn.gelu` with another gradient: the backward pass keeps only the
-    slope at each x, instead of all intermediate results. On a CPU this saves a quarter of the time of a training step
-    of a small model.
+    Hendrycks & Gimpel (arXiv 1606.08415). This is `jax.nn.gelu` with another gradient: the backward
+    pass keeps only the slope at each x, instead of all intermediate results. On a CPU this saves a
+    quarter of the time of a training step of a small model.
 
     >>> [round(float(y), 3) for y in gelu(jnp.array([-1.0, 0.0, 1.0]))]
     [-0.159, 0.0, 0.841]
@@ -38,7 +38,8 @@ gelu.defjvps(lambda dx, y, x: dx * _slope(x))
 def gelu_erf(x: Array) -> Array:
     """Computes the exact form of GELU, y = x Φ(x), where Φ is the normal distribution function.
 
-    Hendrycks & Gimpel (arXiv 1606.08415). As in `gelu`, only the slope at each x is kept for the backward pass.
+    Hendrycks & Gimpel (arXiv 1606.08415). As in `gelu`, only the slope at each x is kept for the
+    backward pass.
 
     >>> [round(float(y), 3) for y in gelu_erf(jnp.array([-1.0, 0.0, 1.0]))]
     [-0.159, 0.0, 0.841]

@@ -23,8 +23,8 @@ def weights_times_v(weights_BHLM: Array, v_BGMK: Array) -> Array:
 def q_times_weights(q_BHLK: Array, weights_BHLM: Array, groups: int) -> Array:
     """Returns weighted sums of queries over all queries and heads of a group, `[B, G, K, M]`.
 
-    The result has the accumulator type. Its last axis is the keys, so that the product needs no transposed copy of the
-    weights. On a CPU this copy would take longer than the product.
+    The result has the accumulator type. Its last axis is the keys, so that the product needs no
+    transposed copy of the weights. On a CPU this copy would take longer than the product.
     """
     dtype = accumulator_dtype(q_BHLK.dtype)
     q, weights = group(q_BHLK, groups), group(weights_BHLM, groups)

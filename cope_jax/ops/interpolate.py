@@ -26,16 +26,19 @@ def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
 def interpolate(z: Array, p: Array, descending: bool = False) -> Array:
     """Interpolates rows of `z` at fractional `p`, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
 
-    Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing, the gradient reaches `p` only through w:
-    dy/dp is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. The derivatives are written by hand, because on a CPU autodiff's
-    transpose of the two gathers takes five times as long.
+    Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing, the gradient reaches
+    `p` only through w: dy/dp is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. The derivatives are
+    written by hand, because on a CPU autodiff's transpose of the two gathers takes five times as
+    long.
 
-    TPUs gather single numbers slowly. On TPUs, y is therefore a sum over the entire row: Σ_n z[n] max(0, 1 − |p − n|).
+    TPUs gather single numbers slowly. On TPUs, y is therefore a sum over the entire row: Σ_n z[n]
+    max(0, 1 − |p − n|).
 
     Args:
       z: `[..., N]`, values at the integers 0 … N−1.
       p: `[..., M]` with the leading axes of `z`. The caller must clip `p` to [0, N−1].
-      descending: whether p nowhere ascends along its last axis. Kernels then compute the gradient of z faster.
+      descending: whether p nowhere ascends along its last axis. Kernels then compute the gradient
+        of z faster.
 
     Returns:
       `[..., M]`.

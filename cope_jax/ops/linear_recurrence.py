@@ -34,17 +34,19 @@ def linear_recurrence(
         without beta:  S_t = e^{g_t} S_{t−1} + k_t v_tᵀ
         with beta:     S' = e^{g_t} S_{t−1},   S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ   (the delta rule)
 
-    Linear attention (arXiv 2006.16236) has neither decay nor beta; gated linear attention (arXiv 2312.06635) has a
-    decay for each channel; DeltaNet (arXiv 2406.06484) has beta; gated DeltaNet (arXiv 2412.06464) has beta and one
-    decay for each head. Chunks of tokens are computed by matrix products, and a scan over the chunks carries S, so
-    memory is linear in the length; the backward pass computes each chunk again. Everything is in float32, products in
-    full precision (float64 for float64 inputs).
+    Linear attention (arXiv 2006.16236) has neither decay nor beta; gated linear attention (arXiv
+    2312.06635) has a decay for each channel; DeltaNet (arXiv 2406.06484) has beta; gated DeltaNet
+    (arXiv 2412.06464) has beta and one decay for each head. Chunks of tokens are computed by matrix
+    products, and a scan over the chunks carries S, so memory is linear in the length; the backward
+    pass computes each chunk again. Everything is in float32, products in full precision (float64
+    for float64 inputs).
 
     Args:
       q_BLHK: queries.
       k_BLHK: keys.
       v_BLHV: values.
-      log_decay: g ≤ 0, `[B, L, H, 1]` or `[B, L, H, K]`; None means 0. With beta it must be `[B, L, H, 1]`.
+      log_decay: g ≤ 0, `[B, L, H, 1]` or `[B, L, H, K]`; None means 0. With beta it must be
+        `[B, L, H, 1]`.
       beta_BLH: β; None means no delta rule.
       segment_ids_BL: `[B, L]` or `[1, L]`; None means one segment.
       state: what the call for the previous tokens returned; None means that there are none.
@@ -68,7 +70,8 @@ def linear_recurrence(
 
     arrays = [chunks(x.astype(dtype)) for x in (q_BLHK * width**-0.5, k_BLHK, v_BLHV)]
     beta = None if beta_BLH is None else chunks(beta_BLH.astype(dtype))
-    with jax.default_matmul_precision("highest"):  # accelerators would round products to bfloat16 or TF32
+    # Accelerators would round products to bfloat16 or TF32.
+    with jax.default_matmul_precision("highest"):
         (matrix, segment), out = jax.lax.scan(
             jax.checkpoint(_chunk), state, (*arrays, chunks(decay), beta, chunks(ids_BL, edge=True))
         )
@@ -79,7 +82,8 @@ def linear_recurrence(
 def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
     q, k, v, decay, beta, ids = chunk  # [B, C, H, ...], and ids [B, C]
     size, dtype = q.shape[1], q.dtype
-    passed = jnp.cumsum(decay, axis=1)  # Σ g from the first token of the chunk to each, itself included
+    # Σ g from the first token of the chunk to each, itself included.
+    passed = jnp.cumsum(decay, axis=1)
     # Tokens and the state act only within their segment, which is an unbroken run of tokens.
     first = ids[:, :1] == state.segment[:, None]
     runs = jnp.cumsum(jnp.concatenate([jnp.zeros_like(first), ids[:, 1:] != ids[:, :-1]], axis=1), axis=1)
@@ -92,7 +96,8 @@ def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
         return jnp.where(mask, x, zero)
 
     lower = jnp.tril(jnp.ones((size, size), bool))[None]
-    # Σ g over the tokens after s up to t, summed for each pair: differences of sums would lose digits to strong decays.
+    # Σ g over the tokens after s up to t, summed for each pair: differences of sums would lose
+    # digits to strong decays.
     later = jnp.tril(jnp.ones((size, size), bool), -1)[None, ..., None, None]
     between = jnp.exp(jnp.cumsum(where(later, decay[:, :, None]), axis=1))  # [B, t, s, H, 1 or K]
     pairs = (same & lower)[..., None]

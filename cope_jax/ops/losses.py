@@ -30,13 +30,13 @@ def token_measures(
 ) -> dict[str, tuple[Array, Array]]:
     """Returns `loss`, `token_error` and `sequence_error` of a batch, each as (sum, weight).
 
-    The loss, in nats, and the token error are weighted means over tokens. The token error is the share of targets that
-    are not the most probable token. The sequence error is the share of sequences with a wrong token, among the
-    sequences that have a token of weight above 0.
+    The loss, in nats, and the token error are weighted means over tokens. The token error is the
+    share of targets that are not the most probable token. The sequence error is the share of
+    sequences with a wrong token, among the sequences that have a token of weight above 0.
 
-    With `valid_BLV`, 1 for each token that may follow and 0 for others, there are two more: `invalid_error` is the
-    probability of all tokens that may not follow, and `valid_error` is the share of the tokens that may follow but are
-    not more probable than all invalid tokens together.
+    With `valid_BLV`, 1 for each token that may follow and 0 for others, there are two more:
+    `invalid_error` is the probability of all tokens that may not follow, and `valid_error` is the
+    share of the tokens that may follow but are not more probable than all invalid tokens together.
 
     >>> metrics = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
     >>> {name: float(total / weight) for name, (total, weight) in metrics.items()}
@@ -57,7 +57,8 @@ def token_measures(
     probabilities_BLV = jax.nn.softmax(logits_BLV, axis=-1)
     invalid_BL = jnp.sum((1 - valid_BLV) * probabilities_BLV, axis=-1)
     counted_BLV = weights_BL[..., None] * valid_BLV
-    below_BLV = (~(probabilities_BLV > invalid_BL[..., None])).astype(counted_BLV.dtype)  # NaN is an error too
+    # NaN is an error too.
+    below_BLV = (~(probabilities_BLV > invalid_BL[..., None])).astype(counted_BLV.dtype)
     return {
         **measures,
         "invalid_error": (jnp.sum(weights_BL * invalid_BL), tokens),
@@ -70,13 +71,14 @@ def sampled_cross_entropy(
 ) -> Array:
     """Returns the cross entropy of `table x + bias` over sampled classes: see `sample_classes`.
 
-    With s_k = table_k·x + bias_k − log Q(k), where Q(k) is the expected number of times that k is sampled,
+    With s_k = table_k·x + bias_k − log Q(k), where Q(k) is the expected number of times that k is
+    sampled,
 
         loss = −s_t + log(e^{s_t} + Σ_{k sampled, k ≠ t} e^{s_k}).
 
-    All tokens share one sample. The classes are assumed to be sorted by decreasing frequency. If all classes are
-    sampled, Q is 1 and this is the full cross entropy. Jean et al. (arXiv 1412.2007). The correction by Q is the same
-    as in TensorFlow's `sampled_softmax_loss`.
+    All tokens share one sample. The classes are assumed to be sorted by decreasing frequency. If
+    all classes are sampled, Q is 1 and this is the full cross entropy. Jean et al. (arXiv
+    1412.2007). The correction by Q is the same as in TensorFlow's `sampled_softmax_loss`.
 
     Args:
       x_BLD: the input of the softmax.
@@ -108,13 +110,13 @@ def sampled_cross_entropy(
 def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array, Array]:
     """Samples classes without replacement; first k with P(k) = log((k+2)/(k+1)) / log(V+1) (Zipf).
 
-    Every class k arrives after a random time, exponentially distributed with rate P(k). The first classes to arrive are
-    the sample. The time of the first class that is not sampled gives the expected count of each class: see
-    `expected_count`.
+    Every class k arrives after a random time, exponentially distributed with rate P(k). The first
+    classes to arrive are the sample. The time of the first class that is not sampled gives the
+    expected count of each class: see `expected_count`.
 
     Returns:
-      (classes, arrival). `classes` is int32 `[S]`. `arrival` is the time of the first class that is not sampled, or ∞
-      if all classes are sampled.
+      (classes, arrival). `classes` is int32 `[S]`. `arrival` is the time of the first class that is
+      not sampled, or ∞ if all classes are sampled.
 
     >>> classes_S, arrival = sample_classes(jax.random.key(0), 3, 3)
     >>> sorted(classes_S.tolist()), float(arrival)
@@ -131,9 +133,10 @@ def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array
 def expected_count(classes: Array, arrival: Array, vocab_size: int) -> Array:
     """Returns Q(k) = 1 − exp(−P(k)·arrival), the probability of k's arrival before time `arrival`.
 
-    For any f, the expected value of Σ f(k)/Q(k) over the sampled classes is Σ f(k) over all classes. Duffield et al.,
-    "Priority sampling for estimation of arbitrary subset sums" (2007). TensorFlow uses the same formula, with the
-    number of draws that its sampler needed instead of `arrival`.
+    For any f, the expected value of Σ f(k)/Q(k) over the sampled classes is Σ f(k) over all
+    classes. Duffield et al., "Priority sampling for estimation of arbitrary subset sums" (2007).
+    TensorFlow uses the same formula, with the number of draws that its sampler needed instead of
+    `arrival`.
 
     >>> float(expected_count(jnp.array([2]), jnp.array(jnp.inf), 3)[0])
     1.0

@@ -15,7 +15,8 @@ from cope_jax.ops import tile
 MOST_UNITS = 64  # of a network in a kernel; the time to compile grows with them
 PRODUCT = "product"  # name of the result of `dot_general`, for rematerialisation
 
-# A custom_vjp has no forward mode; a custom_jvp leaves the order of the transposed product to autodiff.
+# A custom_vjp has no forward mode; a custom_jvp leaves the order of the transposed product to
+# autodiff.
 _linear = Primitive("linear")
 
 
@@ -71,7 +72,8 @@ def _gradient_of_x(dy: Array, x: Any, w_DF: Array) -> Array:
 
 def _gradient_of_w(dy: Array, x: Array, w_DF: Any) -> Array:
     def on_cpu(x: Array, dy: Array) -> Array:
-        # The narrower of x and dy comes first, because it is transposed; the barriers keep XLA from reversing this.
+        # The narrower of x and dy comes first, because it is transposed; the barriers keep XLA from
+        # reversing this.
         if x.shape[-1] <= dy.shape[-1]:
             return jax.lax.optimization_barrier(jnp.einsum("...D,...F->DF", x, dy))
         return jax.lax.optimization_barrier(jnp.einsum("...F,...D->FD", dy, x)).T

@@ -6,15 +6,17 @@ import jax.numpy as jnp
 from cope_jax.array_types import Array
 from cope_jax.ops import tile
 
-# Up to this length, a sum that is not a multiple of the block is one product, because padding costs more in copies.
+# Up to this length, a sum that is not a multiple of the block is one product, because padding costs
+# more in copies.
 _ONE_PRODUCT = 128
 
 
 def suffix_sum(x: Array, block: int = 32) -> Array:
     """Returns sums along the last axis from each index to the end, y[..., j] = Σ_{j'≥j} x[..., j'].
 
-    The sums are triangular matrix products in full precision, within blocks and over the totals of blocks. These are
-    several times faster than a reversed `cumsum` on a CPU, and well suited to TPUs and GPUs.
+    The sums are triangular matrix products in full precision, within blocks and over the totals of
+    blocks. These are several times faster than a reversed `cumsum` on a CPU, and well suited to
+    TPUs and GPUs.
 
     Args:
       x: `[..., M]`, of a floating type; M may be 0.
@@ -40,9 +42,9 @@ def prefix_sum(x: Array, block: int = 32) -> Array:
 def sum_of_turns(turns: Array, starts_BM: Array | None = None, before: Array | None = None) -> Array:
     """Returns sums along axis 1 up to each index, less whole turns, each in [−½, ½].
 
-    An angle of 2π is one turn. Whole turns change no sine or cosine, and to take them off is exact. So float32 keeps
-    its precision at any length, whereas a plain sum of 100,000 angles has only two decimals left. The rounding of each
-    angle remains.
+    An angle of 2π is one turn. Whole turns change no sine or cosine, and to take them off is exact.
+    So float32 keeps its precision at any length, whereas a plain sum of 100,000 angles has only two
+    decimals left. The rounding of each angle remains.
 
     Args:
       turns: `[B, M, ...]`, what each token adds.

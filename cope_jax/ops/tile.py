@@ -1,8 +1,8 @@
 """The operations of `cope_jax.ops` as primitives, for programs on one tile inside a kernel.
 
-While `tracing()`, each operation that a kernel cannot run as it is becomes one primitive. Automatic differentiation
-knows these primitives, but they have no implementation: the kernel replaces each of them by the form of its backend.
-All of them act on the last axis.
+While `tracing()`, each operation that a kernel cannot run as it is becomes one primitive. Automatic
+differentiation knows these primitives, but they have no implementation: the kernel replaces each of
+them by the form of its backend. All of them act on the last axis.
 """
 
 import contextlib
@@ -73,7 +73,8 @@ def _linear_in_last(primitive: Primitive, transposed: Callable[..., Any]) -> Non
 running_sum_p = _primitive("running_sum", _like)
 ad.deflinear2(running_sum_p, lambda dy, _, *, suffix: [running_sum_p.bind(dy, suffix=not suffix)])
 
-# (z, p): the interpolated entries of each row of z, and their slopes by p. `descending`: p descends along each row.
+# (z, p): the interpolated entries of each row of z, and their slopes by p. `descending`: p descends
+# along each row.
 look_up_p = _primitive("look_up", lambda z, p, *, descending: [_like(p), _like(p)], multiple=True)
 
 # (p, dz): the derivative of the interpolation in the direction dz; and (p, dy), its transpose.

@@ -9,10 +9,11 @@ from cope_jax.array_types import Array
 def inverse_of_unit_lower(strict: Array) -> Array:
     """Returns (I + N)⁻¹ for the strictly lower triangular part N of matrices `[..., M, M]`.
 
-    The inverses of the two halves of the diagonal are computed together, so there are log2 M steps, each with two
-    matrix products:  [[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]].  No entry becomes larger than those of
-    inverses of parts of the matrix. It takes the place of a triangular solve, which on a CPU calls LAPACK: within a
-    scan of a training step, that call has been seen to wait forever.
+    The inverses of the two halves of the diagonal are computed together, so there are log2 M steps,
+    each with two matrix products:  [[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]].  No entry
+    becomes larger than those of inverses of parts of the matrix. It takes the place of a triangular
+    solve, which on a CPU calls LAPACK: within a scan of a training step, that call has been seen to
+    wait forever.
 
     >>> inverse_of_unit_lower(jnp.array([[0.0, 0.0], [3.0, 0.0]])).tolist()
     [[1.0, 0.0], [-3.0, 1.0]]

@@ -11,7 +11,8 @@ from typing import Any
 from cope_jax.errors import ConfigError, StorageError, first_line, without_stderr
 
 _DRIVERS = {"gs": "gcs", "s3": "s3"}
-_DAMAGED = "DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND: Error opening"  # what reading a damaged array raises
+# Errors of reading a damaged array.
+_DAMAGED = "DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND: Error opening"
 _RETRIES = {"max_retries": 5, "initial_delay": "0.5s", "max_delay": "4s"}
 
 
@@ -19,12 +20,14 @@ _RETRIES = {"max_retries": 5, "initial_delay": "0.5s", "max_delay": "4s"}
 class Bucket:
     """The objects whose names begin with a path, such as `gs://bucket/runs/cope`.
 
-    The credentials are those of the machine: Google's application default credentials, or the usual variables, files
-    and roles of AWS. `AWS_ENDPOINT_URL` names another server with the interface of S3.
+    The credentials are those of the machine: Google's application default credentials, or the usual
+    variables, files and roles of AWS. `AWS_ENDPOINT_URL` names another server with the interface of
+    S3.
 
     Raises:
       ConfigError: the URL is not valid, or there is no such bucket.
-      StorageError: the server cannot be reached, or refuses a request. All methods raise these errors.
+      StorageError: the server cannot be reached, or refuses a request. All methods raise these
+        errors.
     """
 
     url: str
@@ -60,14 +63,15 @@ class Bucket:
     def write(self, name: str, data: bytes | None, expected: bytes | None = None) -> bytes | None:
         """Writes an object whole, or removes it if `data` is None.
 
-        With `expected`, writes only if the object still has this generation. Returns the new generation, or None if
-        nothing was written.
+        With `expected`, writes only if the object still has this generation. Returns the new
+        generation, or None if nothing was written.
         """
         options = {} if expected is None else {"if_equal": expected}
         with self.clear_errors():
             written = self._objects.write(self._path + name, data, **options).result().generation or None
         if written is None and data is not None:
-            content, generation = self.read(name)  # it may be written, and only the server's answer was lost
+            # It may be written, and only the server's answer was lost.
+            content, generation = self.read(name)
             written = generation if content == data else None
         return written
 

@@ -44,8 +44,8 @@ class Lock:
     def held(self, lost: Callable[[], object]) -> Iterator[None]:
         """Holds the lock, and gives a sign of life every `BEAT` seconds.
 
-        A lock whose holder gives no sign of life for `LOST` seconds is taken over. `lost` is called, in another thread,
-        when another command has taken this lock.
+        A lock whose holder gives no sign of life for `LOST` seconds is taken over. `lost` is
+        called, in another thread, when another command has taken this lock.
 
         Raises:
           ConfigError: another command has the lock, or the store ignores the conditions of writes.

@@ -45,9 +45,10 @@ class _Shards:
 class CheckpointBucket:
     """The checkpoints below a folder of a bucket; see `CheckpointStore` for the methods.
 
-    The objects of a checkpoint are STEP/ATTEMPT/NAME of each array, one attempt for each command that writes it, and
-    last the marker STEP/.complete: JSON with the attempt, the label and the progress. Without the marker there is no
-    checkpoint, so a command that is killed leaves nothing that a later one could take for a checkpoint.
+    The objects of a checkpoint are STEP/ATTEMPT/NAME of each array, one attempt for each command
+    that writes it, and last the marker STEP/.complete: JSON with the attempt, the label and the
+    progress. Without the marker there is no checkpoint, so a command that is killed leaves nothing
+    that a later one could take for a checkpoint.
 
     Args:
       mirror: the folder `checkpoints` of a run.
@@ -161,7 +162,8 @@ class CheckpointBucket:
     def remove(self, step: int) -> None:
         attempt = self._marker(step)["attempt"]
         self._remove_marker(step)
-        self._writer.submit(self._bucket.remove, f"{step}/{attempt}/")  # many requests, during the next steps
+        # Many requests, during the next steps.
+        self._writer.submit(self._bucket.remove, f"{step}/{attempt}/")
 
     def put_aside(self, step: int) -> str:
         marker, _ = self._bucket.read(f"{step}/{COMPLETE}")
@@ -253,5 +255,6 @@ def _assemble(leaf: Any, shards: dict[str, np.ndarray]) -> jax.Array:
     if data is leaf:
         return array
     kinds: list[Any] = []
-    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)  # only a traced key says which kind it is
+    # Only a traced key says which kind it is.
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
     return jax.random.wrap_key_data(array, impl=kinds[0])

@@ -32,7 +32,8 @@ class CheckpointFolder:
     def __init__(self, directory: Path):
         self._directory = directory
         self._context = ocp.Context()
-        # If a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
+        # If a thread fails to create a folder on a full disk, others would wait for it for twenty
+        # minutes.
         self._context.asynchronous.create_directories_asynchronously = False
         directory.mkdir(parents=True, exist_ok=True)
         self._named, self._link = directory.resolve(), contextlib.ExitStack()
@@ -72,7 +73,8 @@ class CheckpointFolder:
             return loaded["state"], loaded["progress"]
 
     def remove(self, step: int) -> None:
-        folder = self._directory / str(step)  # renamed first, so that no checkpoint is ever incomplete
+        # Renamed first, so that no checkpoint is ever incomplete.
+        folder = self._directory / str(step)
         shutil.rmtree(folder.rename(folder.with_name(f"{step}{_UNFINISHED}-removed")))
 
     def put_aside(self, step: int) -> str:

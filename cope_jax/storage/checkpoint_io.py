@@ -64,7 +64,8 @@ def step_of(name: str) -> int | None:
 def create_label(step: int, state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
     """Creates the metadata by which `read` checks that a checkpoint is intact and fits `like`.
 
-    Orbax's files have checksums for only a part of their bytes, so Orbax may read wrong numbers from a damaged file.
+    Orbax's files have checksums for only a part of their bytes, so Orbax may read wrong numbers
+    from a damaged file.
     """
     content = {
         "step": step,
@@ -117,8 +118,9 @@ def read(store: CheckpointStore, step: int, like: PyTree, *, partial: bool = Fal
 def _compare(store: CheckpointStore, step: int, like: PyTree, partial: bool) -> dict[str, Any]:
     """Returns the metadata of the checkpoint.
 
-    A group is all arrays with the same first name, such as `params`. With `partial`, the checkpoint may have groups
-    that `like` does not have. Within a group of `like`, the checkpoint must not have additional arrays.
+    A group is all arrays with the same first name, such as `params`. With `partial`, the checkpoint
+    may have groups that `like` does not have. Within a group of `like`, the checkpoint must not
+    have additional arrays.
 
     Raises:
       ConfigError: names, shapes or types differ.
@@ -160,7 +162,8 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
     """Calls `attempt` in every process, and returns its result if all calls succeed.
 
     Raises:
-      StorageError: in some process, a temporary error kept a file from being read, or the memory was full.
+      StorageError: in some process, a temporary error kept a file from being read, or the memory
+        was full.
       ConfigError: `attempt` raised ConfigError in some process.
       DamagedError: `attempt` raised any other exception in some process.
     """

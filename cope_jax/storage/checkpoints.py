@@ -21,20 +21,22 @@ from cope_jax.storage.mirror import Mirror
 class Checkpoints:
     """A context manager for a run's checkpoints in a folder; its exit waits for the last write.
 
-    Each checkpoint has two parts. `state` is the training state, which includes the random key. `progress` is plain
-    data: the states of the data iterators and the seconds of training so far. Writing is atomic: a run killed during a
-    write resumes from the last complete checkpoint.
-    If there are several processes, all make the same calls, on a directory that they share or that each mirrors.
+    Each checkpoint has two parts. `state` is the training state, which includes the random key.
+    `progress` is plain data: the states of the data iterators and the seconds of training so far.
+    Writing is atomic: a run killed during a write resumes from the last complete checkpoint. If
+    there are several processes, all make the same calls, on a directory that they share or that
+    each mirrors.
 
     Args:
       directory: the folder of the checkpoints, created if missing.
       keep: how many of the newest checkpoints to keep, at least 1.
-      keep_best: how many of the checkpoints with the lowest scores to keep, even if they are not among the newest.
+      keep_best: how many of the checkpoints with the lowest scores to keep, even if they are not
+        among the newest.
       read_only: True moves and removes nothing, because the run may be in progress.
 
     Raises:
-      StorageError: the disk is full or read-only, or the write that an earlier call started has failed. Methods that
-        read or write raise this error too.
+      StorageError: the disk is full or read-only, or the write that an earlier call started has
+        failed. Methods that read or write raise this error too.
     """
 
     def __init__(self, directory: Path, keep: int = 2, keep_best: int = 0, read_only: bool = False):
@@ -69,14 +71,15 @@ class Checkpoints:
     def save(self, step: int, state: PyTree, progress: dict[str, Any], score: float | None = None) -> None:
         """Starts to write the checkpoint of `step`, unless it exists.
 
-        `save` first waits until the previous checkpoint is written. When `save` returns, the state has been copied and
-        may be donated.
+        `save` first waits until the previous checkpoint is written. When `save` returns, the state
+        has been copied and may be donated.
 
         Args:
           step: number of steps done.
           state: the training state, a pytree of arrays.
           progress: plain data that JSON can represent.
-          score: lower is better; a checkpoint whose score is None or not finite is never one of the best.
+          score: lower is better; a checkpoint whose score is None or not finite is never one of the
+            best.
         """
         self.wait()
         if step in self.steps():
@@ -93,7 +96,8 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits until the current write ends; if the write failed, raises its error.
 
-        Reads a part of the first checkpoint, so that a run whose checkpoints cannot be read ends before it loses more.
+        Reads a part of the first checkpoint, so that a run whose checkpoints cannot be read ends
+        before it loses more.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -125,20 +129,24 @@ class Checkpoints:
     def restore(self, like: PyTree, *, partial: bool = False) -> tuple[int, PyTree, dict[str, Any]] | None:
         """Reads the newest checkpoint that can be read.
 
-        Prints a line on stderr for each newer checkpoint that is damaged. Unless `read_only` is set, these checkpoints
-        are also moved to the folder `DIRECTORY-damaged`. If no checkpoint can be read, nothing is moved.
+        Prints a line on stderr for each newer checkpoint that is damaged. Unless `read_only` is
+        set, these checkpoints are also moved to the folder `DIRECTORY-damaged`. If no checkpoint
+        can be read, nothing is moved.
 
         Args:
-          like: a pytree with the structure, shapes and types of the state; the leaves may be jax.ShapeDtypeStruct. Each
-            array gets the `sharding` of its leaf in `like`, whatever sharding the array had when it was saved. If a
-            leaf has no `sharding`, its array is placed on this process's first device.
-          partial: True means that `like` has only a part of the state, such as {"params": ...}. Only this part is read.
+          like: a pytree with the structure, shapes and types of the state; the leaves may be
+            jax.ShapeDtypeStruct. Each array gets the `sharding` of its leaf in `like`, whatever
+            sharding the array had when it was saved. If a leaf has no `sharding`, its array is
+            placed on this process's first device.
+          partial: True means that `like` has only a part of the state, such as {"params": ...}.
+            Only this part is read.
 
         Returns:
           Step, state and progress; None if there is no checkpoint.
 
         Raises:
-          ConfigError: there are checkpoints, but none can be read, or the newest belongs to another model.
+          ConfigError: there are checkpoints, but none can be read, or the newest belongs to another
+            model.
         """
         self.wait()
         like = jax.tree.map(_placed, like)

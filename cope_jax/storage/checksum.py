@@ -13,10 +13,10 @@ from cope_jax.array_types import Array, PyTree
 def of_arrays(tree: PyTree) -> dict[str, int]:
     """Computes a fingerprint of each array, by the name of the array.
 
-    The fingerprint is Σ h(b ⊕ h(p)) mod 2³², where b is the bits of an element, p is the index of the element in the
-    array, and h is a hash without collisions. The order of the sum does not matter, so the fingerprint is the same for
-    any sharding. Changing one element of at most 32 bits always changes the fingerprint. Each device reads its own
-    part of an array once.
+    The fingerprint is Σ h(b ⊕ h(p)) mod 2³², where b is the bits of an element, p is the index of
+    the element in the array, and h is a hash without collisions. The order of the sum does not
+    matter, so the fingerprint is the same for any sharding. Changing one element of at most 32 bits
+    always changes the fingerprint. Each device reads its own part of an array once.
 
     >>> of_arrays({"kernel": jnp.zeros(3), "key": jax.random.key(0)}) == of_arrays({"kernel": jnp.zeros(3), "key":
     ... jax.random.key(0)})

@@ -44,7 +44,8 @@ def in_bucket(path: epath.PathLike) -> bool:
       ConfigError: it is a URL of another kind.
     """
     scheme, separator, _ = os.fspath(path).partition("://")
-    if separator and scheme not in ("gs", "s3", "hf"):  # hf:// is a repository of the Hugging Face Hub
+    # hf:// is a repository of the Hugging Face Hub.
+    if separator and scheme not in ("gs", "s3", "hf"):
         raise ConfigError(
             f"{path} is not a folder or file: give a path on disk, or one that begins with gs:// or s3://"
         )
@@ -54,8 +55,8 @@ def in_bucket(path: epath.PathLike) -> bool:
 def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
     """The path of a file below a folder, by a name that others chose, as in a bucket or an index.
 
-    All code that reads or writes a file by such a name gets its path here. With `links`, symbolic links in the folder
-    may lead out of it, as they do in a cache of downloaded weights.
+    All code that reads or writes a file by such a name gets its path here. With `links`, symbolic
+    links in the folder may lead out of it, as they do in a cache of downloaded weights.
 
     Raises:
       ConfigError: the name leads out of the folder, or cannot be the name of a file.
@@ -85,9 +86,10 @@ def glob_in(folder: epath.PathLike, pattern: str) -> list[epath.Path]:
 def exposed(path: Path, *, above: bool = False) -> str:
     """Why another user could change or replace a file or folder; "" if only this user and root can.
 
-    Every folder above it counts, and every folder that a symbolic link leads through. These may belong to root and have
-    the sticky bit, as /tmp does, so that nobody can replace what others have there. `above` says that `path` is one.
-    A user's own group does not count as others; many systems let it write (umask 002).
+    Every folder above it counts, and every folder that a symbolic link leads through. These may
+    belong to root and have the sticky bit, as /tmp does, so that nobody can replace what others
+    have there. `above` says that `path` is one. A user's own group does not count as others; many
+    systems let it write (umask 002).
     """
     path = Path(os.path.abspath(path))
     try:
@@ -229,8 +231,9 @@ def read_object(path: epath.PathLike, mend: str = "fetch it again", /, **kinds: 
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path. At the end of the `with` block, the file there replaces `path`.
 
-    The replacement is atomic. If the block fails or the process is killed, the old file stays. The folder of `path` is
-    created if it does not exist. Each writer has its own path; what killed writers of this file have left is removed.
+    The replacement is atomic. If the block fails or the process is killed, the old file stays. The
+    folder of `path` is created if it does not exist. Each writer has its own path; what killed
+    writers of this file have left is removed.
 
     Raises:
       StorageError: the disk is full or read-only.

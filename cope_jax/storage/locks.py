@@ -48,8 +48,8 @@ def try_lock(file: IO[str]) -> bool:
 def unfinished(out: epath.PathLike | None = None) -> Iterator[Path]:
     """Yields a new, locked folder for unfinished files of `out`, which vanishes at the end.
 
-    It is in `out`, which is created; without `out`, or if that is in a bucket, in the folder for temporary files. What
-    killed processes have left there is removed first.
+    It is in `out`, which is created; without `out`, or if that is in a bucket, in the folder for
+    temporary files. What killed processes have left there is removed first.
     """
     room = _room(out)
     room.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,8 @@ def unfinished(out: epath.PathLike | None = None) -> Iterator[Path]:
         with (folder / f"{_LOCK}.new").open("w") as lock:
             with contextlib.suppress(OSError):  # from a file system without locks
                 try_lock(lock)
-                (folder / f"{_LOCK}.new").rename(folder / _LOCK)  # a lock that others see is held already
+                # A lock that others see is held already.
+                (folder / f"{_LOCK}.new").rename(folder / _LOCK)
             yield folder
 
 

@@ -22,7 +22,8 @@ from cope_jax.storage.locks import open_lock, try_lock
 COMPLETE = ".complete"
 """The name of the object that marks a checkpoint as complete."""
 _MIRROR, _PUSHED, _LOST = ".mirror", ".pushed", ".lost"
-_PRIVATE = {_MIRROR, _PUSHED, _LOST, ".lock", ".measuring.lock"}  # files of a mirror, which no object can be
+# Files of a mirror, which no object can be.
+_PRIVATE = {_MIRROR, _PUSHED, _LOST, ".lock", ".measuring.lock"}
 _CHECKPOINTS = ("checkpoints", "checkpoints-damaged")
 
 
@@ -30,7 +31,8 @@ _CHECKPOINTS = ("checkpoints", "checkpoints-damaged")
 class Mirror:
     """A local folder and the bucket's folder that it mirrors.
 
-    A complete checkpoint is an empty local folder; its arrays are written to the bucket and read from it directly.
+    A complete checkpoint is an empty local folder; its arrays are written to the bucket and read
+    from it directly.
 
     Attributes:
       folder: the local folder, or a folder below it.
@@ -138,8 +140,8 @@ class Mirror:
     def locked(self, name: str) -> Iterator[None]:
         """Holds the lock `name` of the folder: see `Lock`.
 
-        The local files are those of the moment when the lock was taken. At the end, changed files are copied to the
-        bucket before the lock ends.
+        The local files are those of the moment when the lock was taken. At the end, changed files
+        are copied to the bucket before the lock ends.
         """
         mine = Lock(self.bucket, name, self.token)
         with mine.held(lost=self._lost.touch):

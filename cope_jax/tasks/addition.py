@@ -1,7 +1,8 @@
 """Addition of two numbers, digit by digit, with abacus embeddings or position coupling.
 
-McLeish et al., "Transformers Can Do Arithmetic with the Right Embeddings", arXiv:2405.17399; Cho et al., "Position
-Coupling: Improving Length Generalization of Arithmetic Transformers Using Task Structure", arXiv:2405.20671.
+McLeish et al., "Transformers Can Do Arithmetic with the Right Embeddings", arXiv:2405.17399; Cho et
+al., "Position Coupling: Improving Length Generalization of Arithmetic Transformers Using Task
+Structure", arXiv:2405.20671.
 """
 
 import dataclasses
@@ -22,19 +23,20 @@ Positions = Literal["consecutive", "abacus", "coupled"]
 class Addition(SyntheticTask):
     """Two numbers and their sum. The digits of the sum and the end count in loss and metric.
 
-    Each number has between n//2 + 1 and n digits, where n is the level; a leading 0 becomes 1. The least significant
-    digit of every number is first, so that a carry moves forward. With the positions "coupled" only the sum is written
-    so: the operands begin with the most significant digit, and have zeros in front until they are equally long.
-    Positions belong to the batch:
+    Each number has between n//2 + 1 and n digits, where n is the level; a leading 0 becomes 1. The
+    least significant digit of every number is first, so that a carry moves forward. With the
+    positions "coupled" only the sum is written so: the operands begin with the most significant
+    digit, and have zeros in front until they are equally long. Positions belong to the batch:
 
     - *consecutive*: 0, 1, 2, …
     - *abacus*: the place of a digit in its number, from 1; all other tokens have 0
-    - *coupled*: the significance of a digit, from 1; `+`, `=` and the end have 0. Digits that are added to each other
-      have the same position. The paper's own positions of these three tokens were not available to us
+    - *coupled*: the significance of a digit, from 1; `+`, `=` and the end have 0. Digits that are
+      added to each other have the same position. The paper's own positions of these three tokens
+      were not available to us
 
-    In training each sequence adds a random number below `offsets` to the positions of its digits ("abacus") or of all
-    its tokens ("coupled"), so that larger positions are trained too. A table of positions needs
-    `offsets` + 2·`digits` + 2 rows. `<pad>` has position 0.
+    In training each sequence adds a random number below `offsets` to the positions of its digits
+    ("abacus") or of all its tokens ("coupled"), so that larger positions are trained too. A table
+    of positions needs `offsets` + 2·`digits` + 2 rows. `<pad>` has position 0.
 
     >>> task = Addition(Addition.Config(digits=3, positions="abacus"))
     >>> batch = task.sample(np.random.default_rng(2), 1, "in_distribution")
@@ -51,9 +53,11 @@ class Addition(SyntheticTask):
         """Options of addition.
 
         Attributes:
-          digits: the most digits of an operand in "train" and "in_distribution"; "longer" has twice as many.
+          digits: the most digits of an operand in "train" and "in_distribution"; "longer" has twice
+            as many.
           positions: the positions in the batch.
-          offsets: how many different numbers may be added to the positions in training; 1 means that none is.
+          offsets: how many different numbers may be added to the positions in training; 1 means
+            that none is.
         """
 
         digits: int = 10

@@ -26,13 +26,16 @@ class BiLM(WordTask):
         forward:   <S> w₁ … wₙ  predicts  w₁ … wₙ </S>
         backward:  </S> wₙ … w₁  predicts  wₙ … w₁ <S>
 
-    The inputs are the characters of words, so no input is unknown. The targets are words of the vocabulary.
+    The inputs are the characters of words, so no input is unknown. The targets are words of the
+    vocabulary.
 
-    The fields are `inputs` `[B, L, C]` (characters), `targets` `[B, L]` and `weights` `[B, L]`. The backward direction
-    has the same fields with the prefix `backward_`. A stream also has `reset` `[B]`.
+    The fields are `inputs` `[B, L, C]` (characters), `targets` `[B, L]` and `weights` `[B, L]`. The
+    backward direction has the same fields with the prefix `backward_`. A stream also has `reset`
+    `[B]`.
 
     Attributes:
-      vocabulary: `<unk>`, `<S>`, `</S>`, and the words of the training text, the most frequent first.
+      vocabulary: `<unk>`, `<S>`, `</S>`, and the words of the training text, the most frequent
+        first.
       max_characters: C.
 
     >>> task = BiLM(BiLM.Config(length=6, corpus="ud-ewt"))
@@ -48,12 +51,17 @@ class BiLM(WordTask):
         """Options of bilm.
 
         Attributes:
-          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
-          corpus: "wikitext-2", "ud-ewt" or "both". WikiText-2 is read in plain spelling: `-` instead of `@-@`.
-          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.by_split`.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in
+            sample.
+          corpus: "wikitext-2", "ud-ewt" or "both". WikiText-2 is read in plain spelling: `-`
+            instead of `@-@`.
+          files: paths or globs of files of your own text, in place of a corpus: see
+            `sentences_by_corpus.by_split`.
           length: L, the number of words in a window.
-          vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the training text.
-          max_characters: C, the maximum number of bytes of a word, including the marks of its beginning and end.
+          vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the
+            training text.
+          max_characters: C, the maximum number of bytes of a word, including the marks of its
+            beginning and end.
         """
 
         data_dir: str | None = None

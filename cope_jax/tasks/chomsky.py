@@ -18,15 +18,17 @@ from cope_jax.tasks.task import TASKS, check
 class Chomsky(QuestionTask):
     """One of the fifteen problems; answers with the output for a random input of n symbols.
 
-    The problems are: even_pairs, parity_check, cycle_navigation, modular_arithmetic (regular languages);
-    stack_manipulation, reverse_string, modular_arithmetic_brackets, solve_equation (context-free);
-    duplicate_string, missing_duplicate_string, odds_first, binary_addition, binary_multiplication, compute_sqrt,
-    bucket_sort (context-sensitive). `cope_jax.tasks.chomsky_problems` defines them. `=` of equations is written `:`,
-    and an even n in modular_arithmetic counts as the odd number below.
+    The problems are: even_pairs, parity_check, cycle_navigation, modular_arithmetic (regular
+    languages); stack_manipulation, reverse_string, modular_arithmetic_brackets, solve_equation
+    (context-free); duplicate_string, missing_duplicate_string, odds_first, binary_addition,
+    binary_multiplication, compute_sqrt, bucket_sort (context-sensitive).
+    `cope_jax.tasks.chomsky_problems` defines them. `=` of equations is written `:`, and an even n
+    in modular_arithmetic counts as the odd number below.
 
-    The original trains on n up to 40 and tests n from 41 to 500, which are splits such as "length=500". Its inputs have
-    a fixed place for each output; here the model writes the output, as decoders do. Outputs that end with 2 end there,
-    because the zeros after it do not count in the original's accuracy.
+    The original trains on n up to 40 and tests n from 41 to 500, which are splits such as
+    "length=500". Its inputs have a fixed place for each output; here the model writes the output,
+    as decoders do. Outputs that end with 2 end there, because the zeros after it do not count in
+    the original's accuracy.
 
     >>> task = Chomsky(Chomsky.Config(problem="odds_first", length=8))
     >>> batch = task.sample(np.random.default_rng(0), 1, "length=5")
@@ -40,8 +42,8 @@ class Chomsky(QuestionTask):
 
         Attributes:
           problem: the name of the problem.
-          length: the largest n in "train" and "in_distribution"; it is twice as large in "longer", and four times in
-            "longest".
+          length: the largest n in "train" and "in_distribution"; it is twice as large in "longer",
+            and four times in "longest".
         """
 
         problem: str = "parity_check"

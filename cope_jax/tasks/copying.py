@@ -23,9 +23,10 @@ class Copying(QuestionTask):
     """Strings of random letters, a token each, in one of four forms.
 
     - "copy": `w`, and the answer `w`.
-    - "repeated_ngrams": the same, but w repeats a few n-grams, one for each 4n letters and at least two, so that the
-      letters before do not say what follows.
-    - "prefix_ngram": n letters, `|`, and a string w that has them once; the answer is the n letters after them.
+    - "repeated_ngrams": the same, but w repeats a few n-grams, one for each 4n letters and at least
+      two, so that the letters before do not say what follows.
+    - "prefix_ngram": n letters, `|`, and a string w that has them once; the answer is the n letters
+      after them.
     - "suffix_ngram": the same with w first, so a model that reads once must keep all of w.
 
     >>> task = Copying(Copying.Config(form="suffix_ngram", letters=8, ngram=2))

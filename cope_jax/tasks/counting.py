@@ -11,7 +11,8 @@ import numpy as np
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
-MAX_ROWS = 1024  # programs generated at a time: limits memory to tens of MB for any size of the batch
+# Programs generated at a time: limits memory to tens of MB for any size of the batch.
+MAX_ROWS = 1024
 ABSENT = -1
 PASS, INCREMENT, SET = range(3)
 
@@ -20,18 +21,20 @@ PASS, INCREMENT, SET = range(3)
 class Counting(SyntheticTask):
     """A program of set, increment and pass operations, then a question about one variable.
 
-    The number of operations is uniform in [min_operations, max_operations]. Each operation is sampled by weight:
+    The number of operations is uniform in [min_operations, max_operations]. Each operation is
+    sampled by weight:
 
     - *set* makes any of the variables 0, with the 4 tokens `a = 0 ;`
     - *increment* adds 1 to a variable that was set before, with the 2 tokens `a ++;`
     - *pass* does nothing, with the token `pass;`
 
-    If no variable was set before an increment, or the variable to increment is at max_value, the operation is sampled
-    again. A program that sets no variable is sampled again. The question `print a` is about a variable that was set.
-    The answer, the value of this variable, is the only token that counts in loss and metric.
+    If no variable was set before an increment, or the variable to increment is at max_value, the
+    operation is sampled again. A program that sets no variable is sampled again. The question
+    `print a` is about a variable that was set. The answer, the value of this variable, is the only
+    token that counts in loss and metric.
 
-    Inputs longer than block_length are trimmed from the left, which may cut the *set* of the variable; shorter ones are
-    padded on the right with `<pad>`.
+    Inputs longer than block_length are trimmed from the left, which may cut the *set* of the
+    variable; shorter ones are padded on the right with `<pad>`.
 
     The level is the weight of *pass*.
 
@@ -117,7 +120,8 @@ class Counting(SyntheticTask):
         answer = np.take_along_axis(values, asked[:, None], axis=1)[:, 0]
 
         word = self._numbers
-        forms = np.full((3, 4), ABSENT)  # the tokens of each operation; a variable's name replaces "a"
+        # The tokens of each operation; a variable's name replaces "a".
+        forms = np.full((3, 4), ABSENT)
         forms[PASS, :1] = word["pass;"]
         forms[INCREMENT, :2] = word["a"], word["++;"]
         forms[SET] = word["a"], word["="], word["0"], word[";"]
@@ -138,7 +142,8 @@ class Counting(SyntheticTask):
         length = self._length(0)
         index = np.maximum(start, end - 1 - length) + np.arange(length)
         pad = len(flat) - 1
-        inside = index < end - 1  # the answer is a target only: past it, inputs and targets are both <pad>
+        # The answer is a target only: past it, inputs and targets are both <pad>.
+        inside = index < end - 1
         return {
             "inputs": flat[np.where(inside, index, pad)].astype(np.int32),
             "targets": flat[np.where(inside, index + 1, pad)].astype(np.int32),
@@ -151,9 +156,11 @@ def _run(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Runs n programs together. `lengths` `[n]` gives the number of operations of each program.
 
-    `which` and `where` have uniform random numbers `[operations, n]`, which choose operations and variables.
+    `which` and `where` have uniform random numbers `[operations, n]`, which choose operations and
+    variables.
 
-    Returns the operations and their variables, each `[n, operations]`, and the final values `[n, variables]`.
+    Returns the operations and their variables, each `[n, operations]`, and the final values
+    `[n, variables]`.
     """
     n, rows = len(lengths), np.arange(len(lengths))
     values = np.full((n, config.num_variables), ABSENT)
@@ -162,7 +169,8 @@ def _run(
         is_set = values != ABSENT
         can_grow = is_set & (values < config.max_value)
         num_growing = can_grow.sum(1)
-        # Sampling again until possible is the same as weighting increments by the chance that they are possible.
+        # Sampling again until possible is the same as weighting increments by the chance that they
+        # are possible.
         increment_weight = config.increment_weight * num_growing / np.maximum(is_set.sum(1), 1)
         u = which[step] * (config.set_weight + increment_weight + pass_weight)
         sets = u < config.set_weight

@@ -19,14 +19,16 @@ OPEN, CLOSE = "([", ")]"
 class Dyck(SyntheticTask):
     """A closed sequence of brackets, of length L and with the largest depth D; all tokens count.
 
-    The sequences are uniform among all paths of brackets from depth 0 to depth 0 that reach D but not more; the kind of
-    each pair is uniform. D grows with L: it is `depth` at the training length and twice that in "longer".
+    The sequences are uniform among all paths of brackets from depth 0 to depth 0 that reach D but
+    not more; the kind of each pair is uniform. D grows with L: it is `depth` at the training length
+    and twice that in "longer".
 
-    Any valid bracket may follow, so the headline metric is not the token error but `f1_error` = 1 − F1. F1 is the
-    harmonic mean of 1 − `invalid_error` and 1 − `valid_error`: the probability of all valid brackets, and the share of
-    valid brackets that are more probable than all invalid ones together; the first is a mean over all places, the
-    second over all valid brackets of all places.
-    Both brackets that open are always valid, even at depth D, and so is the one that closes the last open bracket.
+    Any valid bracket may follow, so the headline metric is not the token error but `f1_error` = 1 −
+    F1. F1 is the harmonic mean of 1 − `invalid_error` and 1 − `valid_error`: the probability of all
+    valid brackets, and the share of valid brackets that are more probable than all invalid ones
+    together; the first is a mean over all places, the second over all valid brackets of all places.
+    Both brackets that open are always valid, even at depth D, and so is the one that closes the
+    last open bracket.
 
     A batch has one more field, `valid`, float32 `[n, L, V]`: 1 for each token that may come next.
 
@@ -43,8 +45,8 @@ class Dyck(SyntheticTask):
         """Options of Dyck-2.
 
         Attributes:
-          length: the number of brackets in "train" and "in_distribution"; "longer" has twice as many, "longest" four
-            times.
+          length: the number of brackets in "train" and "in_distribution"; "longer" has twice as
+            many, "longest" four times.
           depth: the largest depth at this length.
         """
 
@@ -110,8 +112,8 @@ class Dyck(SyntheticTask):
     def _opens(self, rng: np.random.Generator, n: int, length: int) -> np.ndarray:
         """True for brackets that open, of n sequences, uniform among all of the largest depth."""
         deepest = self._depth(length)
-        # paths_RDL[reached, depth, left]: how many paths with `left` steps left end as they must, in a unit for each
-        # `left`, a power of two, because the numbers themselves overflow.
+        # paths_RDL[reached, depth, left]: how many paths with `left` steps left end as they must,
+        # in a unit for each `left`, a power of two, because the numbers themselves overflow.
         paths_RDL = np.zeros((2, deepest + 2, length + 1))  # the last depth is forbidden
         paths_RDL[1, 0, 0] = 1
         for left in range(1, length + 1):

@@ -17,9 +17,10 @@ WRITE, READ, IGNORE, ZERO = range(4)
 class FlipFlop(SyntheticTask):
     """Samples sequences of the language FFL(T, p_ignore): T tokens, instructions and bits in turn.
 
-    The first instruction is `w` (write) and the last is `r` (read). The others are sampled independently: `i` (ignore)
-    with probability p_ignore, `w` and `r` with probability (1 - p_ignore)/2 each. The bit after `r` is the last written
-    bit; other bits are uniform. Only the bits after `r` count in loss and metric.
+    The first instruction is `w` (write) and the last is `r` (read). The others are sampled
+    independently: `i` (ignore) with probability p_ignore, `w` and `r` with probability (1 -
+    p_ignore)/2 each. The bit after `r` is the last written bit; other bits are uniform. Only the
+    bits after `r` count in loss and metric.
 
     The level is p_ignore; the sweep shows the level in per cent.
 
@@ -38,7 +39,8 @@ class FlipFlop(SyntheticTask):
         """Options of flip-flop.
 
         Attributes:
-          length: T, the number of tokens of a sequence; half of them are instructions and half are bits.
+          length: T, the number of tokens of a sequence; half of them are instructions and half are
+            bits.
           p_ignore: share of `i` in "train" and "in_distribution".
           dense_p_ignore: share of `i` in "dense".
           sparse_p_ignore: share of `i` in "sparse".

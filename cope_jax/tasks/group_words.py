@@ -20,10 +20,11 @@ Permutation = tuple[int, ...]
 class GroupWords(SyntheticTask):
     """Uniform elements x_1, x_2, … of a group; the target at place t is the product x_1 x_2 ⋯ x_t.
 
-    An element is a permutation, written as the images of 0, 1, …; (a·b)(i) = b[a[i]], so the first factor acts first.
-    S5 and A5 are not solvable: a model must follow the state step by step. S3 is the smallest group in which the order
-    matters. S2 (parity), A3 and Z60 are commutative: they are the controls, in which the order does not matter. All
-    places count. Targets are not the next inputs.
+    An element is a permutation, written as the images of 0, 1, …; (a·b)(i) = b[a[i]], so the first
+    factor acts first. S5 and A5 are not solvable: a model must follow the state step by step. S3 is
+    the smallest group in which the order matters. S2 (parity), A3 and Z60 are commutative: they are
+    the controls, in which the order does not matter. All places count. Targets are not the next
+    inputs.
 
     >>> task = GroupWords(GroupWords.Config(group="A3", length=4))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -36,11 +37,12 @@ class GroupWords(SyntheticTask):
         """Options of group words.
 
         Attributes:
-          group: the group: all permutations of n things (Sn), the even ones (An), a cycle of 60 (Z60), or pairs.
-          length: the number of elements in "train" and "in_distribution"; it is twice as large in "longer", and four
-            times in "longest".
-          swaps_only: whether inputs are only the identity and swaps of two things, as in the easier published form of
-            S5. Targets are all elements.
+          group: the group: all permutations of n things (Sn), the even ones (An), a cycle of 60
+            (Z60), or pairs.
+          length: the number of elements in "train" and "in_distribution"; it is twice as large in
+            "longer", and four times in "longest".
+          swaps_only: whether inputs are only the identity and swaps of two things, as in the easier
+            published form of S5. Targets are all elements.
         """
 
         group: Literal["S2", "A3", "S3", "Z60", "A4xZ5", "A5", "S5"] = "A5"

@@ -64,7 +64,8 @@ def draw(generate: Callable[[int], "Batch"], n: int, share: float, held_out: boo
     `generate` returns as many sequences as it is asked for.
 
     Raises:
-      ConfigError: nearly all of very many sequences are on the other side, or a test of at least 100 has few questions.
+      ConfigError: nearly all of very many sequences are on the other side, or a test of at least
+        100 has few questions.
     """
     odds = share if held_out else 1 - share
     chunks: list[Batch] = []

@@ -18,9 +18,9 @@ from cope_jax.tasks.task import TASKS, check
 class IndirectIndexing(QuestionTask):
     """Different letters, one of them, and a shift; the answer is the letter at that distance.
 
-    The letter is uniform in the string, and the shift is uniform from −`shift` to `shift` among those that stay inside
-    the string. Each character is a token. A model must find a place by its content and then count places, so an
-    encoding that mixes both is at a disadvantage.
+    The letter is uniform in the string, and the shift is uniform from −`shift` to `shift` among
+    those that stay inside the string. Each character is a token. A model must find a place by its
+    content and then count places, so an encoding that mixes both is at a disadvantage.
 
     >>> task = IndirectIndexing(IndirectIndexing.Config(longest=8, shortest=8, shift=3))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -35,8 +35,9 @@ class IndirectIndexing(QuestionTask):
         """Options of indirect indexing.
 
         Attributes:
-          longest: the longest string in "train" and "in_distribution". Strings of "longer" have up to twice as
-            many letters, but at most 52, the size of the alphabet, and none has a length of training.
+          longest: the longest string in "train" and "in_distribution". Strings of "longer" have up
+            to twice as many letters, but at most 52, the size of the alphabet, and none has a
+            length of training.
           shortest: the shortest string.
           shift: the largest shift to either side.
         """

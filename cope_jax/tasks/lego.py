@@ -18,8 +18,9 @@ from cope_jax.tasks.task import TASKS, check
 class Lego(QuestionTask):
     """A chain `a=+1; b=-a; c=+b; …` over random letters, and one of them; the answer is its value.
 
-    The variable is from the second half of the chain. Each character is a token, and `is` is written `:`, because `=`
-    precedes the answer. With `permuted`, the assignments are in random order.
+    The variable is from the second half of the chain. Each character is a token, and `is` is
+    written `:`, because `=` precedes the answer. With `permuted`, the assignments are in random
+    order.
 
     >>> task = Lego(Lego.Config(variables=4))
     >>> batch = task.sample(np.random.default_rng(3), 1)
@@ -34,7 +35,8 @@ class Lego(QuestionTask):
         """Options of LEGO.
 
         Attributes:
-          variables: the longest chain in "train" and "in_distribution"; "longer" has up to twice as many, at most 26.
+          variables: the longest chain in "train" and "in_distribution"; "longer" has up to twice as
+            many, at most 26.
           permuted: whether the assignments are in random order.
         """
 

@@ -1,7 +1,7 @@
 """Masked language modelling and next-sentence prediction: the tasks that BERT is trained on.
 
-Devlin et al., "BERT: Pre-training of deep bidirectional transformers for language understanding", NAACL 2019; the
-details follow its released program.
+Devlin et al., "BERT: Pre-training of deep bidirectional transformers for language understanding",
+NAACL 2019; the details follow its released program.
 """
 
 import dataclasses
@@ -30,18 +30,20 @@ _SHORT = 0.1
 class MaskedLM(Task):
     """Predicts masked pieces of `[CLS] A [SEP] B [SEP]`, and whether B follows A in the document.
 
-    Consecutive sentences of one document are divided at random into A and B. With probability ½, and always if no
-    sentence is left for B, B is from another document. Sentences are added until there are L − 3 pieces or, in a tenth
-    of the examples, a random number of pieces from 2 to L − 3. If A and B have more than L − 3 pieces together, the
-    longer one loses pieces at its ends, at random.
+    Consecutive sentences of one document are divided at random into A and B. With probability ½,
+    and always if no sentence is left for B, B is from another document. Sentences are added until
+    there are L − 3 pieces or, in a tenth of the examples, a random number of pieces from 2 to L −
+    3. If A and B have more than L − 3 pieces together, the longer one loses pieces at its ends, at
+    random.
 
-    In an example of n pieces, min(max_predictions, max(1, round(mask_rate n))) pieces are predicted. `[CLS]`, `[SEP]`
-    and `[UNK]` are never predicted. In the input, 80 % of the predicted pieces become `[MASK]`, 10 % become a random
-    piece of the vocabulary, and 10 % are unchanged. Every example is newly sampled.
+    In an example of n pieces, min(max_predictions, max(1, round(mask_rate n))) pieces are
+    predicted. `[CLS]`, `[SEP]` and `[UNK]` are never predicted. In the input, 80 % of the predicted
+    pieces become `[MASK]`, 10 % become a random piece of the vocabulary, and 10 % are unchanged.
+    Every example is newly sampled.
 
-    The fields are `inputs`, `segments`, `mask`, `targets` and `weights` `[B, L]`, and `next` `[B]`. `segments` is 0 for
-    A and 1 for B. `mask` is 1 for pieces and 0 for padding. `weights` is 1 for predicted pieces. `next` is 0 if B
-    follows A, and 1 if B is from another document.
+    The fields are `inputs`, `segments`, `mask`, `targets` and `weights` `[B, L]`, and `next` `[B]`.
+    `segments` is 0 for A and 1 for B. `mask` is 1 for pieces and 0 for padding. `weights` is 1 for
+    predicted pieces. `next` is 0 if B follows A, and 1 if B is from another document.
 
     Attributes:
       wordpiece: the vocabulary.
@@ -59,15 +61,19 @@ class MaskedLM(Task):
         """Options of masked_lm.
 
         Attributes:
-          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in
+            sample.
           corpus: "wikitext-2", "ud-ewt" or "both".
-          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.by_split`.
+          files: paths or globs of files of your own text, in place of a corpus: see
+            `sentences_by_corpus.by_split`.
           length: L, the number of pieces of `[CLS] A [SEP] B [SEP]`.
           vocab_size: maximum size of a learned vocabulary.
-          vocab: path of a vocab.txt to load. If None, the task learns a vocabulary from the training text.
+          vocab: path of a vocab.txt to load. If None, the task learns a vocabulary from the
+            training text.
           lowercase: whether to lowercase the text and remove accents.
           mask_rate: share of pieces to predict.
-          max_predictions: maximum number of pieces to predict in an example. If None, there is no maximum.
+          max_predictions: maximum number of pieces to predict in an example. If None, there is no
+            maximum.
         """
 
         data_dir: str | None = None
@@ -133,8 +139,8 @@ class MaskedLM(Task):
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         """Measures one baseline for masked pieces and two baselines for next sentences.
 
-        For masked pieces, the baseline always predicts the most frequent piece. For next sentences, one baseline always
-        predicts the more frequent answer, and the other is a bag of words.
+        For masked pieces, the baseline always predicts the most frequent piece. For next sentences,
+        one baseline always predicts the more frequent answer, and the other is a bag of words.
         """
         special = self.wordpiece
         train = self.dataset("train", examples, seed)
@@ -249,6 +255,7 @@ def _sentences(text: Iterable[Document]) -> Iterator[str]:
             yield " ".join(word for word in sentence if word != UNKNOWN)
 
 
-@functools.lru_cache(maxsize=2)  # a command creates the task once per config, and learning takes minutes
+# A command creates the task once per config, and learning takes minutes.
+@functools.lru_cache(maxsize=2)
 def _trained(texts: Texts, vocab_size: int, lowercase: bool) -> WordPiece:
     return WordPiece.train(texts.read(), vocab_size, lowercase=lowercase)

@@ -17,18 +17,20 @@ from cope_jax.tasks.task import TASKS, Batch, check
 class Mqar(SyntheticTask):
     """Pairs of key and value, then each key again among random tokens, with its value as target.
 
-    The first half of the vocabulary are keys, the second half values. Queries are near the pairs more often than far
-    from them: the gap x has the probability ∝ x^(power − 1). In the "forgetting" form, `updates` keys get another value
-    after all pairs, and that value counts; it always differs, while in the published generator it may be the same. In
-    the "compositional" form a key is two tokens, and the keys are pairs of √pairs first and √pairs second tokens, so no
+    The first half of the vocabulary are keys, the second half values. Queries are near the pairs
+    more often than far from them: the gap x has the probability ∝ x^(power − 1). In the
+    "forgetting" form, `updates` keys get another value after all pairs, and that value counts; it
+    always differs, while in the published generator it may be the same. In the "compositional" form
+    a key is two tokens, and the keys are pairs of √pairs first and √pairs second tokens, so no
     token alone says the value. Targets are not the next inputs.
 
-    The random tokens are uniform, but never keys of their own sequence: in the published generator they may be, and
-    with a small vocabulary a key and a token after it then often look like a pair. The published generator asks only at
-    every second token after the pairs, so `every=2` has its places; by default any place may ask.
+    The random tokens are uniform, but never keys of their own sequence: in the published generator
+    they may be, and with a small vocabulary a key and a token after it then often look like a pair.
+    The published generator asks only at every second token after the pairs, so `every=2` has its
+    places; by default any place may ask.
 
-    The level is the number of pairs. A sequence has `space` times as many tokens as the pairs, which are two tokens
-    each, or three in the compositional form.
+    The level is the number of pairs. A sequence has `space` times as many tokens as the pairs,
+    which are two tokens each, or three in the compositional form.
 
     >>> task = Mqar(Mqar.Config(vocabulary=32, pairs=2))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -44,13 +46,15 @@ class Mqar(SyntheticTask):
 
         Attributes:
           vocabulary: the number of tokens; 8192 as published.
-          pairs: the number of pairs in "train" and "in_distribution"; twice as many in "longer", four times in
-            "longest". Published: 4, 8, 16, 64.
+          pairs: the number of pairs in "train" and "in_distribution"; twice as many in "longer",
+            four times in "longest". Published: 4, 8, 16, 64.
           power: of the distribution of gaps.
           form: what the pairs are.
           updates: the number of keys that get another value in the "forgetting" form.
-          space: the length of a sequence as a multiple of that of its pairs. Published: 8, and 4 with 64 pairs.
-          every: a query may begin at every n-th token after the pairs. Published: 2. If None, the size of a key.
+          space: the length of a sequence as a multiple of that of its pairs. Published: 8, and 4
+            with 64 pairs.
+          every: a query may begin at every n-th token after the pairs. Published: 2. If None, the
+            size of a key.
         """
 
         vocabulary: int = 256

@@ -16,8 +16,8 @@ from cope_jax.tasks.task import TASKS, Batch
 class Mqrar(SyntheticTask):
     """Keys and values in turn, uniform; the target at a key is its value N occurrences ago.
 
-    With N = 1 this is the value of the last occurrence. A key with fewer earlier occurrences does not count. The value
-    that follows is a new one, so targets are not the next inputs.
+    With N = 1 this is the value of the last occurrence. A key with fewer earlier occurrences does
+    not count. The value that follows is a new one, so targets are not the next inputs.
 
     >>> task = Mqrar(Mqrar.Config(back=2, keys=2, values=3, assignments=6))
     >>> batch = task.sample(np.random.default_rng(1), 1)
@@ -35,8 +35,8 @@ class Mqrar(SyntheticTask):
           back: N, how many occurrences ago.
           keys: the number of keys.
           values: the number of values, which the paper does not say.
-          assignments: the number of pairs of a key and a value in "train" and "in_distribution"; "longer" has twice as
-            many.
+          assignments: the number of pairs of a key and a value in "train" and "in_distribution";
+            "longer" has twice as many.
         """
 
         back: int = 1

@@ -19,16 +19,19 @@ AXES = "xyzuvw"
 class Navigation(SyntheticTask):
     """A walk on a torus whose cells have an object or nothing; steps and objects alternate.
 
-    The walk repeats: choose one of the 2·`dimensions` directions, and go 1 to `max_run` steps. The objects are uniform
-    and new in each sequence. A model that adds up the steps knows where it is, so steps must be able to cancel.
+    The walk repeats: choose one of the 2·`dimensions` directions, and go 1 to `max_run` steps. The
+    objects are uniform and new in each sequence. A model that adds up the steps knows where it is,
+    so steps must be able to cancel.
 
-    In training all tokens count. In evaluation only objects count, and only at cells that were seen before: the paper
-    counts the cells that were seen before; its accuracies fit objects alone, because blanks are easy to guess.
+    In training all tokens count. In evaluation only objects count, and only at cells that were seen
+    before: the paper counts the cells that were seen before; its accuracies fit objects alone,
+    because blanks are easy to guess.
 
-    The level is the number n of steps. The side of the torus is `side`·n/`steps`, and a cell is empty with probability
-    `p_empty` + 0.3·log2(n/`steps`): with the defaults 0.2 for "dense", which has half of the steps, and 0.8 for
-    "sparse", which has twice as many, as in the paper. So a walk that goes around the torus comes back after another
-    number of steps than in training; with `side` ≥ `steps` no walk goes around it.
+    The level is the number n of steps. The side of the torus is `side`·n/`steps`, and a cell is
+    empty with probability `p_empty` + 0.3·log2(n/`steps`): with the defaults 0.2 for "dense", which
+    has half of the steps, and 0.8 for "sparse", which has twice as many, as in the paper. So a walk
+    that goes around the torus comes back after another number of steps than in training; with
+    `side` ≥ `steps` no walk goes around it.
 
     >>> task = Navigation(Navigation.Config(steps=6, side=4, objects=3))
     >>> batch = task.sample(np.random.default_rng(0), 1, "in_distribution")

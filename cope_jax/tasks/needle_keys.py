@@ -33,7 +33,8 @@ class NeedleKeys(QuestionTask):
         """Options of needles with keys.
 
         Attributes:
-          tokens: the largest haystack in "train" and "in_distribution", in tokens; "longer" has up to twice as many.
+          tokens: the largest haystack in "train" and "in_distribution", in tokens; "longer" has up
+            to twice as many.
           keys: the number of needles; 4 in RULER.
           digits: the number of digits of a needle; 7 in RULER.
         """

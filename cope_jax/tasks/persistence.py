@@ -15,8 +15,9 @@ from cope_jax.storage.files import read_text
 class Persistent:
     """Methods for tasks with data in files. A task whose examples are sampled overrides none.
 
-    A run keeps two kinds of files: files that it needs, such as a vocabulary, and digests that identify its data. A run
-    can be read back without the data, but it resumes only with the same data.
+    A run keeps two kinds of files: files that it needs, such as a vocabulary, and digests that
+    identify its data. A run can be read back without the data, but it resumes only with the same
+    data.
     """
 
     config: Any
@@ -39,7 +40,8 @@ class Persistent:
     def data_digest(self) -> dict[str, str]:
         """The files that identify the task's data, by name. Default: digests of the user's files.
 
-        A run keeps these files, and resumes only with the same data. Reading a run back does not need the data.
+        A run keeps these files, and resumes only with the same data. Reading a run back does not
+        need the data.
         """
         paths = self._own_file() or [file.path for file in document_files.find(self._own_files())]
         digests = [hashlib.sha256(epath.Path(path).read_bytes()).hexdigest() for path in paths]

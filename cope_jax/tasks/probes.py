@@ -23,16 +23,20 @@ class Probes(QuestionTask):
     """A question about a string of n symbols, of one of five kinds; each character is a token.
 
     - "fixed_offset": n digits and a number k; the answer is the digit at place k from the end.
-    - "assoc_recall": n pairs of a letter and a digit, and one of the letters; the answer is its digit. The letter is in
-      one pair only, others may repeat.
-    - "dup_key_recall": the same, but the letter is in two pairs with different digits; the answer is the later digit.
-    - "needle": n digits; the answer has a 1 for each digit that came before, and a 0 for each other digit.
-    - "induction": n digits; the answer has for each digit what followed the same digit the last time, or 0.
+    - "assoc_recall": n pairs of a letter and a digit, and one of the letters; the answer is its
+      digit. The letter is in one pair only, others may repeat.
+    - "dup_key_recall": the same, but the letter is in two pairs with different digits; the answer
+      is the later digit.
+    - "needle": n digits; the answer has a 1 for each digit that came before, and a 0 for each other
+      digit.
+    - "induction": n digits; the answer has for each digit what followed the same digit the last
+      time, or 0.
 
-    The examples in the paper have one output less than inputs for the last two, and do not say which; here each digit
-    has one. The headline metric is `normalised_error`, the token error divided by the error of always answering the
-    same: 100 % is chance, as in the paper. For a digit that is 90 %. For "needle" it is the expected share of digits
-    that are new (0), and for "induction" of those that follow another digit than 0.
+    The examples in the paper have one output less than inputs for the last two, and do not say
+    which; here each digit has one. The headline metric is `normalised_error`, the token error
+    divided by the error of always answering the same: 100 % is chance, as in the paper. For a digit
+    that is 90 %. For "needle" it is the expected share of digits that are new (0), and for
+    "induction" of those that follow another digit than 0.
 
     >>> task = Probes(Probes.Config(probe="fixed_offset", symbols=7))
     >>> batch = task.sample(np.random.default_rng(1), 1)
@@ -48,8 +52,8 @@ class Probes(QuestionTask):
 
         Attributes:
           probe: the kind of question.
-          symbols: the largest n in "train" and "in_distribution". It is twice as large in "longer", and eight times in
-            "longest".
+          symbols: the largest n in "train" and "in_distribution". It is twice as large in "longer",
+            and eight times in "longest".
         """
 
         probe: Probe = "fixed_offset"
@@ -91,7 +95,8 @@ class Probes(QuestionTask):
         kind, sizes = self.config.probe, self._sizes(self.level(split))
         if kind not in ("needle", "induction"):
             return 0.9
-        new = sum(10 * (1 - 0.9**size) for size in sizes) / sum(sizes)  # the expected share of digits that are new
+        # The expected share of digits that are new.
+        new = sum(10 * (1 - 0.9**size) for size in sizes) / sum(sizes)
         return min(new, 1 - new) if kind == "needle" else 0.9 * (1 - new)
 
     def _valid(self, level: float) -> bool:

@@ -15,11 +15,13 @@ EQUALS, PAD = "=", "<pad>"
 class QuestionTask(SyntheticTask):
     """Base class of tasks whose sequences are a question, `=`, its answer, and padding.
 
-    The level is the largest size of a question, such as its number of symbols. At the level of training, sizes are
-    uniform from `smallest` to the level. At any other level they are uniform from half of the level, exclusive, to the
-    level, but a level above that of training has no size of training. Only the answer counts.
+    The level is the largest size of a question, such as its number of symbols. At the level of
+    training, sizes are uniform from `smallest` to the level. At any other level they are uniform
+    from half of the level, exclusive, to the level, but a level above that of training has no size
+    of training. Only the answer counts.
 
-    A subclass implements `_question` and `_tokens`, sets `axis` and `sweep_label`, and passes to `__init__`:
+    A subclass implements `_question` and `_tokens`, sets `axis` and `sweep_label`, and passes to
+    `__init__`:
 
       symbols: the text of each token, without `=` and padding.
       sizes: a dict from split name to level, "train" first.

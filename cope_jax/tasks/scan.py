@@ -56,9 +56,10 @@ def commands() -> tuple[tuple[str, str], ...]:
 class Scan(SyntheticTask):
     """Commands of SCAN, uniform among those of the grammar of suitable length, and their actions.
 
-    Turning is written LEFT and RIGHT. The level is the largest number of actions. "train" and "in_distribution" have
-    all commands with up to `actions`, so both have the same ones; "longer" has those with more, as the published split
-    by length. A level above `actions` has commands with more than `actions`.
+    Turning is written LEFT and RIGHT. The level is the largest number of actions. "train" and
+    "in_distribution" have all commands with up to `actions`, so both have the same ones; "longer"
+    has those with more, as the published split by length. A level above `actions` has commands with
+    more than `actions`.
 
     >>> task = Scan(Scan.Config())
     >>> batch = task.sample(np.random.default_rng(1), 1)

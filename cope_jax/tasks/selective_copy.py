@@ -18,9 +18,9 @@ BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 class SelectiveCopy(SyntheticTask):
     """`num_tokens` symbols at random places among blanks, a separator, then the symbols in order.
 
-    Only the copy counts in loss and metric. We take the paper's vocabulary of 16 tokens as 14 symbols plus the blank
-    and the separator. The paper's errors (100.0 ± 0.0 for RoPE out of distribution) fit errors of entire sequences, so
-    `sequence_error` is the headline metric here.
+    Only the copy counts in loss and metric. We take the paper's vocabulary of 16 tokens as 14
+    symbols plus the blank and the separator. The paper's errors (100.0 ± 0.0 for RoPE out of
+    distribution) fit errors of entire sequences, so `sequence_error` is the headline metric here.
 
     The level is the number of blanks.
 

@@ -21,8 +21,8 @@ SINGLE = (string.ascii_lowercase + string.ascii_uppercase)[:50]
 class Sorting(QuestionTask):
     """Different items in random order; the answer has the same items in increasing order.
 
-    An item is one of 50 symbols ("single"), a token each, or a number from 10 to 9999 ("multi_digit"), a token for each
-    digit and one after the number.
+    An item is one of 50 symbols ("single"), a token each, or a number from 10 to 9999
+    ("multi_digit"), a token for each digit and one after the number.
 
     >>> task = Sorting(Sorting.Config(form="multi_digit", items=2))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -36,7 +36,8 @@ class Sorting(QuestionTask):
 
         Attributes:
           form: what an item is.
-          items: the largest number of items in "train" and "in_distribution"; "longer" has up to twice as many.
+          items: the largest number of items in "train" and "in_distribution"; "longer" has up to
+            twice as many.
         """
 
         form: Literal["single", "multi_digit"] = "single"

@@ -1,6 +1,7 @@
 """Spam detection: is a short message ham or spam?
 
-Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam filtering", DocEng 2011.
+Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam filtering", DocEng
+2011.
 """
 
 import dataclasses
@@ -18,9 +19,10 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 class Spam(StoredTask):
     """Labels messages as ham (0) or spam (1). Of k folds of messages, one is the test split.
 
-    All folds have the same share of spam. The fields `inputs`, `mask` and `segments` are `[B, L]`; `targets` and
-    `weights` are `[B]`. `mask` is 1 for pieces and 0 for padding, and `segments` is 0 everywhere. Pieces are between
-    `[CLS]` and `[SEP]`; a message that is too long keeps its first pieces.
+    All folds have the same share of spam. The fields `inputs`, `mask` and `segments` are `[B, L]`;
+    `targets` and `weights` are `[B]`. `mask` is 1 for pieces and 0 for padding, and `segments` is 0
+    everywhere. Pieces are between `[CLS]` and `[SEP]`; a message that is too long keeps its first
+    pieces.
 
     Attributes:
       indices: for each split, the indices of its messages in the corpus.
@@ -40,17 +42,20 @@ class Spam(StoredTask):
         """Options of spam.
 
         Attributes:
-          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
-          file: path of a `.csv` with the columns `text` and `label`, in place of the corpus. Of its two labels, the
-            second in alphabetical order stands for spam.
-          vocab: path of a vocab.txt. If None, the task learns a vocabulary from the training messages.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in
+            sample.
+          file: path of a `.csv` with the columns `text` and `label`, in place of the corpus. Of its
+            two labels, the second in alphabetical order stands for spam.
+          vocab: path of a vocab.txt. If None, the task learns a vocabulary from the training
+            messages.
           vocab_size: maximum size of a learned vocabulary.
           lowercase: whether to lowercase the text.
           length: L, the number of pieces of an example, including `[CLS]` and `[SEP]`.
           folds: k, the number of folds.
           fold: number of the test fold, from 0.
           repeat: seed of the division into folds.
-          train: number of training messages to keep, with the same share of spam. If None, all messages are kept.
+          train: number of training messages to keep, with the same share of spam. If None, all
+            messages are kept.
         """
 
         data_dir: str | None = None

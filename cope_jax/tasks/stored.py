@@ -131,8 +131,8 @@ class TextTask(StoredTask):
 class WordTask(StoredTask):
     """Base class of tasks on words. Each split is one long text, for models that carry a state.
 
-    Without `stream`, an example is a window of `config.length` words. `dataset` gives the windows in order; `sample`
-    gives windows with random starts.
+    Without `stream`, an example is a window of `config.length` words. `dataset` gives the windows
+    in order; `sample` gives windows with random starts.
 
     A subclass passes to `__init__`:
 

@@ -1,7 +1,7 @@
 """The base class of synthetic tasks. The splits of such a task differ in one number, the *level*.
 
-The level is the share of `ignore`s in flip_flop, the number of blanks in selective_copy, the weight of `pass` in
-counting, and the exponent of the frequencies in zipf.
+The level is the share of `ignore`s in flip_flop, the number of blanks in selective_copy, the weight
+of `pass` in counting, and the exponent of the frequencies in zipf.
 """
 
 import abc
@@ -36,8 +36,8 @@ class SyntheticConfig:
 class SyntheticTask(Task):
     """Base class of synthetic tasks, which define a vocabulary and levels, and generate examples.
 
-    A split is a name for a level. A name such as `"blanks=24"`, which sweeps use, gives any level directly. A subclass
-    passes to `__init__`:
+    A split is a name for a level. A name such as `"blanks=24"`, which sweeps use, gives any level
+    directly. A subclass passes to `__init__`:
 
       vocabulary: the text of each token; a token in a batch is an index into `vocabulary`.
       levels: a dict from split name to level, "train" first.
@@ -45,7 +45,8 @@ class SyntheticTask(Task):
 
     Attributes:
       axis: name of the level in a split name.
-      continues: whether each target is the next input, so that a model can continue a text of the task.
+      continues: whether each target is the next input, so that a model can continue a text of the
+        task.
     """
 
     axis: ClassVar[str]

@@ -25,17 +25,18 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 class Tagging(StoredTask):
     """Predicts the universal part of speech of each word, in sentences cut after L words.
 
-    The fields are `inputs` `[B, L]`, which are lowercase words, `characters` `[B, L, C]`, and `targets` and `weights`
-    `[B, L]`. The option `vectors` adds the field `vectors` `[B, L, J, D]`. Words that occur once in training are
-    unknown.
+    The fields are `inputs` `[B, L]`, which are lowercase words, `characters` `[B, L, C]`, and
+    `targets` and `weights` `[B, L]`. The option `vectors` adds the field `vectors` `[B, L, J, D]`.
+    Words that occur once in training are unknown.
 
-    With the option `pieces`, the fields are for BERT. `inputs`, `mask` and `segments` `[B, P]` describe the pieces with
-    `[CLS]` and `[SEP]`. `starts` `[B, L]` is the index of each word's first piece. `targets` and `weights` are still
-    `[B, L]`.
+    With the option `pieces`, the fields are for BERT. `inputs`, `mask` and `segments` `[B, P]`
+    describe the pieces with `[CLS]` and `[SEP]`. `starts` `[B, L]` is the index of each word's
+    first piece. `targets` and `weights` are still `[B, L]`.
 
     Attributes:
       tags: names of the tags; a target is an index into `tags`.
-      vector_shape: (J, D), the number of layers and the width of the vectors; None if there are no vectors.
+      vector_shape: (J, D), the number of layers and the width of the vectors; None if there are no
+        vectors.
 
     >>> task = Tagging(Tagging.Config(length=10))
     >>> batch = task.dataset("train", 1)
@@ -48,15 +49,18 @@ class Tagging(StoredTask):
         """Options of tagging.
 
         Attributes:
-          data_dir: folder with the folder of the treebank. If None, the task uses the built-in sample.
-          file: path of a `.csv` with the columns `text` and `label`, in place of the treebank: see `conllu.read_table`.
+          data_dir: folder with the folder of the treebank. If None, the task uses the built-in
+            sample.
+          file: path of a `.csv` with the columns `text` and `label`, in place of the treebank: see
+            `conllu.read_table`.
           length: L, the maximum number of words of an example.
-          max_characters: C, the maximum number of bytes of a word, including the marks of its begin and end.
-          vectors: path of an .npz file with an array for each split, or of a folder with a file `<split>.npy` for each
-            split. An array `[words, J, D]` has the contextual vectors of all words of `sentences(split)`, in order. If
-            None, examples have no vectors.
-          pieces: path of a vocab.txt. If it is given, examples have pieces of words. If None, they have words and
-            characters.
+          max_characters: C, the maximum number of bytes of a word, including the marks of its begin
+            and end.
+          vectors: path of an .npz file with an array for each split, or of a folder with a file
+            `<split>.npy` for each split. An array `[words, J, D]` has the contextual vectors of all
+            words of `sentences(split)`, in order. If None, examples have no vectors.
+          pieces: path of a vocab.txt. If it is given, examples have pieces of words. If None, they
+            have words and characters.
           max_pieces: P, the maximum number of pieces of an example, including `[CLS]` and `[SEP]`.
           lowercase: whether to lowercase the text before it is cut into pieces.
         """
@@ -146,8 +150,8 @@ class Tagging(StoredTask):
     def majority(self, split: str) -> float:
         """The accuracy on `split` if each word gets its most frequent tag in training.
 
-        Words that are not in training get the most frequent tag of all. If counts are equal, the first tag by alphabet
-        wins.
+        Words that are not in training get the most frequent tag of all. If counts are equal, the
+        first tag by alphabet wins.
         """
         self.length(split)
         guesses = baselines.majority_by_word(self._words("train"), self._targets["train"].tolist(), self._words(split))

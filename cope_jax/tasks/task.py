@@ -19,8 +19,9 @@ Batch = dict[str, np.ndarray]
 - `"targets"`, int32 `[n, L]`, the token that follows each input;
 - `"weights"`, float32 `[n, L]`, 1 for targets that count in loss and metric, and 0 for others.
 
-Other kinds of tasks list their fields in their docstrings. All tasks have `inputs` `[n, L, ...]`. The first axis of
-every field numbers the sequences. A sequence whose fields are all zeros does not count.
+Other kinds of tasks list their fields in their docstrings. All tasks have `inputs` `[n, L, ...]`.
+The first axis of every field numbers the sequences. A sequence whose fields are all zeros does not
+count.
 """
 
 
@@ -47,7 +48,8 @@ class Baseline(NamedTuple):
       measure: "perplexity", or the name of what is predicted, such as "tags".
       name: name of the method.
       value: the perplexity, or the share of correct predictions in [0, 1].
-      metric: name of the model's metric to compare with `value`. This is a loss for "perplexity", otherwise an error.
+      metric: name of the model's metric to compare with `value`. This is a loss for "perplexity",
+        otherwise an error.
     """
 
     split: str
@@ -60,8 +62,9 @@ class Baseline(NamedTuple):
 class Task(Persistent, abc.ABC):
     """Base class of tasks.
 
-    A subclass declares its options in a frozen dataclass `Config`, takes a `Config` in its constructor, and implements
-    `sample`. This is enough if examples are sampled, as in a `SyntheticTask`. Other tasks also override:
+    A subclass declares its options in a frozen dataclass `Config`, takes a `Config` in its
+    constructor, and implements `sample`. This is enough if examples are sampled, as in a
+    `SyntheticTask`. Other tasks also override:
 
     - if examples are in files: `mixture`, and methods of `StoredTask` and `Persistent`;
     - if the order of batches matters: `stream`;
@@ -76,13 +79,14 @@ class Task(Persistent, abc.ABC):
 
     Attributes:
       abilities: what the task measures, names in `ABILITIES`; empty for tasks of real data.
-      other_metrics: more metrics to show, each in a table below the table of the headline metric. A metric with the
-        same values as the headline metric is left out.
-      packable: whether several sequences may be packed into one longer sequence, in which `segments` separates them.
-        One program without padding then serves all lengths except the training length. The model must treat segments
-        as documents. Metrics of entire sequences are then metrics of the longer sequences.
-      sweep: the points of the plot of error by length or level, as pairs (value to plot, split) in ascending order;
-        empty by default.
+      other_metrics: more metrics to show, each in a table below the table of the headline metric. A
+        metric with the same values as the headline metric is left out.
+      packable: whether several sequences may be packed into one longer sequence, in which
+        `segments` separates them. One program without padding then serves all lengths except the
+        training length. The model must treat segments as documents. Metrics of entire sequences are
+        then metrics of the longer sequences.
+      sweep: the points of the plot of error by length or level, as pairs (value to plot, split) in
+        ascending order; empty by default.
       sweep_label: label of the horizontal axis of this plot.
     """
 
@@ -107,8 +111,9 @@ class Task(Persistent, abc.ABC):
     def metric(self) -> str:
         """The headline metric of the task, one of the metrics that `reported_metrics` returns.
 
-        Metrics that are shares are shown in per cent. For example, "token_error" is the share of mispredicted tokens,
-        by weight, and "sequence_error" is the share of sequences with a mispredicted token that has weight.
+        Metrics that are shares are shown in per cent. For example, "token_error" is the share of
+        mispredicted tokens, by weight, and "sequence_error" is the share of sequences with a
+        mispredicted token that has weight.
         """
         return "token_error"
 
@@ -154,8 +159,8 @@ class Task(Persistent, abc.ABC):
     def stream(self, split: str, batch_size: int) -> Sequence[Batch] | None:
         """The batches of `split` in order: row r of batch i + 1 continues row r of batch i.
 
-        The field `reset`, float32 `[B]`, is 1 in batch 0, where a model clears its state, and 0 in all other batches.
-        None means that the examples are independent.
+        The field `reset`, float32 `[B]`, is 1 in batch 0, where a model clears its state, and 0 in
+        all other batches. None means that the examples are independent.
         """
         self.length(split)
         return None
@@ -201,8 +206,8 @@ class Task(Persistent, abc.ABC):
         """Measures methods without context on the evaluation splits. Default: no results.
 
         Args:
-          batches: maps a split to its batches. The batches of "train" have all examples. The batches of another split
-            have the examples that a run is measured on.
+          batches: maps a split to its batches. The batches of "train" have all examples. The
+            batches of another split have the examples that a run is measured on.
           examples: number of training examples that a baseline may sample to learn from.
           seed: seed of these examples.
         """

@@ -1,6 +1,7 @@
 """Language modelling of raw text with any tokenizer: predicts each token from those before it.
 
-Golovneva et al., "Contextual Position Encoding" (arXiv 2405.18719), sections 5.4 and 5.5, for WikiText-103 and code.
+Golovneva et al., "Contextual Position Encoding" (arXiv 2405.18719), sections 5.4 and 5.5, for
+WikiText-103 and code.
 """
 
 import dataclasses
@@ -32,21 +33,24 @@ _SOURCES = "corpus.json"
 class Text(TextTask):
     r"""Predicts every token of a split once. The tokenizer's `end` precedes each document.
 
-    The fields are `inputs`, `targets` and `weights` `[B, L]`. With the packing "stream" an example is a window of the
-    entire text. With "documents" an example contains complete documents and parts of documents: `segments` `[B, L]`
-    numbers them from 1, with 0 after the last, and `positions` `[B, L]` start at 0 in each of them. An `end` that was
-    added after a document is a target in training, but does not count in validation and test.
+    The fields are `inputs`, `targets` and `weights` `[B, L]`. With the packing "stream" an example
+    is a window of the entire text. With "documents" an example contains complete documents and
+    parts of documents: `segments` `[B, L]` numbers them from 1, with 0 after the last, and
+    `positions` `[B, L]` start at 0 in each of them. An `end` that was added after a document is a
+    target in training, but does not count in validation and test.
 
-    In a mixture, each training example is sampled from one of the corpora, by weight. The other splits contain the
-    examples of all corpora, interleaved evenly, so that a few examples represent all corpora.
+    In a mixture, each training example is sampled from one of the corpora, by weight. The other
+    splits contain the examples of all corpora, interleaved evenly, so that a few examples represent
+    all corpora.
 
-    The split `length=512` is the test split in windows of 512 tokens, and `validation/length=512` is the validation
-    split in windows of 512 tokens. Any other length is also possible, even if the sweep does not have it.
+    The split `length=512` is the test split in windows of 512 tokens, and `validation/length=512`
+    is the validation split in windows of 512 tokens. Any other length is also possible, even if the
+    sweep does not have it.
 
-    The headline metric is the perplexity per word; the end of a line counts as a word. For text without words, such as
-    code, or if validation or test have unknown words, the headline metric is the perplexity per token. Perplexities and
-    bits per byte are computed from the loss and the `counts` of the entire split, even if only some of its examples
-    were measured.
+    The headline metric is the perplexity per word; the end of a line counts as a word. For text
+    without words, such as code, or if validation or test have unknown words, the headline metric is
+    the perplexity per token. Perplexities and bits per byte are computed from the loss and the
+    `counts` of the entire split, even if only some of its examples were measured.
 
     Attributes:
       tokenizer: learned from the training text, or loaded.
@@ -64,16 +68,21 @@ class Text(TextTask):
         """Options of text.
 
         Attributes:
-          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample or, for "code", the
-            standard library of the running Python.
-          corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw", "tinyshakespeare", "files",
-            "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.raw_text`.
-          globs: patterns that choose the files of "files" or "code". A pattern is relative to the corpus folder, or has
-            a full path. () means all `.txt` and `.txt.gz` files for "files", and all `.py` files for "code".
-          tokenizer: "bpe", "words" or "bytes". "bpe" is byte-level BPE; "words" splits the text at spaces.
-          vocab_size: maximum size of a learned vocabulary. None means 8,192 for "bpe", and all words for "words".
-          vocab: path of a tokenizer to load: a `tokenizer.json`, a folder with this file or with GPT-2's files, or for
-            "words" a file with one word per line. If None, the task learns a tokenizer from the training text.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample
+            or, for "code", the standard library of the running Python.
+          corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw",
+            "tinyshakespeare", "files", "code", or a mixture with weights, such as
+            "3*wikitext-2+code"; see `cope_jax.corpora.raw_text`.
+          globs: patterns that choose the files of "files" or "code". A pattern is relative to the
+            corpus folder, or has a full path. () means all `.txt` and `.txt.gz` files for "files",
+            and all `.py` files for "code".
+          tokenizer: "bpe", "words" or "bytes". "bpe" is byte-level BPE; "words" splits the text at
+            spaces.
+          vocab_size: maximum size of a learned vocabulary. None means 8,192 for "bpe", and all
+            words for "words".
+          vocab: path of a tokenizer to load: a `tokenizer.json`, a folder with this file or with
+            GPT-2's files, or for "words" a file with one word per line. If None, the task learns a
+            tokenizer from the training text.
           length: L, the number of tokens of an example.
           packing: "stream" or "documents".
           sweep: lengths of the test split for the plot of error by length.
@@ -190,7 +199,8 @@ class Text(TextTask):
             text, length = self._parse(split)
             options = {"packing": self.config.packing, "every": text == "train"}
             parts = [Packed(entries, length, **options) for entries in self.token_streams(split)]
-            self._packed[split] = Mixed(parts, spread=text != "train")  # training samples from each part
+            # Training samples from each part.
+            self._packed[split] = Mixed(parts, spread=text != "train")
         return self._packed[split]
 
     def _text(self, split: str) -> tuple[list[TokenStream], Counts]:
@@ -221,6 +231,7 @@ def _tokenizer(config: Text.Config, corpora: Mixture) -> Tokenizer:
     return _trained(texts, config.tokenizer, config.vocab_size)
 
 
-@functools.lru_cache(maxsize=2)  # a command creates the task once per config, and learning takes minutes
+# A command creates the task once per config, and learning takes minutes.
+@functools.lru_cache(maxsize=2)
 def _trained(texts: Texts, kind: loading.Kind, size: int | None) -> Tokenizer:
     return loading.train(kind, texts.read(), size)

@@ -20,8 +20,9 @@ NOISE = "_"
 class VariableTracking(QuestionTask):
     """Chains of assignments in a haystack; the answer names the variables of one chain, in order.
 
-    `A:7;` gives A the value 7, and `B:A;` gives B the value of A. Each chain has one value and then `hops` copies of
-    the variable before, in order. Places between are filled by `_`. The question is the value.
+    `A:7;` gives A the value 7, and `B:A;` gives B the value of A. Each chain has one value and then
+    `hops` copies of the variable before, in order. Places between are filled by `_`. The question
+    is the value.
 
     >>> task = VariableTracking(VariableTracking.Config(tokens=24, hops=1, chains=2))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -34,7 +35,8 @@ class VariableTracking(QuestionTask):
         """Options of variable tracking.
 
         Attributes:
-          tokens: the largest haystack in "train" and "in_distribution", in tokens; "longer" has up to twice as many.
+          tokens: the largest haystack in "train" and "in_distribution", in tokens; "longer" has up
+            to twice as many.
           hops: the number of copies in a chain; 4 in RULER.
           chains: the number of chains, each with another value; 1 in RULER.
         """

@@ -1,7 +1,7 @@
 """Language modelling of words: each word is predicted from all words before it.
 
-Mikolov et al., "Recurrent neural network based language model", Interspeech 2010; Merity et al., "Pointer sentinel
-mixture models", ICLR 2017, for WikiText-2.
+Mikolov et al., "Recurrent neural network based language model", Interspeech 2010; Merity et al.,
+"Pointer sentinel mixture models", ICLR 2017, for WikiText-2.
 """
 
 import dataclasses
@@ -23,15 +23,16 @@ from cope_jax.tokenizers.tokenizer import Codec
 class Words(WordTask):
     """Predicts each word of a long text. `<eos>` ends lines, is a word, and precedes the text.
 
-    `stream` gives every word once as a target. The exponential of the loss is then the `perplexity` that papers report.
-    Without a stream, an example is a window of the text: `dataset` gives the windows in order, `sample` gives windows
-    at random places.
+    `stream` gives every word once as a target. The exponential of the loss is then the `perplexity`
+    that papers report. Without a stream, an example is a window of the text: `dataset` gives the
+    windows in order, `sample` gives windows at random places.
 
-    The fields are `inputs`, `targets` and `weights` `[B, L]`. The option `backward` adds the same fields of the
-    reversed text, with the prefix `backward_`. A stream adds `reset` `[B]`.
+    The fields are `inputs`, `targets` and `weights` `[B, L]`. The option `backward` adds the same
+    fields of the reversed text, with the prefix `backward_`. A stream adds `reset` `[B]`.
 
     Attributes:
-      vocabulary: the words of the training text, the most frequent first. Words that do not fit become `<unk>`.
+      vocabulary: the words of the training text, the most frequent first. Words that do not fit
+        become `<unk>`.
 
     >>> task = Words(Words.Config(length=6))
     >>> batch = task.stream("train", 2)[1]
@@ -44,11 +45,13 @@ class Words(WordTask):
         """Options of words.
 
         Attributes:
-          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
-          corpus: "wikitext-2" or "ud-ewt". WikiText-2 already has `<unk>` for rare words. The treebank UD English EWT
-            is read as text with one sentence per line.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in
+            sample.
+          corpus: "wikitext-2" or "ud-ewt". WikiText-2 already has `<unk>` for rare words. The
+            treebank UD English EWT is read as text with one sentence per line.
           length: L, the number of words in a window.
-          vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the training text.
+          vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the
+            training text.
           backward: whether to add the reversed text, for a bidirectional model.
         """
 

@@ -16,8 +16,8 @@ from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 class Zipf(SyntheticTask):
     """Predicts each next token of independent tokens with p(rank) ∝ 1/rankˢ. A token is its rank.
 
-    Only the frequencies can be learned, and no context helps. The best possible loss is `entropy`. If a loss stays
-    above `entropy`, the training has a fault. Every token counts.
+    Only the frequencies can be learned, and no context helps. The best possible loss is `entropy`.
+    If a loss stays above `entropy`, the training has a fault. Every token counts.
 
     The level is the exponent s, 1 in training; the sweep shows the level in per cent.
 
@@ -72,6 +72,7 @@ class Zipf(SyntheticTask):
         return self.config.length
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
-        below_V = np.cumsum(self._probabilities(level))[:-1]  # without the last sum, because rounding may change it
+        # Without the last sum, because rounding may change it.
+        below_V = np.cumsum(self._probabilities(level))[:-1]
         tokens = np.searchsorted(below_V, rng.random((n, self.config.length + 1)), side="right")
         return next_token_batch(tokens, np.ones((n, self.config.length)))

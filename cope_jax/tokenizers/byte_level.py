@@ -1,7 +1,8 @@
 """Tokenizers of bytes and frequent byte sequences: a closed vocabulary in which no text is unknown.
 
-Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016, describe byte-pair
-encoding. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, apply this to bytes.
+Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016,
+describe byte-pair encoding. Radford et al., "Language models are unsupervised multitask learners"
+(GPT-2), 2019, apply this to bytes.
 """
 
 import functools
@@ -19,7 +20,8 @@ END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
 """Names of the token between texts in published vocabularies."""
 
-_CHUNK = 256  # texts encoded at a time, because the library's results are many times as large as the tokens
+# Texts encoded at a time, because the library's results are many times as large as the tokens.
+_CHUNK = 256
 
 
 class Bytes:
@@ -57,9 +59,9 @@ class Bytes:
 class BPE:
     r"""Byte-pair encoding: merges pairs of neighbouring byte sequences in the order of learning.
 
-    As in GPT-2, a text is first split into words, numbers, runs of other signs, and runs of spaces. A word includes the
-    space before the word. Pairs are merged only within these parts. A file may contain any other tokenizer of the
-    library `tokenizers`.
+    As in GPT-2, a text is first split into words, numbers, runs of other signs, and runs of spaces.
+    A word includes the space before the word. Pairs are merged only within these parts. A file may
+    contain any other tokenizer of the library `tokenizers`.
 
     >>> bpe = BPE.train(["low lower lowest\n"] * 2, 261)
     >>> [bpe.decode([token]) for token in bpe.encode(["lower slow"])[0]]
@@ -76,7 +78,8 @@ class BPE:
         """
         # A special token that is spelled out in a text is ordinary text.
         tokenizer.encode_special_tokens = True
-        if getattr(tokenizer.model, "dropout", None):  # of merges, which would give a text other tokens each time
+        # Dropout of merges would give a text other tokens each time.
+        if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -105,7 +108,8 @@ class BPE:
         """Makes a tokenizer from a vocabulary in GPT-2's spelling of bytes, and from ordered pairs.
 
         Raises:
-          ConfigError: a byte is missing, numbers are not 0, 1, …, or a pair does not fit the vocabulary.
+          ConfigError: a byte is missing, numbers are not 0, 1, …, or a pair does not fit the
+            vocabulary.
         """
         from tokenizers import AddedToken, Tokenizer, models
 
@@ -161,7 +165,8 @@ class BPE:
             try:
                 encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
             except BaseException as error:
-                if type(error).__name__ != "PanicException":  # of Rust; it is no Exception, and cannot be imported
+                # The panic of Rust is no Exception, and cannot be imported.
+                if type(error).__name__ != "PanicException":
                     raise
                 raise ConfigError(f"the tokenizer fails on the text ({first_line(error)}): give another one") from error
             numbers += [np.array(encoding.ids, np.int32) for encoding in encoded]

@@ -1,7 +1,7 @@
 """Turns words into the numbers of their UTF-8 bytes, as in the ELMo of Peters et al.
 
-A word is `BEGIN_WORD bytes END_WORD PADDING …`. The numbers are the same as in `bilm-tf` during inference: byte b has
-the number b + 1, and 0 occurs only in padding words.
+A word is `BEGIN_WORD bytes END_WORD PADDING …`. The numbers are the same as in `bilm-tf` during
+inference: byte b has the number b + 1, and 0 occurs only in padding words.
 
 >>> characters(["né"], max_characters=6).tolist()
 [[259, 111, 196, 170, 260, 261]]
@@ -24,7 +24,8 @@ def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np
     """Returns the characters of words, int32 `[n, C]`: marks around the first C − 2 bytes.
 
     Raises:
-      ConfigError: there is no room for a byte between the marks of a word, or `words` is not a list of words.
+      ConfigError: there is no room for a byte between the marks of a word, or `words` is not a list
+        of words.
     """
     if max_characters < 3:
         raise ConfigError(f"max_characters must be at least 3 (two marks and a byte), got {max_characters}")

@@ -1,6 +1,7 @@
 """Judges a tokenizer by its file: if texts come back, and if a text has the tokens of its parts.
 
-Only types that are listed here, with the options that are checked here, keep every byte. Others may change text.
+Only types that are listed here, with the options that are checked here, keep every byte. Others may
+change text.
 """
 
 import json
@@ -53,7 +54,8 @@ def may_change(tokenizer: Any) -> str:
 def divides(tokenizer: Any) -> bool:
     """True if a text has the tokens of its parts, cut at single line ends or before single spaces.
 
-    This holds if words are split as by GPT-2, and nothing depends on where a text begins. Other splits are not judged.
+    This holds if words are split as by GPT-2, and nothing depends on where a text begins. Other
+    splits are not judged.
     """
     content = json.loads(tokenizer.to_str())
     normalizers, splitters, _ = _stages(tokenizer)

@@ -46,14 +46,15 @@ def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenize
 def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
     """Loads the tokenizer in a file, or in the files of a folder.
 
-    For "words", `path` is a file with one word per line, or a folder with such a `words.txt`. For "bpe", `path` is a
-    `tokenizer.json`, or a folder with a `tokenizer.json` or with the two files of GPT-2. These are `encoder.json` and
-    `vocab.bpe`, or `vocab.json` and `merges.txt`. In a folder, the names of the files for "bpe" may have a prefix, and
-    `.gz` at the end. The end token may have any name that published files in the same folder give. "bytes" reads no
-    file.
+    For "words", `path` is a file with one word per line, or a folder with such a `words.txt`. For
+    "bpe", `path` is a `tokenizer.json`, or a folder with a `tokenizer.json` or with the two files
+    of GPT-2. These are `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`. In a
+    folder, the names of the files for "bpe" may have a prefix, and `.gz` at the end. The end token
+    may have any name that published files in the same folder give. "bytes" reads no file.
 
     Raises:
-      ConfigError: there is no tokenizer of this kind, or the tokenizer is damaged or does not preserve text.
+      ConfigError: there is no tokenizer of this kind, or the tokenizer is damaged or does not
+        preserve text.
     """
     in_bucket(path)  # an error names another kind of URL
     file = epath.Path(path)
@@ -145,7 +146,8 @@ def _tokenizer_json(path: epath.Path) -> BPE:
         back = bpe.decode(bpe.encode([_PROBE])[0])
     except Exception as error:  # the library raises this class itself if there is no token for unknown text
         raise ConfigError(f"{path} cannot encode every text ({first_line(error)}): {another}") from error
-    if back.removeprefix(" ") != _PROBE:  # some tokenizers add a space before every text, which loses nothing
+    # Some tokenizers add a space before every text, which loses nothing.
+    if back.removeprefix(" ") != _PROBE:
         raise ConfigError(f"{path} loses text ({_PROBE!r} comes back as {back!r}): {another}")
     end = bpe.decode(np.array([bpe.end]))
     if bpe.end in bpe.encode([end])[0]:

@@ -15,7 +15,8 @@ class Tokenizer(Protocol):
     Attributes:
       end: the token before a text and between texts.
       file: the name of the file in which a run stores `text`.
-      divides: whether a text that is cut at single line ends, or before single spaces, has the tokens of its parts.
+      divides: whether a text that is cut at single line ends, or before single spaces, has the
+        tokens of its parts.
     """
 
     end: int

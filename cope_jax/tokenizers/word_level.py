@@ -37,9 +37,10 @@ class Vocabulary:
     ) -> "Vocabulary":
         """Makes a vocabulary of a text's words, sorted by falling count for log-uniform sampling.
 
-        Words of equal count are in alphabetical order. The vocabulary has at most `size` words; if `size` is None, it
-        has all words. The words in `reserved` come first, even if the text does not have them. Words that occur fewer
-        than `min_count` times are left out. ConfigError: `size` has no room for a word of the text.
+        Words of equal count are in alphabetical order. The vocabulary has at most `size` words; if
+        `size` is None, it has all words. The words in `reserved` come first, even if the text does
+        not have them. Words that occur fewer than `min_count` times are left out. ConfigError:
+        `size` has no room for a word of the text.
         """
         if size is not None and size <= len(reserved):
             raise ConfigError(f"a vocabulary of {size} has no room beyond {', '.join(reserved)}: set a larger size")
@@ -106,8 +107,8 @@ class Words:
     def train(cls, texts: Iterable[str], size: int | None = None) -> "Words":
         """Learns a vocabulary of the most frequent words of texts.
 
-        The vocabulary has at most `size` words, including `<unk>` and `<eos>`. If `size` is None, it has all words.
-        ConfigError: `size` has no room for a word.
+        The vocabulary has at most `size` words, including `<unk>` and `<eos>`. If `size` is None,
+        it has all words. ConfigError: `size` has no room for a word.
         """
         if size is not None and size < 3:
             raise ConfigError(f"a vocabulary of {size} has no room beyond <unk> and {EOS}: set a larger size")
@@ -137,7 +138,8 @@ class Words:
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
         r"""The number of words that become `<unk>`, without those that are `<unk>` in the text.
 
-        Bytes come back if there is one space between words, and either none or, as in WikiText, one at each line end.
+        Bytes come back if there is one space between words, and either none or, as in WikiText, one
+        at each line end.
 
         >>> words = Words.train(["a b\na <unk>\n"])
         >>> words.lost("a c <unk>", np.array([])), words.lost("a  b\n", np.array([]))

@@ -1,6 +1,7 @@
 """WordPiece: splits words into pieces of a learned vocabulary. Words of known characters are known.
 
-Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin et al., "BERT", NAACL 2019.
+Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin et al., "BERT", NAACL
+2019.
 """
 
 import collections
@@ -20,15 +21,17 @@ _MAX_ALPHABET = 1000
 class WordPiece:
     """Turns text into numbers of pieces, by greedy longest match, as in BERT.
 
-    A text is cleaned, and split at spaces and punctuation. If `lowercase`, letters are first set in lowercase and
-    accents are removed. Each word is split from the left into the longest pieces that the vocabulary has. Every piece
-    after the first piece of a word is spelled with `##` in front. A word that cannot be split, or has more than 100
-    characters, is `[UNK]`. A special piece that is spelled out in a text, such as "[CLS]", is ordinary text.
+    A text is cleaned, and split at spaces and punctuation. If `lowercase`, letters are first set in
+    lowercase and accents are removed. Each word is split from the left into the longest pieces that
+    the vocabulary has. Every piece after the first piece of a word is spelled with `##` in front. A
+    word that cannot be split, or has more than 100 characters, is `[UNK]`. A special piece that is
+    spelled out in a text, such as "[CLS]", is ordinary text.
 
     Attributes:
       pieces: the vocabulary. The number of a piece is its index in `pieces`.
       lowercase: whether letters are set in lowercase and accents removed.
-      pad, unknown, cls, sep, mask: the number of each special piece; None if the vocabulary lacks the piece.
+      pad, unknown, cls, sep, mask: the number of each special piece; None if the vocabulary lacks
+        the piece.
 
     >>> wordpiece = WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "##s", "."])
     >>> wordpiece.decode(wordpiece.encode("Playing plays. [SEP]"))
@@ -62,7 +65,8 @@ class WordPiece:
         """Learns at most `vocab_size` pieces. The same texts give the same vocabulary everywhere.
 
         Raises:
-          ConfigError: `vocab_size` has no room for the special pieces and the characters of the texts.
+          ConfigError: `vocab_size` has no room for the special pieces and the characters of the
+            texts.
 
         >>> WordPiece.train(["low lower lowest newer newest"] * 2, 32).pieces[-3:]
         ('newest', 'lower', 'lowest')
@@ -70,9 +74,10 @@ class WordPiece:
         from tokenizers import models, trainers
 
         tokenizer = _tokenizer({"[UNK]": 0}, lowercase)
-        # The trainer orders equal counts as they come out of a hash table, and numbers the characters inside words
-        # ("##e") in that order: runs would differ. So it gets the texts as counted words in a fixed order, and these
-        # characters as special pieces, which keep their order.
+        # The trainer orders equal counts as they come out of a hash table, and numbers the
+        # characters inside words ("##e") in that order: runs would differ. So it gets the texts as
+        # counted words in a fixed order, and these characters as special pieces, which keep their
+        # order.
         counts: collections.Counter[str] = collections.Counter()
         for text in texts:
             normal = tokenizer.normalizer.normalize_str(text)
@@ -123,8 +128,8 @@ class WordPiece:
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Returns (the numbers of the pieces of words, the index of each word's first piece).
 
-        A word without visible characters is `[UNK]`, and so is `<unk>`, which corpora write for rare words. So every
-        word has at least one piece.
+        A word without visible characters is `[UNK]`, and so is `<unk>`, which corpora write for
+        rare words. So every word has at least one piece.
 
         >>> WordPiece(["[UNK]", "play", "##s"]).encode_words(["Plays", "<unk>", "play"])
         ([1, 2, 0, 1], [0, 2, 3])
@@ -179,6 +184,7 @@ def _tokenizer(numbers: dict[str, int], lowercase: bool) -> Any:
     tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    # Nothing is added to the vocabulary, so no string in a text is special anyway; this makes it explicit.
+    # Nothing is added to the vocabulary, so no string in a text is special anyway; this makes it
+    # explicit.
     tokenizer.encode_special_tokens = True
     return tokenizer

@@ -22,15 +22,17 @@ Errors = dict[str, float]
 class Evaluator:
     """Measures models on fixed splits, with one compiled program, or two if sequences are packed.
 
-    Sequences are packed if the task is packable and the model has no carry, because a carry would pass from one
-    sequence to the next. Splits of the training length then keep rows of this length, which cost less, and all other
-    rows have the longest length and contain as many sequences as fit. Without packing, all splits are padded to the
-    longest length. Splits that are streams are read from their beginning, and the carry passes from batch to batch.
+    Sequences are packed if the task is packable and the model has no carry, because a carry would
+    pass from one sequence to the next. Splits of the training length then keep rows of this length,
+    which cost less, and all other rows have the longest length and contain as many sequences as
+    fit. Without packing, all splits are padded to the longest length. Splits that are streams are
+    read from their beginning, and the carry passes from batch to batch.
 
     Args:
       program: the compiled model and its seeds.
       task: the source of the splits.
-      splits: the number of examples to measure, by split. If a split has fewer examples, all of them are measured.
+      splits: the number of examples to measure, by split. If a split has fewer examples, all of
+        them are measured.
       batch_size: number of sequences measured at a time.
       data_seed: seed of the examples.
       data_dir: the directory to read the fixed splits from. If None, `task` makes the examples.
@@ -75,7 +77,8 @@ class Evaluator:
                 self._batches[split].append(pad_sequences(batch, length))
         self._examples = {split: batch_size * times for split, times in times_of.items()}
         self._carry = runs.stack([carry] * runs.width)
-        # The compiler chooses the sharding of the carry; the metrics must be complete in every process.
+        # The compiler chooses the sharding of the carry; the metrics must be complete in every
+        # process.
         self._measure = jax.jit(runs.lift(learner.metrics, shared=1), out_shardings=(program.whole, None))
 
     def __call__(
@@ -85,8 +88,9 @@ class Evaluator:
 
         With several seeds, `params` has a leading axis over the seeds.
 
-        `splits` names the splits to measure. If None, all splits are measured. `examples` limits the number of examples
-        of each split, rounded up to full batches. If None, there is no limit.
+        `splits` names the splits to measure. If None, all splits are measured. `examples` limits
+        the number of examples of each split, rounded up to full batches. If None, there is no
+        limit.
         """
         splits = self._batches if splits is None else splits
         with jax.set_mesh(self._program.mesh):
@@ -133,7 +137,8 @@ def _join(batch: Mapping[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
     {'inputs': [[5, 6, 7, 8]], 'positions': [[0, 1, 0, 1]], 'segments': [[0, 0, 3, 3]]}
     """
     rows, length = batch["inputs"].shape[:2]
-    segments_BL = batch.get("segments", np.zeros((rows, length), np.int32))  # documents count from 1, up to the length
+    # Documents count from 1, up to the length.
+    segments_BL = batch.get("segments", np.zeros((rows, length), np.int32))
     segments_BL = segments_BL + (length + 1) * (np.arange(rows, dtype=np.int32) % times)[:, None]
     joined = {**batch, "segments": segments_BL}
     if len(joined["positions"]) == 1:

@@ -37,12 +37,13 @@ class OptimizerConfig:
     Attributes:
       name: "adamw" or "adam".
       learning_rate: the highest rate, reached after warm-up.
-      schedule: the rate after warm-up: "constant", or with "linear" or "cosine" decay until the last step.
+      schedule: the rate after warm-up: "constant", or with "linear" or "cosine" decay until the
+        last step.
       warmup_steps: number of steps in which the rate rises linearly from 0.
       final_fraction: the decay ends at this share of `learning_rate`.
       weight_decay: weight decay of "adamw"; "adam" ignores this field.
-      decayed: which parameters have weight decay. "all" is optax's default. "weights" means all parameters except
-        biases, norm scales and the parameters of `ScalarMix`.
+      decayed: which parameters have weight decay. "all" is optax's default. "weights" means all
+        parameters except biases, norm scales and the parameters of `ScalarMix`.
       beta1, beta2, epsilon: parameters of Adam.
       clip_norm: upper bound of the global norm of the gradient; None means no clipping.
     """
@@ -79,24 +80,28 @@ class TrainingConfig:
     Attributes:
       steps: number of optimizer steps.
       batch_size: B, the number of sequences of one step, over all devices.
-      accumulate: number of microbatches per step. Microbatches run one after another and their gradients are added,
-        which needs less memory. Microbatch m has the rows m, m + accumulate, … The number of microbatches changes the
-        masks of dropout.
-      examples: number of examples of the fixed training split. If None, a task that samples its examples gives new
-        examples without end, and any other task gives all its training examples.
-      data_dir: a directory with examples that `cope-jax export` wrote. If None, the task makes the examples.
+      accumulate: number of microbatches per step. Microbatches run one after another and their
+        gradients are added, which needs less memory. Microbatch m has the rows m, m + accumulate, …
+        The number of microbatches changes the masks of dropout.
+      examples: number of examples of the fixed training split. If None, a task that samples its
+        examples gives new examples without end, and any other task gives all its training examples.
+      data_dir: a directory with examples that `cope-jax export` wrote. If None, the task makes the
+        examples.
       start: a trained model to start from: the workdir of a run, or a folder in a format of
-        `cope_jax.exchange.formats`. Parameters that both models have are copied. If None, all parameters are
-        initialised.
-      readers: number of threads that read batches ahead. More than one thread helps if reading waits for a disk or a
-        network. The number of threads does not change results, so a run can resume with another number.
-      data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout. If examples
-        are sampled without end, they depend on both seeds.
+        `cope_jax.exchange.formats`. Parameters that both models have are copied. If None, all
+        parameters are initialised.
+      readers: number of threads that read batches ahead. More than one thread helps if reading
+        waits for a disk or a network. The number of threads does not change results, so a run can
+        resume with another number.
+      data_seed: seed of all data. The run's own seed decides initial parameters, order of data and
+        dropout. If examples are sampled without end, they depend on both seeds.
       positions: name of the position sampler: see `cope_jax.positions`.
-      max_position: the exclusive upper bound of positions. If None, it is the length of the task's longest sequence.
-      steps_per_dispatch: number of steps in one call of the compiled program; `steps`, `evaluate_every` and
-        `checkpoint_every` must be multiples of this number.
-      evaluate_every: number of steps between two points of the learning curves; 0 evaluates only at the end.
+      max_position: the exclusive upper bound of positions. If None, it is the length of the task's
+        longest sequence.
+      steps_per_dispatch: number of steps in one call of the compiled program; `steps`,
+        `evaluate_every` and `checkpoint_every` must be multiples of this number.
+      evaluate_every: number of steps between two points of the learning curves; 0 evaluates only at
+        the end.
       checkpoint_every: number of steps between two checkpoints.
     """
 
@@ -144,8 +149,9 @@ class EvaluationConfig:
     Attributes:
       examples: number of examples of each split at the end.
       curve_examples: number of examples of each split at the points of the learning curves.
-      sweep_examples: number of examples of each length in the error-by-length plot; 0 means no plot. For text, this is
-        the number of windows of the longest length, and the other lengths measure the same text.
+      sweep_examples: number of examples of each length in the error-by-length plot; 0 means no
+        plot. For text, this is the number of windows of the longest length, and the other lengths
+        measure the same text.
       batch_size: number of sequences measured at a time.
     """
 
@@ -159,7 +165,8 @@ class EvaluationConfig:
         check_at_least(1, "evaluation", examples=self.examples, curve_examples=self.curve_examples)
         check_at_least(1, "evaluation", batch_size=self.batch_size)
         check_at_least(0, "evaluation", sweep_examples=self.sweep_examples)
-        most = max(self.examples, self.sweep_examples, 2**16)  # a batch has rows of padding up to its size
+        # A batch has rows of padding up to its size.
+        most = max(self.examples, self.sweep_examples, 2**16)
         if self.batch_size > most:
             raise ConfigError(
                 f"evaluation.batch_size must be at most {most:,} with so few examples, got {self.batch_size:,}"
@@ -172,7 +179,8 @@ class MeshConfig:
 
     Attributes:
       data: number of devices that split the batch; this axis does not split the parameters.
-      fsdp: number of devices that split the batch and the parameters; the parameters are gathered layer by layer.
+      fsdp: number of devices that split the batch and the parameters; the parameters are gathered
+        layer by layer.
       tensor: number of devices that split heads and hidden units.
       sequence: number of devices that split every sequence; attention uses a ring.
     """
@@ -199,11 +207,12 @@ class JobConfig:
     Attributes:
       mesh: the number of devices along each axis.
       keep: how many of the newest checkpoints to keep.
-      keep_best: how many of the checkpoints with the lowest loss on the first evaluation split to keep, even if they
-        are not among the newest.
-      on_non_finite: what to do if the loss or gradient of a step is not finite: "stop" the run with an error, or "skip"
-        the update and continue.
-      peak_flops: peak FLOP/s of one device, for the model FLOPs utilisation. If None, it comes from a table of devices.
+      keep_best: how many of the checkpoints with the lowest loss on the first evaluation split to
+        keep, even if they are not among the newest.
+      on_non_finite: what to do if the loss or gradient of a step is not finite: "stop" the run with
+        an error, or "skip" the update and continue.
+      peak_flops: peak FLOP/s of one device, for the model FLOPs utilisation. If None, it comes from
+        a table of devices.
       tracker: what gets the metrics in addition to `metrics.jsonl`.
     """
 
@@ -232,10 +241,12 @@ class ExperimentConfig:
       task: what is learned.
       model: the options of a registered model; `name` selects the model.
       encoding: the position encoding of a single run, as text that `EncodingConfig.parse` reads.
-      encodings: options of each encoding, by the name of the encoding; they apply wherever this encoding is used.
-      seeds_side_by_side: number of seeds that one program trains together, by vmap; 0 means one seed on a CPU, and all
-        seeds on an accelerator.
-      paper: published figures of the same recipe, as text, by encoding and split; shown next to the measured figures.
+      encodings: options of each encoding, by the name of the encoding; they apply wherever this
+        encoding is used.
+      seeds_side_by_side: number of seeds that one program trains together, by vmap; 0 means one
+        seed on a CPU, and all seeds on an accelerator.
+      paper: published figures of the same recipe, as text, by encoding and split; shown next to the
+        measured figures.
     """
 
     task: TaskConfig = TaskConfig()
@@ -277,11 +288,13 @@ class ExperimentConfig:
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
         """The settings that decide a run's results, as nested dicts.
 
-        `job`, `training.readers`, `paper` and the options of unused encodings are left out. Options of the task and of
-        encodings that are not set have their defaults, so an option that is new in the package changes no old run.
+        `job`, `training.readers`, `paper` and the options of unused encodings are left out. Options
+        of the task and of encodings that are not set have their defaults, so an option that is new
+        in the package changes no old run.
 
         Args:
-          with_encoding: if False, the encoding is left out too. The runs of one comparison share all other settings.
+          with_encoding: if False, the encoding is left out too. The runs of one comparison share
+            all other settings.
         """
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"], recipe["training"]["readers"]

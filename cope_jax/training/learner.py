@@ -43,11 +43,12 @@ class Learner:
     Attributes:
       model: config of the model.
       optimizer: the gradient transformation.
-      schedule: the learning rate as a function of the number of updates. It is only for reports, because the optimizer
-        also contains the schedule.
+      schedule: the learning rate as a function of the number of updates. It is only for reports,
+        because the optimizer also contains the schedule.
       max_position: the exclusive upper bound of positions.
       sampler: name of the position sampler.
-      batch_size: number of rows of a batch. A model's carry needs this number, because every row has its own carry.
+      batch_size: number of rows of a batch. A model's carry needs this number, because every row
+        has its own carry.
       accumulate: number of microbatches per step.
     """
 
@@ -64,7 +65,8 @@ class Learner:
 
         Args:
           seed: decides the parameters and everything that training samples.
-          start: parameters to use instead of initialised ones, as a part of the nested dicts; None initialises all.
+          start: parameters to use instead of initialised ones, as a part of the nested dicts; None
+            initialises all.
         """
         model_key, run_key = jax.random.split(jax.random.key(seed))
         model = self._create(nnx.Rngs(model_key))
@@ -84,7 +86,8 @@ class Learner:
 
     def initial_carry(self, batch_size: int) -> PyTree:
         """The carry before the first batch."""
-        return jax.jit(lambda: self._create(nnx.Rngs(0)).initial_carry(batch_size))()  # compiled, it makes only that
+        # Compiled, it makes only that.
+        return jax.jit(lambda: self._create(nnx.Rngs(0)).initial_carry(batch_size))()
 
     def metrics(
         self, params: PyTree, carry: PyTree, batch: Mapping[str, Any], dropout_key: Array | None = None
@@ -110,9 +113,10 @@ class Learner:
     ) -> tuple[Array, tuple[dict[str, SumAndWeight], PyTree]]:
         """Computes the loss that training minimises: the sum of the means of the model's losses.
 
-        This is Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1) over losses t and targets b with weights w. `key` samples dropout, and
-        also positions if the batch has no positions. If the batch is a microbatch, `totals` maps each loss to W_t of
-        the entire batch. If `totals` is None, W_t is Σ_b w_tb.
+        This is Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1) over losses t and targets b with weights w. `key`
+        samples dropout, and also positions if the batch has no positions. If the batch is a
+        microbatch, `totals` maps each loss to W_t of the entire batch. If `totals` is None, W_t is
+        Σ_b w_tb.
 
         Returns:
           (loss, (all metrics, the new carry)).
@@ -129,12 +133,14 @@ class Learner:
     ) -> tuple[dict[str, Array], PyTree, PyTree]:
         """Computes the loss, its gradient and the new carry, one microbatch after another.
 
-        With A microbatches, microbatch m has the rows m, m + A, …, so each device has a share of every microbatch.
-        Microbatch m samples with `fold_in(key, m)`; a single microbatch samples with `key`. The loss and the gradient
-        are sums over all tokens of the entire batch, divided by the sum of all weights.
+        With A microbatches, microbatch m has the rows m, m + A, …, so each device has a share of
+        every microbatch. Microbatch m samples with `fold_in(key, m)`; a single microbatch samples
+        with `key`. The loss and the gradient are sums over all tokens of the entire batch, divided
+        by the sum of all weights.
 
         Returns:
-          (losses, gradient, carry). The losses are `loss` and, if the loss has several parts, each part by name.
+          (losses, gradient, carry). The losses are `loss` and, if the loss has several parts, each
+          part by name.
         """
         grad = jax.value_and_grad(self.loss, has_aux=True)
         if self.accumulate == 1:
@@ -144,7 +150,8 @@ class Learner:
         split = {name: x.reshape(-1, self.accumulate, *x.shape[1:]) for name, x in batch.items()}
         micro = {name: jnp.swapaxes(x, 0, 1) for name, x in split.items()}
         carries = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, self.accumulate, *x.shape[1:]), 0, 1), carry)
-        # Only the weights of the entire batch are used: the compiler drops the rest of this computation.
+        # Only the weights of the entire batch are used: the compiler drops the rest of this
+        # computation.
         whole = self.loss(params, batch, key, carry)[1][0]
         totals = {name: weight for name, (_, weight) in whole.items()}
 
@@ -168,12 +175,14 @@ class Learner:
     def train_step(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         """Takes one optimizer step on the weighted mean loss of the batch.
 
-        If the loss, the gradient or the update is not finite, the step is skipped: only the number of steps changes.
+        If the loss, the gradient or the update is not finite, the step is skipped: only the number
+        of steps changes.
 
         Returns:
-          (new state, metrics). The metrics are scalars by name: `loss` in nats, the parts of the loss if there are
-          several, `grad_norm`, `update_norm`, `learning_rate` and `finite`. `grad_norm` is the norm before clipping.
-          A skipped step also has an `update_norm` and a `learning_rate`. `finite` is 0 for a skipped step, otherwise 1.
+          (new state, metrics). The metrics are scalars by name: `loss` in nats, the parts of the
+          loss if there are several, `grad_norm`, `update_norm`, `learning_rate` and `finite`.
+          `grad_norm` is the norm before clipping. A skipped step also has an `update_norm` and a
+          `learning_rate`. `finite` is 0 for a skipped step, otherwise 1.
         """
         key = jax.random.fold_in(state.key, state.step)
         losses, grads, carry = self.gradient(state.params, batch, key, state.carry)
@@ -222,7 +231,8 @@ class Learner:
 def pad_sequences(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
     """Pads rows of a batch to `length` with tokens 0 of weight 0, unseen in a causal model.
 
-    The positions of the padding repeat the last position, because padding may have any position in range.
+    The positions of the padding repeat the last position, because padding may have any position in
+    range.
 
     >>> batch = {"inputs": np.array([[5, 6]]), "positions": np.array([[0, 1]])}
     >>> {name: x.tolist() for name, x in pad_sequences(batch, 4).items()}

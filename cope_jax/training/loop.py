@@ -38,16 +38,18 @@ class Run:
       seeds: the seeds to train, as many as the program trains side by side.
       config: steps and intervals.
       workdir: contains `checkpoints/`, `metrics.jsonl` and TensorBoard files.
-      iterators: iterators over training batches, one for each seed; a batch has the rows that this process needs.
-      evaluate: computes rows for the learning curves from a state and its step. The loss in the first row of each seed
-        decides which checkpoints are best.
+      iterators: iterators over training batches, one for each seed; a batch has the rows that this
+        process needs.
+      evaluate: computes rows for the learning curves from a state and its step. The loss in the
+        first row of each seed decides which checkpoints are best.
       throughput: measures speeds.
       job: settings that may change when the run resumes.
       profile: steps to profile; None profiles nothing.
       label: the name of the run in its first printed line; "" prints no name.
       metric: the metric that is printed after each evaluation.
       recipe: the settings of the run, for TensorBoard or another tracker.
-      start: returns parameters that a new run uses instead of initialised parameters: see `Program.init`.
+      start: returns parameters that a new run uses instead of initialised parameters: see
+        `Program.init`.
       progress: creates the bar.
     """
 
@@ -75,12 +77,14 @@ class Run:
 
         Raises:
           Interrupted: Ctrl-C or SIGTERM stopped the run; a checkpoint is saved.
-          ConfigError: there are checkpoints, but none can be read, or the newest belongs to another model.
+          ConfigError: there are checkpoints, but none can be read, or the newest belongs to another
+            model.
           StorageError: the disk is full or read-only.
-          NonFiniteError: a loss, gradient or update is not finite. If `job.on_non_finite` is "skip", this error is
-            raised only after too many skipped steps in a row.
+          NonFiniteError: a loss, gradient or update is not finite. If `job.on_non_finite` is
+            "skip", this error is raised only after too many skipped steps in a row.
         """
-        # Outside of all else, because closing the checkpoints waits for the disk, and a signal may come then too.
+        # Outside of all else, because closing the checkpoints waits for the disk, and a signal may
+        # come then too.
         with GracefulStop(later=True) as stop:
             trained = self._until_saved(stop)
             if stop.requested():
@@ -138,7 +142,8 @@ class Run:
             with jax.transfer_guard("disallow"):
                 state, measured = self.program.train_steps(state, batches)
             stop.begin()
-            drawn = self._draw() if step + size < config.steps else None  # while the device computes
+            # Drawn while the device computes.
+            drawn = self._draw() if step + size < config.steps else None
             rows, losses = self._rows(step, jax.device_get(measured), bar)
             speeds = self.throughput.dispatched(size)
             step += size

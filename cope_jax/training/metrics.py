@@ -22,7 +22,8 @@ class Unit:
 
     scale: float  # what a value is multiplied by
     symbol: str  # "%" or nothing
-    highest: float | None  # the highest possible value, which limits the axis of plots; None if unbounded
+    # The highest possible value, which limits the axis of plots; None if unbounded.
+    highest: float | None
     decimals: int  # number of decimals in a column that has a shown value of 1 or more
 
     def suffix(self, separator: str) -> str:
@@ -80,9 +81,10 @@ def headline(rows: Iterable[Mapping[str, Any]], metric: str) -> str:
 class MetricsWriter:
     """Appends rows to `metrics.jsonl`, and numbers to TensorBoard event files or another tracker.
 
-    Each row has a `step`. Opening at a step drops the rows after this step, so a resumed run leaves no gap and no
-    duplicate. Event files have the same tags for every seed, so that TensorBoard overlays the seeds. If there are
-    several seeds, the numbers of each seed are in a subfolder `seed_N`.
+    Each row has a `step`. Opening at a step drops the rows after this step, so a resumed run leaves
+    no gap and no duplicate. Event files have the same tags for every seed, so that TensorBoard
+    overlays the seeds. If there are several seeds, the numbers of each seed are in a subfolder
+    `seed_N`.
 
     Args:
       directory: created if missing.
@@ -120,11 +122,13 @@ class MetricsWriter:
                         last = row["step"]
                 file.flush()
                 os.fsync(file.fileno())
-            if last < step:  # no kill can cause this, because the rows are on disk before the checkpoint
+            # No kill can cause this, because the rows are on disk before the checkpoint.
+            if last < step:
                 lost = f"the rows of steps {last + 1} to {step} are lost; training resumes after them"
                 print(f"warning: {self.path} was cut or removed: {lost}", file=sys.stderr)
             self._file = self.path.open("a", encoding="utf-8")
-            self._labels = {seed: [f"seed_{seed}"] for seed in seeds if len(seeds) > 1}  # tell seeds of a tracker apart
+            # Labels tell the seeds of a tracker apart.
+            self._labels = {seed: [f"seed_{seed}"] for seed in seeds if len(seeds) > 1}
             self._board: Any
             if tracker == trackers.TENSORBOARD:
                 self._board = _Board(directory, step + 1)
@@ -166,7 +170,8 @@ class MetricsWriter:
         """Waits until all rows are on disk. Call this before saving a checkpoint that needs them.
 
         Raises:
-          StorageError: the file is no longer in its folder, because someone has moved or removed the folder.
+          StorageError: the file is no longer in its folder, because someone has moved or removed
+            the folder.
         """
         if self._active:
             with clear_storage_errors(self.path):
@@ -190,11 +195,13 @@ def _finite(value: Any) -> Any:
 class _Board:
     """Writes TensorBoard's event file in the calling thread.
 
-    `SummaryWriter` writes in its own thread. On a full disk, this thread dies, and all others wait for it forever.
+    `SummaryWriter` writes in its own thread. On a full disk, this thread dies, and all others wait
+    for it forever.
 
     Args:
       directory: created if missing.
-      first: the first step of this file; TensorBoard discards this step and later steps of earlier files.
+      first: the first step of this file; TensorBoard discards this step and later steps of earlier
+        files.
     """
 
     def __init__(self, directory: Path, first: int):
@@ -242,6 +249,7 @@ def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             row = parse_json(line)  # from bytes, because a kill may have cut a character in two
         except ValueError:
             return
-        if not isinstance(row, dict) or type(row.get("step")) is not int:  # its pages never reached the disk
+        # Its pages never reached the disk.
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
             return
         yield line, row

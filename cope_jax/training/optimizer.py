@@ -12,8 +12,8 @@ from cope_jax.training.experiment_config import OptimizerConfig
 def create_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Creates the schedule of the learning rate.
 
-    The rate first rises linearly from 0 to `learning_rate`. Then it stays constant, or decays linearly or by a cosine
-    to `final_fraction` of `learning_rate`.
+    The rate first rises linearly from 0 to `learning_rate`. Then it stays constant, or decays
+    linearly or by a cosine to `final_fraction` of `learning_rate`.
 
     >>> schedule = create_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear"), 4)
     >>> [float(schedule(step)) for step in range(5)]
@@ -57,7 +57,8 @@ def _weights(params: Any) -> Any:
     """Marks parameters with weight decay: True, except for biases, norm scales, convolutions over
     a few tokens, rates of decay and parameters of `ScalarMix`.
 
-    Decay of a `ScalarMix` would make the shares of its layers equal, and that of a rate would make all rates 1.
+    Decay of a `ScalarMix` would make the shares of its layers equal, and that of a rate would make
+    all rates 1.
     """
 
     def decays(path: Any, _: Any) -> bool:

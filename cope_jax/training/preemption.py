@@ -28,22 +28,24 @@ class Interrupted(Exception):
 class GracefulStop:
     """A context manager in which Ctrl-C (SIGINT) and SIGTERM request a stop, to save and exit.
 
-    A second Ctrl-C does what the first did before this context: by default, it raises KeyboardInterrupt. Only the main
-    thread receives signals: in other threads, this context manager has no effect.
+    A second Ctrl-C does what the first did before this context: by default, it raises
+    KeyboardInterrupt. Only the main thread receives signals: in other threads, this context manager
+    has no effect.
 
     With several processes, a signal to one process stops all processes after the same step. After
-    `jax.distributed.initialize`, JAX's preemption service handles SIGTERM, and makes all processes agree on the step.
-    Ctrl-C is forwarded to this service as SIGTERM.
+    `jax.distributed.initialize`, JAX's preemption service handles SIGTERM, and makes all processes
+    agree on the step. Ctrl-C is forwarded to this service as SIGTERM.
 
     Args:
-      later: whether a process that trains alone first leaves signals as they are, until `begin`. Before its first step,
-        a run has nothing to save, and compilation may take minutes.
+      later: whether a process that trains alone first leaves signals as they are, until `begin`.
+        Before its first step, a run has nothing to save, and compilation may take minutes.
 
     Attributes:
       number: the signal that requested the stop; None if there was no request.
     """
 
-    # JAX's service belongs to the process and stops at one count, so a later run must not restart the count.
+    # JAX's service belongs to the process and stops at one count, so a later run must not restart
+    # the count.
     _calls = itertools.count(1)
 
     def __init__(self, later: bool = False) -> None:

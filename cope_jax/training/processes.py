@@ -18,8 +18,8 @@ def is_first() -> bool:
 def first_goes_ahead() -> Iterator[bool]:
     """A context in which the first process works before the others.
 
-    Yields True in the first process and False in the others; the body should act only if the value is True. If the
-    first process fails, the others exit silently.
+    Yields True in the first process and False in the others; the body should act only if the value
+    is True. If the first process fails, the others exit silently.
     """
     if jax.process_count() == 1:
         yield True

@@ -15,10 +15,11 @@ class Profile:
 
     On exit, the context manager ends a profile that is still open.
 
-    `first` and `last` count finished steps, as the progress bar does: 100:110 means the ten steps after step 100. A
-    dispatch is profiled completely if any of its steps was chosen. Each profile is a folder `plugins/profile/TIME`.
-    View the folder with TensorBoard and its profile plugin, or with XProf. A profile contains no calls of Python
-    functions, because tracing them would slow the steps down. The first dispatch of a run compiles: choose later steps.
+    `first` and `last` count finished steps, as the progress bar does: 100:110 means the ten steps
+    after step 100. A dispatch is profiled completely if any of its steps was chosen. Each profile
+    is a folder `plugins/profile/TIME`. View the folder with TensorBoard and its profile plugin, or
+    with XProf. A profile contains no calls of Python functions, because tracing them would slow the
+    steps down. The first dispatch of a run compiles: choose later steps.
 
     >>> with Profile.parse("100:110", Path("runs/rope/profile")) as profile:
     ...     profile.at(0, 10)  # before each dispatch
@@ -54,8 +55,9 @@ class Profile:
     def at(self, step: int, steps: int) -> None:
         """Starts the profile if the next dispatch has a chosen step; otherwise, ends the profile.
 
-        Call this before each dispatch, when the results of the previous dispatch are available. `step` is the number of
-        steps done so far, and `steps` is the number of steps in the next dispatch.
+        Call this before each dispatch, when the results of the previous dispatch are available.
+        `step` is the number of steps done so far, and `steps` is the number of steps in the next
+        dispatch.
         """
         self._turn(on=step < self.last and step + steps > self.first)
 

@@ -51,8 +51,8 @@ class SeedBatch:
 class Program:
     """A learner compiled for `seed_batch.width` seeds side by side, on the devices of a mesh.
 
-    Each device creates and keeps only its share of the state. Batches are split by rows. On a mesh of one device,
-    nothing is split.
+    Each device creates and keeps only its share of the state. Batches are split by rows. On a mesh
+    of one device, nothing is split.
 
     Args:
       learner: the learner to compile; its model must have the layout of the mesh.
@@ -80,8 +80,8 @@ class Program:
     def init(self, seeds: Sequence[int], start: PyTree = None) -> TrainState:
         """Creates the state before the first step; states of seeds are stacked, seeds first.
 
-        `start` has parameters to use instead of initialised ones, as a part of the model's nested dicts. All seeds use
-        the same `start`.
+        `start` has parameters to use instead of initialised ones, as a part of the model's nested
+        dicts. All seeds use the same `start`.
         """
         stacked = self.seed_batch.stack([np.int32(seed) for seed in seeds])
         with jax.set_mesh(self.mesh):

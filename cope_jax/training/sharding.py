@@ -20,7 +20,8 @@ from cope_jax.training.experiment_config import MeshConfig
 # From least to most communication: devices along the last axes are neighbours.
 AXES = ("data", "fsdp", "sequence", "tensor")
 
-# The logical axes that parameters name (`nnx.Param(..., axes=...)`). Others, such as layers and seeds, are not split.
+# The logical axes that parameters name (`nnx.Param(..., axes=...)`). Others, such as layers and
+# seeds, are not split.
 RULES = {
     "embed": "fsdp",
     "heads": "tensor",
@@ -97,8 +98,8 @@ def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str,
 def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: Mapping[str, int]) -> PartitionSpec:
     """Returns the spec that splits the parameter `name` of this shape.
 
-    `axes` names the last axes of the parameter; any axes before the named ones are not split. `sizes` is the number of
-    devices along each axis of the mesh.
+    `axes` names the last axes of the parameter; any axes before the named ones are not split.
+    `sizes` is the number of devices along each axis of the mesh.
 
     >>> spec_of("kernel", (12, 64, 256), ("embed", "mlp"), {"fsdp": 2, "tensor": 4})
     P(None, 'fsdp', 'tensor')

@@ -18,12 +18,13 @@ from cope_jax.storage import checksum
 def parameter_table(params: PyTree) -> rich.table.Table:
     """Creates a table with a row for each parameter.
 
-    The columns are name, shape, type, the mesh axes that split the parameter, bytes on one device, and number of
-    elements.
+    The columns are name, shape, type, the mesh axes that split the parameter, bytes on one device,
+    and number of elements.
 
     Args:
-      params: nested dicts of arrays or of `jax.ShapeDtypeStruct`. A parameter without a sharding is not split. If the
-        parameters of several layers are stacked, the axis of the layers is an axis like any other.
+      params: nested dicts of arrays or of `jax.ShapeDtypeStruct`. A parameter without a sharding is
+        not split. If the parameters of several layers are stacked, the axis of the layers is an
+        axis like any other.
     """
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("parameter", "shape", "type", "split over"):
@@ -48,7 +49,8 @@ def job_facts(
 ) -> dict[str, str]:
     """The devices, mesh, memory of the training state, batch, and model FLOPs, as text by name.
 
-    `state` has the shapes of all arrays kept between steps; `batch_size` counts sequences over all devices and seeds.
+    `state` has the shapes of all arrays kept between steps; `batch_size` counts sequences over all
+    devices and seeds.
     """
     devices = list(mesh.devices.flat)
     processes = len({device.process_index for device in devices})

@@ -10,7 +10,8 @@ import jax
 from tqdm import tqdm
 
 PEAK_FLOPS: dict[str, float | None] = {
-    # Cloud TPU's pages; a device is a chip, except in v2, v3 and 7x, where it is one of a chip's two cores.
+    # Cloud TPU's pages; a device is a chip, except in v2, v3 and 7x, where it is one of a chip's
+    # two cores.
     "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
@@ -53,14 +54,17 @@ PEAK_FLOPS: dict[str, float | None] = {
 class Throughput:
     """A stopwatch for dispatches of training steps.
 
-    Call `dispatched` after each dispatch. The first dispatch, which compiles, is not counted. Call `start` after
-    anything that is not training, such as evaluation or a checkpoint, so that its time is not counted either.
+    Call `dispatched` after each dispatch. The first dispatch, which compiles, is not counted. Call
+    `start` after anything that is not training, such as evaluation or a checkpoint, so that its
+    time is not counted either.
 
     Args:
       tokens_per_step: number of tokens of a step, over all devices.
-      flops_per_token: model FLOPs of one token, as `flops_per_token` of the model's config counts them.
+      flops_per_token: model FLOPs of one token, as `flops_per_token` of the model's config counts
+        them.
       devices: all devices of the run, including those of other processes.
-      peak: peak FLOP/s of a device. If None, the table `PEAK_FLOPS` gives the peak of this kind of device.
+      peak: peak FLOP/s of a device. If None, the table `PEAK_FLOPS` gives the peak of this kind of
+        device.
       clock: returns the time in seconds.
 
     >>> ticks = iter([0.0, 60.0, 60.5])
@@ -97,9 +101,10 @@ class Throughput:
         """Reads and restarts the clock. Call this when results of a dispatch of `steps` arrive.
 
         Returns:
-          `tokens_per_second` and `step_seconds`, and `mfu` in [0, 1] if the peak is known. If the devices report their
-          memory, `memory_gib` is the memory in use now, and `memory_peak_gib` is the highest memory use so far. Both
-          are maxima over the devices of this process. The result for the first dispatch has only the memory.
+          `tokens_per_second` and `step_seconds`, and `mfu` in [0, 1] if the peak is known. If the
+          devices report their memory, `memory_gib` is the memory in use now, and `memory_peak_gib`
+          is the highest memory use so far. Both are maxima over the devices of this process. The
+          result for the first dispatch has only the memory.
         """
         now = self._clock()
         seconds, self._began = now - self._began, now

@@ -34,11 +34,14 @@ def _begin(module: Any, options: dict[str, Any]) -> Any:
 class Tracker:
     """One run of a service; the numbers of a step are sent together.
 
-    A service that cannot be reached never stops training: a line on stderr says so, and `metrics.jsonl` has all rows.
+    A service that cannot be reached never stops training: a line on stderr says so, and
+    `metrics.jsonl` has all rows.
 
     Args:
-      tracker: the name of the package, which has `init`, and runs with `log` and `finish`, as wandb has; or "none".
-      directory: the workdir of the run. `tracker.txt` there has the name under which a resumed run continues.
+      tracker: the name of the package, which has `init`, and runs with `log` and `finish`, as wandb
+        has; or "none".
+      directory: the workdir of the run. `tracker.txt` there has the name under which a resumed run
+        continues.
       step: the step from which the run resumes; 0 starts another run of the service.
       config: the settings of the run.
     """

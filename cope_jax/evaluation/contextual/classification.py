@@ -20,12 +20,13 @@ Classify = Callable[[Sequence[str], np.ndarray, Sequence[str]], np.ndarray]
 class Metrics:
     """Metrics of a spam classifier.
 
-    tp is the number of spam messages found, fp of ham messages blocked, fn of spam messages missed, and tn of ham
-    messages passed.
+    tp is the number of spam messages found, fp of ham messages blocked, fn of spam messages missed,
+    and tn of ham messages passed.
     """
 
     accuracy: float  # (tp + tn) / all
-    mcc: float  # Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 if that is 0/0
+    # Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 if that is 0/0.
+    mcc: float
     f1: float  # of spam, 2 tp / (2 tp + fp + fn)
     spam_caught: float  # tp / (tp + fn)
     blocked_ham: float  # fp / (fp + tn); lower is better
@@ -59,11 +60,13 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
 def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)) -> Classify:
     """A linear SVM on TF-IDF of n-grams, the baseline of BERT on short messages.
 
-    The weight of an n-gram is w = (1 + log tf)·idf with idf = 1 + log((1 + n)/(1 + df)) for n training texts. The
-    weights of a text are normalised to length 1. The loss is the squared hinge loss with L2 regularisation.
+    The weight of an n-gram is w = (1 + log tf)·idf with idf = 1 + log((1 + n)/(1 + df)) for n
+    training texts. The weights of a text are normalised to length 1. The loss is the squared hinge
+    loss with L2 regularisation.
 
     Args:
-      analyzer: "char" for n-grams of characters, "char_wb" for characters within words, or "word" for words.
+      analyzer: "char" for n-grams of characters, "char_wb" for characters within words, or "word"
+        for words.
       ngrams: the lengths of the shortest and the longest n-grams.
     """
     if analyzer not in ("char", "char_wb", "word"):
@@ -97,7 +100,8 @@ CLASSIFIERS = {
 class CrossValidation:
     """The predictions of one classifier on every fold."""
 
-    labels: Sequence[np.ndarray]  # for each fold, the true labels of its test texts; the same for all classifiers
+    # For each fold, the true labels of its test texts; the same for all classifiers.
+    labels: Sequence[np.ndarray]
     predictions: Sequence[np.ndarray]  # for each fold, the predicted labels
     test_share: float  # number of test texts of a fold over its number of training texts
 
@@ -122,10 +126,10 @@ class CrossValidation:
 def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:
     """The mean of a metric over repeated folds and its 95 % interval, as (mean, low, high).
 
-    The corrected resampled t interval is mean ± t_{n−1} √((1/n + n_test/n_train) s²), where s² is the sample variance
-    of the n values. Training sets of different folds overlap, so without n_test/n_train the interval would be far too
-    narrow. Nadeau and Bengio 2003, "Inference for the generalization error"; Bouckaert and Frank 2004 for repeated
-    folds.
+    The corrected resampled t interval is mean ± t_{n−1} √((1/n + n_test/n_train) s²), where s² is
+    the sample variance of the n values. Training sets of different folds overlap, so without
+    n_test/n_train the interval would be far too narrow. Nadeau and Bengio 2003, "Inference for the
+    generalization error"; Bouckaert and Frank 2004 for repeated folds.
 
     Args:
       values: one value for each fold of each repeat.

@@ -42,10 +42,11 @@ def scores_by_layer(
 ) -> Figure:
     """Plots scores against layers, a line for each name, and baselines as horizontal lines.
 
-    `scores` maps the name of a line to a list of runs, one for each seed. A run has a share in [0, 1] for each layer,
-    the lowest layer first, or None for a layer that was not measured. A line shows the mean over runs. Error bars show
-    the standard deviation over runs or, for a name in `intervals`, the given (low, high) of each layer. A baseline is a
-    share in [0, 1]. Lines are a little apart, so that equal lines stay visible.
+    `scores` maps the name of a line to a list of runs, one for each seed. A run has a share in [0,
+    1] for each layer, the lowest layer first, or None for a layer that was not measured. A line
+    shows the mean over runs. Error bars show the standard deviation over runs or, for a name in
+    `intervals`, the given (low, high) of each layer. A baseline is a share in [0, 1]. Lines are a
+    little apart, so that equal lines stay visible.
     """
     if not scores or not layers:
         raise NothingToPlot("there are no scores by layer to plot: give at least one score and one layer")
@@ -76,13 +77,14 @@ def mix_weights(
 ) -> Figure:
     """Plots the share of each layer in the mix, with bars by task, and a line at equal weights.
 
-    Bars show the mean and standard deviation over seeds, with the mean as a number above if there is room. `weights`
-    maps each task to a list of runs, one for each seed. A run has the softmax weights of the layers, the lowest layer
-    first.
+    Bars show the mean and standard deviation over seeds, with the mean as a number above if there
+    is room. `weights` maps each task to a list of runs, one for each seed. A run has the softmax
+    weights of the layers, the lowest layer first.
     """
     if not weights:
         raise NothingToPlot("there are no layer weights to plot, because no model has a mix: give a task with a mix")
-    # A number above a bar takes 0.3 inches; the axis and the name of the horizontal line are next to the bars.
+    # A number above a bar takes 0.3 inches; the axis and the name of the horizontal line are next
+    # to the bars.
     needed = 0.3 * len(layers) * len(weights) + 0.7 + CHARACTER * len("equal")
     figure = Figure(figsize=(min(max(COLUMN_WIDTH, needed), TEXT_WIDTH), 2.6), layout="constrained")
     axes = figure.subplots()
@@ -94,7 +96,8 @@ def mix_weights(
         look = {"color": line(number)["color"], "ecolor": "0.25", "capsize": 2, "error_kw": {"elinewidth": 0.9}}
         bars = axes.bar(places, means, 0.9 * width, yerr=ends, label=name, alpha=0.75, **look)
         if needed <= TEXT_WIDTH:
-            halo = [withStroke(linewidth=2, foreground="white")]  # keeps numbers readable on the line of equal shares
+            # Keeps numbers readable on the line of equal shares.
+            halo = [withStroke(linewidth=2, foreground="white")]
             axes.bar_label(bars, [f"{mean:.1f}" for mean in means], padding=2, fontsize=6, path_effects=halo)
     axes.set_ylim(0, None)
     axes.margins(y=0.1)
@@ -112,8 +115,8 @@ def mix_weights(
 def language_model_curves(curves: Sequence[Record]) -> Figure:
     """Plots perplexity of language models against steps and seconds of training, in log-log panels.
 
-    Rows have `model`, `seed`, `step`, `seconds` and `perplexity`. Bands span the lowest to the highest seed. In the
-    panel of seconds, each step is at its mean number of seconds over seeds.
+    Rows have `model`, `seed`, `step`, `seconds` and `perplexity`. Bands span the lowest to the
+    highest seed. In the panel of seconds, each step is at its mean number of seconds over seeds.
     """
     if not curves:
         raise NothingToPlot("there are no learning curves to plot: give at least one row")

@@ -15,8 +15,8 @@ def embed(
 ) -> Iterator[np.ndarray]:
     """Yields the vectors `[J, words, D]` of each sentence in J layers.
 
-    To limit memory, it embeds `chunk` sentences at a time. If `label` is None, there is no progress bar. Otherwise, a
-    progress bar shows the label.
+    To limit memory, it embeds `chunk` sentences at a time. If `label` is None, there is no progress
+    bar. Otherwise, a progress bar shows the label.
     """
     title = f"{embedder.name}: {label}"
     with Progress(len(sentences), "sentence", label=title, active=label is not None) as progress:

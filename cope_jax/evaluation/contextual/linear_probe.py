@@ -60,9 +60,9 @@ class Probe:
 def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: ProbeConfig = DEFAULT) -> Probe:
     """Trains a probe with Adam for a fixed number of epochs; the same input gives the same probe.
 
-    All parameters start at 0, so the layers start with equal shares. With one layer this is plain logistic regression.
-    Vectors of any float type are standardised batch by batch, so float16 saves memory. Labels are from 0 to
-    `classes` − 1. Raises ConfigError if shapes or labels do not fit.
+    All parameters start at 0, so the layers start with equal shares. With one layer this is plain
+    logistic regression. Vectors of any float type are standardised batch by batch, so float16 saves
+    memory. Labels are from 0 to `classes` − 1. Raises ConfigError if shapes or labels do not fit.
     """
     x_NJD, labels_N = np.asarray(x_NJD), np.asarray(labels_N)
     if x_NJD.ndim != 3 or labels_N.shape != x_NJD.shape[:1] or not x_NJD.size:
@@ -117,8 +117,8 @@ def _train(
 def _moments(x_NJD: np.ndarray, block: int = 8192) -> tuple[np.ndarray, np.ndarray]:
     """The mean and standard deviation of each coordinate in float64, `block` vectors at a time.
 
-    The function reads the vectors twice, because a single pass loses precision. If a coordinate never changes, 1
-    replaces its standard deviation.
+    The function reads the vectors twice, because a single pass loses precision. If a coordinate
+    never changes, 1 replaces its standard deviation.
     """
     blocks = range(0, len(x_NJD), block)
     mean = np.sum([x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x_NJD)

@@ -1,7 +1,7 @@
 """Finds the nearest neighbours of a word by contextual vectors of layers, and by a static one.
 
-The static vector of "play" has the same neighbours in every sentence. A contextual vector of "play" can have different
-neighbours in different sentences. Peters et al. (arXiv 1802.05365), table 4.
+The static vector of "play" has the same neighbours in every sentence. A contextual vector of "play"
+can have different neighbours in different sentences. Peters et al. (arXiv 1802.05365), table 4.
 """
 
 import dataclasses
@@ -52,8 +52,9 @@ class Neighbour:
 class OccurrenceIndex:
     """An index of the words of a corpus, with a unit vector for each word and layer, in float16.
 
-    200,000 words with vectors of width 256 in 3 layers take 300 MB. The index has the first sentences of the corpus, as
-    many as have at most `max_words` words together. For `label`, see `embed`.
+    200,000 words with vectors of width 256 in 3 layers take 300 MB. The index has the first
+    sentences of the corpus, as many as have at most `max_words` words together. For `label`, see
+    `embed`.
     """
 
     def __init__(
@@ -82,14 +83,15 @@ class OccurrenceIndex:
     ) -> dict[str, list[Neighbour]]:
         """Finds the occurrences nearest to a word in a sentence by cosine, for each layer.
 
-        The sentence need not be in the corpus. If the corpus contains the sentence, the word is not a neighbour of
-        itself.
+        The sentence need not be in the corpus. If the corpus contains the sentence, the word is not
+        a neighbour of itself.
 
         Args:
           sentence: the words of the sentence.
           index: the index of the word in the sentence.
           count: number of occurrences for each layer.
-          words: "same" or "other" restricts the search to the same word or to other words, ignoring case.
+          words: "same" or "other" restricts the search to the same word or to other words, ignoring
+            case.
           per_word: maximum number of occurrences of the same word. If None, there is no maximum.
         """
         check_at_least(1, "neighbours", count=count, per_word=per_word)
@@ -129,7 +131,8 @@ class Comparison:
 
     word: str  # in lowercase
     queries: tuple[Neighbour, ...]  # the word in each sentence, as its own neighbour with cosine 1
-    # The words nearest to the static vector of the word, and their cosines; empty if the word has no static vector.
+    # The words nearest to the static vector of the word, and their cosines; empty if the word has
+    # no static vector.
     static: list[tuple[str, float]]
     contextual: list[dict[str, list[Neighbour]]]  # for each query, neighbours by layer
     embedder: str  # name of the embedder of the contextual vectors
@@ -146,9 +149,10 @@ def compare(
 ) -> Comparison:
     """Finds the contextual neighbours of one word in several sentences, and its static neighbours.
 
-    `vectors` are static vectors, trained on the same text. A query is (sentence, index of the word). All queries have
-    the same word, ignoring case. `count` is the number of static neighbours, and of neighbours for each query and
-    layer. For `words` and `per_word`, see `OccurrenceIndex.nearest`.
+    `vectors` are static vectors, trained on the same text. A query is (sentence, index of the
+    word). All queries have the same word, ignoring case. `count` is the number of static
+    neighbours, and of neighbours for each query and layer. For `words` and `per_word`, see
+    `OccurrenceIndex.nearest`.
     """
     forms = {sentence[number].lower() for sentence, number in queries}
     if len(forms) != 1:
@@ -166,7 +170,8 @@ def compare(
 def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
     """Chooses at most `most` random sentences with and without a word, and keeps their order.
 
-    At most max(1, `most` // 2) of them have the word. Raises ConfigError if no sentence of the text has the word.
+    At most max(1, `most` // 2) of them have the word. Raises ConfigError if no sentence of the text
+    has the word.
     """
     having = [number for number, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
     if not having:

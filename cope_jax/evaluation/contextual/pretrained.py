@@ -52,8 +52,8 @@ def _cased(folder: Path) -> bool:
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
     """Loads an embedder from a run with word vectors, a published BERT or ELMo, or "minilm".
 
-    `name` is the name of the embedder; if it is None, the kind of model is the name. Raises ConfigError if there is no
-    such model.
+    `name` is the name of the embedder; if it is None, the kind of model is the name. Raises
+    ConfigError if there is no such model.
     """
     loaded = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)
@@ -64,9 +64,10 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
 def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, title: str) -> Path:
     """Writes the vectors of a treebank into a folder, unless it has them; returns the folder.
 
-    The treebank is the task of `config`. The vectors of each split are in SPLIT.npy, float16 `[words, J, D]` for J
-    layers. `model` is a folder or "minilm", as in `load`; the title of its embedder must be `title`. Raises ConfigError
-    if there is no such model, if it is of another kind, or if the folder has vectors of another model or of other data.
+    The treebank is the task of `config`. The vectors of each split are in SPLIT.npy, float16
+    `[words, J, D]` for J layers. `model` is a folder or "minilm", as in `load`; the title of its
+    embedder must be `title`. Raises ConfigError if there is no such model, if it is of another
+    kind, or if the folder has vectors of another model or of other data.
     """
     loaded = load_folder(model)
     stamp = {"folder": str(loaded.folder.resolve()), "step": loaded.step}

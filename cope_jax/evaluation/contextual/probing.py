@@ -1,7 +1,8 @@
 """Trains linear probes on frozen vectors of layers, and compares layers for syntax and meaning.
 
-The accuracy of a probe means little by itself. The baselines are the most frequent label, the most frequent label of
-each word, and a control task. The labels of the control task are random, so a probe can only memorise them.
+The accuracy of a probe means little by itself. The baselines are the most frequent label, the most
+frequent label of each word, and a control task. The labels of the control task are random, so a
+probe can only memorise them.
 """
 
 import dataclasses
@@ -42,7 +43,8 @@ class Probing:
     scores: tuple[LayerScore, ...]  # for each layer, the lowest first
     mix: tuple[float, ...]  # softmax weights of the layers in a probe on all layers
     mix_accuracy: float  # accuracy of this probe on all layers
-    cumulative: tuple[float, ...]  # for each layer, the accuracy of a probe on this layer and all lower ones
+    # For each layer, the accuracy of a probe on this layer and all lower ones.
+    cumulative: tuple[float, ...]
     baselines: dict[str, float]  # name → accuracy, from `baselines`
 
     @property
@@ -55,8 +57,8 @@ class Probing:
     def expected_layer(self) -> float | None:
         """Σ_l l·Δ_l / Σ_l Δ_l, Δ_l = cumulative(l) − cumulative(l−1): where the answer is found.
 
-        The sums start at l = 1, and the lowest layer is l = 0. None if the higher layers do not improve on layer 0.
-        Tenney et al. (arXiv 1905.05950).
+        The sums start at l = 1, and the lowest layer is l = 0. None if the higher layers do not
+        improve on layer 0. Tenney et al. (arXiv 1905.05950).
         """
         gains = np.diff(np.asarray(self.cumulative, np.float64))
         return float(np.arange(1, len(gains) + 1) @ gains / gains.sum()) if gains.sum() > 0 else None
@@ -71,9 +73,9 @@ def probe_layers(
 ) -> Probing:
     """Trains three probes for each layer: task, control task, and task with all lower layers.
 
-    `train` and `test` are (vectors `[N, J, D]`, words, labels). For word senses, the words are lemmas. A test label
-    that is not in training always counts as an error. `name` is the name of the embedder, and `layers` are the names of
-    its J layers, the lowest first.
+    `train` and `test` are (vectors `[N, J, D]`, words, labels). For word senses, the words are
+    lemmas. A test label that is not in training always counts as an error. `name` is the name of
+    the embedder, and `layers` are the names of its J layers, the lowest first.
     """
     (x, words, labels), (test_x, test_words, test_labels) = train, test
     names = sorted(set(labels))
@@ -118,8 +120,8 @@ def baselines(
 def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's interval of a binomial share p, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n).
 
-    p is `accuracy`, and n is `size`. The default z gives a 95 % interval. The interval stays within [0, 1], and does
-    not shrink to a point if all answers are correct. Wilson 1927.
+    p is `accuracy`, and n is `size`. The default z gives a 95 % interval. The interval stays within
+    [0, 1], and does not shrink to a point if all answers are correct. Wilson 1927.
 
     >>> [round(end, 4) for end in wilson_interval(0.5, 100)]
     [0.4038, 0.5962]
@@ -132,7 +134,8 @@ def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[fl
 def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
     """Returns the best layer, and all layers whose intervals overlap with its interval.
 
-    Each of these layers may be the best. Intervals are from `wilson_interval`; `size` is the number of test labels.
+    Each of these layers may be the best. Intervals are from `wilson_interval`; `size` is the number
+    of test labels.
     """
     ends = [wilson_interval(score.accuracy, size) for score in probing.scores]
     best = int(np.argmax([score.accuracy for score in probing.scores]))
@@ -142,8 +145,9 @@ def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
 def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0) -> list[str]:
     """Labels of the control task: one for each word, sampled like the real labels.
 
-    The sample is a hash of the word and the seed, so a word has the same label in every text and process. `labels` are
-    the real training labels. `words` are from training or from test. Hewitt and Liang (arXiv 1909.03368).
+    The sample is a hash of the word and the seed, so a word has the same label in every text and
+    process. `labels` are the real training labels. `words` are from training or from test. Hewitt
+    and Liang (arXiv 1909.03368).
 
     >>> control_labels(["play", "run", "play"], ["NOUN", "VERB"])
     ['NOUN', 'VERB', 'NOUN']
@@ -178,7 +182,8 @@ def record(probing: Probing, size: int) -> dict[str, Any]:
 def table(probing: Probing, size: int, title: str) -> Table:
     """Makes a table with a row for each baseline and layer.
 
-    The columns are accuracy with interval, accuracy on the control task, selectivity, and share of the mix.
+    The columns are accuracy with interval, accuracy on the control task, selectivity, and share of
+    the mix.
     """
     rows = [[f"none: {name}", share(value), *[MISSING] * 3] for name, value in probing.baselines.items()]
     for score, weight in zip(probing.scores, probing.mix, strict=True):
@@ -199,8 +204,8 @@ def mix_summary(probing: Probing) -> str:
 def paragraph(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int]) -> str:
     """Writes a paragraph that compares `CLAIM` with the results.
 
-    `probings` maps the name of an embedder, and then a task, to the results. `sizes` maps a task to its number of test
-    labels.
+    `probings` maps the name of an embedder, and then a task, to the results. `sizes` maps a task to
+    its number of test labels.
     """
     parts = [f"Claimed: {CLAIM} (Peters et al. 2018; Tenney et al. 2019). Seen:"]
     for name, by_task in probings.items():

@@ -35,11 +35,12 @@ class BesideRun(NamedTuple):
 def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
     """Reads the results of a run.
 
-    The results are in result.json or, if the run has not ended, in the last evaluation of metrics.jsonl.
+    The results are in result.json or, if the run has not ended, in the last evaluation of
+    metrics.jsonl.
 
     Returns:
-      A dict from (split, metric) to the mean over seeds, and the name of the file. If there are no results, the dict is
-      empty and the name is None.
+      A dict from (split, metric) to the mean over seeds, and the name of the file. If there are no
+      results, the dict is empty and the name is None.
     """
     if (workdir / "result.json").exists():
         records, source = workdirs.read_records(workdir / "result.json"), "result.json"
@@ -66,8 +67,8 @@ def measure(
 ) -> list[BesideRun]:
     """Measures all baselines of a task on its evaluation splits.
 
-    Baselines are measured on the examples on which `config` measures the run. `results` are those of the run, from
-    `run_figures`. A baseline may learn from at most `examples` examples.
+    Baselines are measured on the examples on which `config` measures the run. `results` are those
+    of the run, from `run_figures`. A baseline may learn from at most `examples` examples.
     """
 
     def run(baseline: Baseline) -> float | None:

@@ -37,9 +37,10 @@ def train_word2vec(
 ) -> dict[str, np.ndarray]:
     """Trains skip-gram vectors; returns float32 `[D]` by word, the most frequent word first.
 
-    Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w, words c in their context, and noise words n.
-    Mikolov et al. (arXiv 1310.4546). With one thread and a fixed hash function, the same text gives the same vectors in
-    every process. Raises ConfigError if no word occurs `min_count` times, or gensim is missing.
+    Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w, words c in their context, and
+    noise words n. Mikolov et al. (arXiv 1310.4546). With one thread and a fixed hash function, the
+    same text gives the same vectors in every process. Raises ConfigError if no word occurs
+    `min_count` times, or gensim is missing.
     """
     try:
         from gensim.models import Word2Vec
@@ -61,7 +62,8 @@ def train_word2vec(
 def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
     """The `count` other words whose vectors have the highest cosine with that of `word`.
 
-    cos(u, v) = u·v / (|u| |v|), and 0 if a vector is 0. If `word` is unknown, its lower-case form replaces it.
+    cos(u, v) = u·v / (|u| |v|), and 0 if a vector is 0. If `word` is unknown, its lower-case form
+    replaces it.
 
     >>> most_similar({"a": np.array([1.0, 0.0]), "b": np.array([2.0, 0.0]), "c": np.array([0.0, 1.0])}, "a", 1)
     [('b', 1.0)]
@@ -92,8 +94,8 @@ def normalise(vectors: np.ndarray) -> np.ndarray:
 class ContextFree:
     """An embedder that gives a word the same vector in every sentence: v(w | sentence) = E[w].
 
-    A word without a vector gets the vector of its lower-case form. If this form has no vector, the word gets zeros. The
-    cosine with a zero vector counts as 0.
+    A word without a vector gets the vector of its lower-case form. If this form has no vector, the
+    word gets zeros. The cosine with a zero vector counts as 0.
 
     >>> ContextFree({"play": np.array([3.0, 4.0])})([["Play", "on"]])[0].tolist()
     [[[3.0, 4.0], [0.0, 0.0]]]
@@ -118,8 +120,8 @@ class ContextFree:
 class ContextMean(ContextFree):
     """Embeds a word by the mean of the static vectors of the others: v(w_i) = mean_{j≠i} E[w_j].
 
-    The vector depends on the other words, but not on their order or on the word itself. Words without a vector are
-    ignored.
+    The vector depends on the other words, but not on their order or on the word itself. Words
+    without a vector are ignored.
 
     >>> vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0]), "c": np.array([0.0, 3.0])}
     >>> ContextMean(vectors)([["a", "b", "c"]])[0][0, 0].tolist()

@@ -17,7 +17,8 @@ from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
 
 CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}
-TIE = 1e-5  # cosines that differ by less count as equal, because sums of equal vectors differ by rounding
+# Cosines that differ by less count as equal, because sums of equal vectors differ by rounding.
+TIE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,9 @@ class SenseScore:
     ) -> tuple[float, float]:
         """Percentile bootstrap interval of `micro` or `macro`, resampling within lemmas.
 
-        If a share p of n occurrences is correct, n draws with replacement have Binomial(n, p) correct occurrences. So
-        the code samples this number directly. Efron and Tibshirani 1993, chapter 13.
+        If a share p of n occurrences is correct, n draws with replacement have Binomial(n, p)
+        correct occurrences. So the code samples this number directly. Efron and Tibshirani 1993,
+        chapter 13.
         """
         rng = np.random.default_rng(seed)
         total = np.array(list(self.total.values()))
@@ -115,9 +117,9 @@ def nearest_mean(
 ) -> list[str | None]:
     """Predicts the sense whose mean vector over the training occurrences has the highest cosine.
 
-    ŝ(x) = argmax_s cos(x, mean_{i: s_i = s} x_i). Of equally near senses, the prediction is the most frequent. If all
-    occurrences of a lemma have the same static vector, all its senses are equally near. Peters et al. (arXiv
-    1802.05365), section 5.3; Melamud et al. 2016.
+    ŝ(x) = argmax_s cos(x, mean_{i: s_i = s} x_i). Of equally near senses, the prediction is the
+    most frequent. If all occurrences of a lemma have the same static vector, all its senses are
+    equally near. Peters et al. (arXiv 1802.05365), section 5.3; Melamud et al. 2016.
     """
 
     def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
@@ -132,8 +134,8 @@ def k_nearest(
 ) -> list[str | None]:
     """Predicts the commonest sense among the k nearest training occurrences of the lemma.
 
-    Occurrences with the same cosine as the k-th nearest also vote. Of senses with equally many votes, the prediction
-    is the most frequent.
+    Occurrences with the same cosine as the k-th nearest also vote. Of senses with equally many
+    votes, the prediction is the most frequent.
     """
     check_at_least(1, "senses", k=k)
 
@@ -200,8 +202,8 @@ def _by_lemma(
 ) -> list[str | None]:
     """Predicts a sense of each test occurrence, by `predict` for each lemma; None if unknown.
 
-    `predict` maps (training vectors, their sense numbers, number of senses, test vectors) to sense numbers. The senses
-    of a lemma are numbered from 0 by descending frequency.
+    `predict` maps (training vectors, their sense numbers, number of senses, test vectors) to sense
+    numbers. The senses of a lemma are numbered from 0 by descending frequency.
     """
     rows, queries = _places(train), _places(test)
     predicted: list[str | None] = [None] * len(test)

@@ -1,8 +1,8 @@
 """Ranks heads by how well a feature of a token predicts that the gates of this token are open.
 
-The mean gate of a key is the mean over the queries that see the key. The AUC of a feature is the probability that a key
-with the feature has a wider mean gate than a key without the feature. Ties count half (Mann–Whitney statistic).
-The AUC is 1/2 if the gates are independent of the feature.
+The mean gate of a key is the mean over the queries that see the key. The AUC of a feature is the
+probability that a key with the feature has a wider mean gate than a key without the feature. Ties
+count half (Mann–Whitney statistic). The AUC is 1/2 if the gates are independent of the feature.
 """
 
 import dataclasses
@@ -29,13 +29,16 @@ class HeadScore:
 
     layer: int  # from 0
     head: int  # from 0
-    aucs: dict[str, float]  # AUC of each feature; NaN if all tokens have the feature, or no token has it
+    # AUC of each feature; NaN if all tokens have the feature, or no token has it.
+    aucs: dict[str, float]
     best: str  # the feature of the highest AUC; "" if no feature has an AUC
-    interval: tuple[float, float]  # 95 % interval of the AUC of `best`, by a bootstrap of blocks of tokens
+    # 95 % interval of the AUC of `best`, by a bootstrap of blocks of tokens.
+    interval: tuple[float, float]
     mean_with: float  # the mean gate of the keys that have the best feature
     mean_without: float  # the mean gate of the other keys
-    # The share of the gates' variance that the token itself explains: adjusted R² of a mean for each token; 0 if the
-    # token explains nothing, NaN if no token occurs twice or all gates are equal.
+    # The share of the gates' variance that the token itself explains: adjusted R² of a mean for
+    # each token; 0 if the token explains nothing, NaN if no token occurs twice or all gates are
+    # equal.
     identity: float
 
 
@@ -64,7 +67,8 @@ def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array) -> Array:
 def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
     """The AUC, the probability that a gate with the feature exceeds a gate without the feature.
 
-    `has_N` says which gates have the feature. Ties count half. NaN if all gates have the feature, or no gate has it.
+    `has_N` says which gates have the feature. Ties count half. NaN if all gates have the feature,
+    or no gate has it.
 
     >>> auc(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
     0.875
@@ -91,10 +95,10 @@ def bootstrap(
 def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.Generator, draws: int = 200) -> float:
     """The 5 % significance threshold of the highest AUC over all heads and features.
 
-    A sample of the null hypothesis shifts the features cyclically against the gates by a random number of tokens. So
-    gates still depend on neighbouring gates, and features on neighbouring features. The threshold is for the highest
-    AUC, so it takes the number of heads and features into account. Raises ConfigError if no feature distinguishes
-    tokens.
+    A sample of the null hypothesis shifts the features cyclically against the gates by a random
+    number of tokens. So gates still depend on neighbouring gates, and features on neighbouring
+    features. The threshold is for the highest AUC, so it takes the number of heads and features
+    into account. Raises ConfigError if no feature distinguishes tokens.
     """
     ranks_HN = np.stack([_ranks(gates_N) for gates_N in gates_HN])
     mixed = [row for row in has.values() if 0 < row.sum() < len(row)]
@@ -132,8 +136,9 @@ def rank(
 ) -> list[HeadScore]:
     """Scores all heads, and sorts them by the AUC of their best feature, the highest first.
 
-    `gates_LHN` has the gate of each key, `[layers, H, N]`, in the order of the text. `has` maps each feature to bool
-    `[N]`, which is True for keys with the feature. `tokens_N` has the number of each key's token.
+    `gates_LHN` has the gate of each key, `[layers, H, N]`, in the order of the text. `has` maps
+    each feature to bool `[N]`, which is True for keys with the feature. `tokens_N` has the number
+    of each key's token.
     """
     heads = []
     for layer, gates_HN in enumerate(gates_LHN):

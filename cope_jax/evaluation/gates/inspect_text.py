@@ -60,7 +60,8 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]
     words_N, tokens_N = np.array([piece for parts in parts_BL for piece in parts], object), tokens_BL.reshape(-1)
-    # A token that marks the start of a text does not count, unless it is whitespace, which may also end a line.
+    # A token that marks the start of a text does not count, unless it is whitespace, which may also
+    # end a line.
     counted_N = ~np.isin(tokens_N, codec.begin) | np.array([word.isspace() for word in words_N])
     gates_LHN = gates_LHBL.reshape(*gates_LHBL.shape[:2], -1)[..., counted_N]
     has_N = {name: np.concatenate([row[name] for row in has])[counted_N] for name in has[0]}
@@ -76,8 +77,8 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
 def pieces(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[str]:
     """The text that each token adds to that of the tokens before it; joined, the whole text.
 
-    If a character consists of several tokens, the piece of its first token is the character, and all its other pieces
-    are "".
+    If a character consists of several tokens, the piece of its first token is the character, and
+    all its other pieces are "".
 
     >>> pieces(lambda tokens: " ".join("abc"[token] for token in tokens), np.array([0, 2, 1]))
     ['a', ' c', ' b']
@@ -96,9 +97,10 @@ def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
     - "word start": the piece has a letter or digit that does not follow a letter or digit.
     - "whitespace": the piece has a space, a tab or the end of a line.
     - "newline": the piece has the end of a line.
-    - "punctuation": the piece has characters of Unicode's classes P or S, and no other characters except whitespace.
-    - "sentence end": the piece ends with ".", "!", "?" or "…", and whitespace or the end of the text follows. Closing
-      quotes or brackets may be between. Abbreviations match too.
+    - "punctuation": the piece has characters of Unicode's classes P or S, and no other characters
+      except whitespace.
+    - "sentence end": the piece ends with ".", "!", "?" or "…", and whitespace or the end of the
+      text follows. Closing quotes or brackets may be between. Abbreviations match too.
     - "digit": the piece has a digit.
     - "bracket": the piece has one of ( ) [ ] { }.
 

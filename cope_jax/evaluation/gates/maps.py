@@ -1,7 +1,8 @@
 """Shows what a trained model attends to: heat maps and strips of coloured tokens.
 
-A map is an array `[layers, heads, L, L]` for one input. Every model has the map `attention`, and the encoding can add
-maps such as `gates`. Row i belongs to query i, and only columns j ≤ i are valid.
+A map is an array `[layers, heads, L, L]` for one input. Every model has the map `attention`, and
+the encoding can add maps such as `gates`. Row i belongs to query i, and only columns j ≤ i are
+valid.
 """
 
 import dataclasses
@@ -131,16 +132,18 @@ class Selection(NamedTuple):
     layer: int
     head: int
     tokens: frozenset[str]  # the different tokens with wide gates
-    says: str  # the selection in words: what these and all other tokens add to the position of the first token
+    # The selection in words: what these and all other tokens add to the position of the first
+    # token.
+    says: str
 
 
 def best_selection(seen: Inspection) -> Selection:
     """Finds the head that selects tokens most clearly.
 
-    A head selects the tokens whose mean gate is above the middle between the highest and the lowest mean gate. The
-    score of a head is the mean of the gates of selected tokens minus the mean of all other gates. A selection is
-    described by the names of the selected tokens, or of the other tokens if these are fewer. Each name after the first
-    lowers the score by `PER_NAME`.
+    A head selects the tokens whose mean gate is above the middle between the highest and the lowest
+    mean gate. The score of a head is the mean of the gates of selected tokens minus the mean of all
+    other gates. A selection is described by the names of the selected tokens, or of the other
+    tokens if these are fewer. Each name after the first lowers the score by `PER_NAME`.
     """
     tokens = seen.tokens[: seen.query + 1]
     added = "positions" if seen.shading == "gates" else "attention"
@@ -171,9 +174,10 @@ def _names(tokens: Sequence[str]) -> str:
 def strips(seen: Inspection, width: int) -> Text:
     """Shows the tokens up to the query, for each layer and head, coloured by the query's gates.
 
-    Above the tokens are the widest and the narrowest mean gates of tokens. Below the tokens are the positions p_ij. For
-    an encoding without gates, the colours show its attention divided by the strongest attention, and there are no
-    positions. The first lines are the prediction, the head that selects best, and a legend.
+    Above the tokens are the widest and the narrowest mean gates of tokens. Below the tokens are the
+    positions p_ij. For an encoding without gates, the colours show its attention divided by the
+    strongest attention, and there are no positions. The first lines are the prediction, the head
+    that selects best, and a legend.
     """
     tokens = seen.tokens[: seen.query + 1]
     gates = seen.shading == "gates"
@@ -234,8 +238,8 @@ def write_heat_maps(folder: Path, seen: Inspection, title: str = "") -> list[Pat
 def query_plot(seen: Inspection, title: str = "") -> Figure:
     """Plots the query's gates in the head that selects best, as bars, with positions p_ij above.
 
-    A long input has several rows of bars. Bars of the tokens that the head selects are blue. For an encoding without
-    gates, the bars show attention.
+    A long input has several rows of bars. Bars of the tokens that the head selects are blue. For an
+    encoding without gates, the bars show attention.
     """
     chosen, tokens = best_selection(seen), seen.tokens[: seen.query + 1]
     rows = {
@@ -270,8 +274,8 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
 def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
     """Plots one map as a grid of panels, one for each layer and head, at most four side by side.
 
-    A frame marks the row of the query. Keys after their query are blank. Tokens label the axes if the panels have room
-    for them.
+    A frame marks the row of the query. Keys after their query are blank. Tokens label the axes if
+    the panels have room for them.
     """
     columns, length = min(len(seen.heads), COLUMNS), len(seen.tokens)
     lines = -(-len(seen.heads) // columns)  # of each layer

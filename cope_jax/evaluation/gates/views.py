@@ -28,8 +28,8 @@ _NAMES = {
 def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[str]:
     """The findings as sentences: heads by feature, and details of the first `most` heads.
 
-    `heads` are from `rank`, and `bound` is from `chance`. A head whose AUC does not exceed the bound cannot be
-    distinguished from noise.
+    `heads` are from `rank`, and `bound` is from `chance`. A head whose AUC does not exceed the
+    bound cannot be distinguished from noise.
     """
     clear = [head for head in heads if head.best and head.aucs[head.best] > bound]
     lines = [
@@ -99,7 +99,8 @@ def feature_map(heads: Sequence[HeadScore], title: str = "") -> Figure:
     explained = np.array([[*(np.nan for _ in head.aucs), head.identity] for head in ordered])
     figure = Figure(figsize=(0.5 * len(names) + 2.4, 0.2 * len(ordered) + 1.5), layout="constrained")
     axes = figure.subplots()
-    axes.patch.set(facecolor="0.93", edgecolor="0.6", hatch="//////", linewidth=0)  # shows where there is no value
+    # Shows where there is no value.
+    axes.patch.set(facecolor="0.93", edgecolor="0.6", hatch="//////", linewidth=0)
     shown = axes.imshow(values, cmap="RdBu_r", vmin=0, vmax=1, aspect="auto")
     share = axes.imshow(explained, cmap="Greens", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")

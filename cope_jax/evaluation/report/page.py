@@ -52,7 +52,8 @@ def write(
       path: the HTML file.
       title: the heading.
       tables: the tables of the records of finished runs.
-      curves: points of learning curves: rows with `setting`, `encoding`, `seed`, `step`, `split` and metrics.
+      curves: points of learning curves: rows with `setting`, `encoding`, `seed`, `step`, `split`
+        and metrics.
       runs: all runs, also those that failed.
       facts: one line about the runs, such as versions and the commit.
     """

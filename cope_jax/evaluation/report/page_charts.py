@@ -108,7 +108,8 @@ def line_chart(field: str, title: str, shares: bool, row: str | None = None) -> 
     if row is None:
         return {"layer": layers, "height": 300}
     rows = {"field": row, "type": "nominal", "title": None, "sort": None}
-    return {"facet": {"row": rows}, "spec": {"layer": layers, "height": 170}}  # the page sets the width
+    # The page sets the width.
+    return {"facet": {"row": rows}, "spec": {"layer": layers, "height": 170}}
 
 
 def _axis(shares: bool) -> dict[str, Any]:

@@ -19,8 +19,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
            "#999933", "#8C510A")
 # fmt: on
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "1", "<", ">", "d")
-# The hash of a name decides its colour. This salt gives the usual encodings different colours, and the first four to
-# CoPE, RoPE, relative and learned positions, as in the pictures of docs/.
+# The hash of a name decides its colour. This salt gives the usual encodings different colours, and
+# the first four to CoPE, RoPE, relative and learned positions, as in the pictures of docs/.
 SALT = b"2730642"
 COLUMN_WIDTH, TEXT_WIDTH = 3.5, 7.0  # inches, of a two-column paper
 CHARACTER = 0.055  # mean width in inches of a character in a legend
@@ -52,7 +52,8 @@ def legend(figure: Figure, axes: Axes, title: str = "", caption: str = "") -> No
     columns = min(len(labels), max(1, int(width / (0.36 + CHARACTER * max(map(len, labels), default=0)))))
     lines = -(-len(labels) // max(1, columns))
     figure.set_size_inches(width, height + 0.14 * (max(0, lines - 1) + len(title.splitlines())))
-    # The title belongs to the legend, because a title of the figure would overlap a legend outside the axes.
+    # The title belongs to the legend, because a title of the figure would overlap a legend outside
+    # the axes.
     options: dict[str, Any] = {"title": title, "title_fontsize": 8} if title else {}
     options |= {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.8, "borderaxespad": 0.2}
     figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // max(1, lines)), **options)
@@ -71,7 +72,8 @@ def add_caption(figure: Figure, caption: str) -> None:
 def is_doubling(values: np.ndarray) -> bool:
     """True if ascending values belong on a logarithmic axis.
 
-    They do if there are at least three values, all positive, and each value is at least twice the previous one.
+    They do if there are at least three values, all positive, and each value is at least twice the
+    previous one.
 
     >>> is_doubling(np.array([128, 256, 512])), is_doubling(np.array([16, 24, 48]))
     (True, False)
@@ -130,10 +132,11 @@ def line(number: int) -> dict[str, Any]:
 def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The colour, marker and line style of each encoding, as arguments of `Axes.plot`.
 
-    The text of an encoding decides its look, so the look is usually the same in all plots. An encoding with options, or
-    several encodings joined by `+`, have the colour of the first name, a marker of their own, and dashes. If two
-    encodings of a plot would have the same colour and marker, the later one gets the next marker. Here single encodings
-    without options come before all others, and each of these two groups is in alphabetical order.
+    The text of an encoding decides its look, so the look is usually the same in all plots. An
+    encoding with options, or several encodings joined by `+`, have the colour of the first name, a
+    marker of their own, and dashes. If two encodings of a plot would have the same colour and
+    marker, the later one gets the next marker. Here single encodings without options come before
+    all others, and each of these two groups is in alphabetical order.
 
     >>> both = looks(["rope", "cope", "cope+rope"])
     >>> both["cope"] == looks(["cope"])["cope"], both["cope"]["color"] == both["cope+rope"]["color"]
@@ -143,7 +146,8 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     names = {label: re.split(r"[^\w-]", label)[0] for label in labels}
     look_of: dict[str, dict[str, Any]] = {}
     taken: set[tuple[int, int]] = set()
-    for label, name in sorted(names.items(), key=lambda pair: (pair[0] != pair[1], pair[0])):  # names alone come first
+    # Single names come first.
+    for label, name in sorted(names.items(), key=lambda pair: (pair[0] != pair[1], pair[0])):
         colour, marker = _hash(name), _hash(label[len(name) :] or name)
         pairs = (((colour + step // count) % count, (marker + step) % count) for step in range(count**2))
         pair = next((pair for pair in pairs if pair not in taken), (colour, marker))
@@ -175,8 +179,8 @@ def dashed(number: int) -> dict[str, Any]:
 def over_seeds(rows: Sequence[Mapping[str, Any]], marks: str, by: str = "encoding") -> str:
     """Writes a caption with the number of steps and of seeds of some records.
 
-    `by` is the field that has the name of a record's line in the plot. If there are several seeds, the caption also has
-    `marks`, which says what the bars, bands or dots of the plot show.
+    `by` is the field that has the name of a record's line in the plot. If there are several seeds,
+    the caption also has `marks`, which says what the bars, bands or dots of the plot show.
 
     >>> over_seeds([{"encoding": "cope", "step": 4000, "seed": seed} for seed in (0, 1)], "bars: standard deviation")
     '4,000 steps; mean of 2 seeds; bars: standard deviation'

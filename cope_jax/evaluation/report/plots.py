@@ -40,10 +40,11 @@ def write_plots(
 ) -> tuple[list[Path], list[str]]:
     """Writes `error_by_split`, `learning_curves` and `error_by_length` as PNG and SVG.
 
-    All plots show the headline metric of the task. If it is not an error, its name replaces "error" in the names of the
-    files, as in `perplexity_by_length.png`. `records`, see `cope_jax.runs.records`, are of the fixed splits and of the
-    splits of the sweep. `curves` are rows with `encoding`, `seed`, `step`, `split`, and a field for each metric.
-    `model` is the name of the model in titles. Returns the paths of the PNGs, and a one-line reason for each plot that
+    All plots show the headline metric of the task. If it is not an error, its name replaces "error"
+    in the names of the files, as in `perplexity_by_length.png`. `records`, see
+    `cope_jax.runs.records`, are of the fixed splits and of the splits of the sweep. `curves` are
+    rows with `encoding`, `seed`, `step`, `split`, and a field for each metric. `model` is the name
+    of the model in titles. Returns the paths of the PNGs, and a one-line reason for each plot that
     was left out.
     """
     measure = "error" if task.metric.endswith("error") else task.metric
@@ -92,8 +93,9 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
 def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[str], model: str = "") -> Figure:
     """Plots the mean error against the sweep's length or level, and marks that of training.
 
-    Error bars show the standard deviation over seeds, and dots show single seeds. The horizontal axis is logarithmic if
-    there are at least three lengths or levels, and each is at least twice the previous one.
+    Error bars show the standard deviation over seeds, and dots show single seeds. The horizontal
+    axis is logarithmic if there are at least three lengths or levels, and each is at least twice
+    the previous one.
     """
     errors = _errors(task, records, encodings, [split for _, split in task.sweep])
     points = [(value, split) for value, split in task.sweep if any((e, split) in errors for e in encodings)]
@@ -105,7 +107,8 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
     highest = unit_of(task.metric).highest
     doubling = is_doubling(values)
     for number, (encoding, look) in enumerate(looks(encodings).items()):
-        aside = 0.008 * (number - (len(encodings) - 1) / 2)  # because many errors are exactly 0 or 100 %
+        # Set aside, because many errors are exactly 0 or 100 %.
+        aside = 0.008 * (number - (len(encodings) - 1) / 2)
         places = values * (values[-1] / values[0]) ** aside if doubling else values + aside * np.ptp(values)
         seed_errors = [errors.get((encoding, split), []) for _, split in points]
         _points(axes, places, seed_errors, look, encoding, spread=0.0, highest=highest)
@@ -179,7 +182,8 @@ def _points(
 ) -> None:
     """Draws mean and standard deviation, and seeds as faint dots over a width of `spread`.
 
-    `highest` is the highest possible value, or None if values are unbounded. Error bars stop at 0 and at `highest`.
+    `highest` is the highest possible value, or None if values are unbounded. Error bars stop at 0
+    and at `highest`.
     """
     shown = [
         (x, seed_errors, summary)
@@ -213,8 +217,8 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, look: Mapping[str, An
 def _error_axis(axes: Axes, task: Task, values: Sequence[float]) -> None:
     """Sets up the vertical axis.
 
-    The axis of a share, or of values that include 0, starts at 0. Any other axis fits the values, and is logarithmic if
-    the highest value is more than four times the lowest.
+    The axis of a share, or of values that include 0, starts at 0. Any other axis fits the values,
+    and is logarithmic if the highest value is more than four times the lowest.
     """
     unit, values = unit_of(task.metric), [value for value in values if np.isfinite(value)] or [0.0]
     lowest, highest = min(values), max(values)

@@ -1,9 +1,10 @@
 """Statistics over seeds and settings: shares that solve a task, differences, and ranks.
 
-A seed is one observation. Errors of seeds are skewed, since some seeds solve a task and others do not. No test may
-assume a distribution: the exact rank sum test on all seeds of both compares encodings. With few seeds, only
-large and consistent differences can be shown. Errors near 0 or 1 often differ by the same few examples in every seed.
-A difference must therefore also be larger than the choice of the test examples explains.
+A seed is one observation. Errors of seeds are skewed, since some seeds solve a task and others do
+not. No test may assume a distribution: the exact rank sum test on all seeds of both compares
+encodings. With few seeds, only large and consistent differences can be shown. Errors near 0 or 1
+often differ by the same few examples in every seed. A difference must therefore also be larger than
+the choice of the test examples explains.
 """
 
 import dataclasses
@@ -57,7 +58,8 @@ class Difference:
 
     Attributes:
       mean: the difference of the mean errors.
-      p: the probability of so large a difference by chance, not yet corrected for other comparisons.
+      p: the probability of so large a difference by chance, not yet corrected for other
+        comparisons.
       shown: whether the difference is shown, after that correction.
     """
 
@@ -71,9 +73,10 @@ def difference(
 ) -> Difference | None:
     """Compares the errors of two encodings; None with too few seeds or an error that is not finite.
 
-    p is the larger of two: of `rank_sum`, and of the normal test whether both have the same expected error on test
-    examples, whose variance is (p(1 − p)/seeds + q(1 − q)/seeds)/examples, where p and q are the mean errors, each with
-    one more wrong and one more right example. It is 1 if the encoding of the lower mean has the higher ranks.
+    p is the larger of two: of `rank_sum`, and of the normal test whether both have the same
+    expected error on test examples, whose variance is (p(1 − p)/seeds + q(1 − q)/seeds)/examples,
+    where p and q are the mean errors, each with one more wrong and one more right example. It is 1
+    if the encoding of the lower mean has the higher ranks.
 
     >>> found = difference(dict(enumerate([0.5, 0.6, 0.55, 0.5])), dict(enumerate([0.1, 0.1, 0.12, 0.0])), examples=500)
     >>> round(found.mean, 4), round(found.p, 3)
@@ -102,14 +105,15 @@ def difference(
 def rank_sum(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     """Wilcoxon's rank sum test: the first sum's excess over its expectation, and the two-sided p.
 
-    Equal values share a rank. p is exact: the share of all assignments of the ranks to the samples whose sum is at
-    least as far from its expectation.
+    Equal values share a rank. p is exact: the share of all assignments of the ranks to the samples
+    whose sum is at least as far from its expectation.
 
     >>> rank_sum(np.array([3.0, 4.0, 5.0]), np.array([1.0, 2.0]))
     (3.0, 0.2)
     """
     both = np.round(np.concatenate([first, second]), 12)  # errors that differ by rounding are equal
-    doubled = np.rint(2 * stats.rankdata(both)).astype(np.int64)  # equal values may share half a rank
+    # Equal values may share half a rank.
+    doubled = np.rint(2 * stats.rankdata(both)).astype(np.int64)
     middle = len(first) * (len(both) + 1)
     shift = int(doubled[: len(first)].sum()) - middle
     counts = _rank_sums(tuple(sorted(doubled.tolist())), len(first))
@@ -135,8 +139,8 @@ def differences(
 ) -> dict[tuple[str, str], Difference]:
     """Compares all pairs of encodings that can be compared, by errors of encodings and seeds.
 
-    Differences are shown if their false discovery rate is at most 5 % (Benjamini & Hochberg): of all differences that
-    are shown, at most one in twenty is expected to be due to chance.
+    Differences are shown if their false discovery rate is at most 5 % (Benjamini & Hochberg): of
+    all differences that are shown, at most one in twenty is expected to be due to chance.
     """
     pairs = itertools.combinations(errors, 2)
     tested = {(a, b): compared for a, b in pairs if (compared := difference(errors[a], errors[b], examples))}
@@ -175,14 +179,16 @@ class Rank:
 def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str, Rank]:
     """Ranks encodings by their mean errors in each setting, by errors of settings and encodings.
 
-    Only settings that have all encodings count. Equal errors share a rank. The interval is a bootstrap over settings,
-    with the given seed: it says how much the rank depends on the choice of the settings.
+    Only settings that have all encodings count. Equal errors share a rank. The interval is a
+    bootstrap over settings, with the given seed: it says how much the rank depends on the choice of
+    the settings.
     """
     names = list(dict.fromkeys(name for row in errors.values() for name in row))
     rows = [[row[name] for name in names] for row in errors.values() if row.keys() >= set(names)]
     if not rows:
         return {}
-    table = stats.rankdata(np.nan_to_num(np.round(rows, 4), nan=np.inf), axis=1)  # an error that is not finite is last
+    # An error that is not finite is last.
+    table = stats.rankdata(np.nan_to_num(np.round(rows, 4), nan=np.inf), axis=1)
     by_name = {}
     for name, column in zip(names, table.T, strict=True):
         mean = float(column.mean())

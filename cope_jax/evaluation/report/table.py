@@ -31,10 +31,13 @@ class Table:
     """
 
     title: str  # what the cells are; "" shows no title
-    # One heading per column; the first column names the row. If all are empty, `rich` shows no row of headings.
+    # One heading per column; the first column names the row. If all are empty, `rich` shows no row
+    # of headings.
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]  # cells, one per heading in each row; a cell may have several lines
-    text_columns: int = 1  # number of text columns at the left; the other columns have numbers, aligned to the right
+    # Cells, one per heading in each row; a cell may have several lines.
+    rows: Sequence[Sequence[str]]
+    # Number of text columns at the left; the other columns have numbers, aligned to the right.
+    text_columns: int = 1
     caption: str = ""  # text below the table in the terminal
     bold: Collection[tuple[int, int]] = ()  # (row, column) of cells whose first line is bold
 

@@ -1,10 +1,11 @@
 """Lets lm-evaluation-harness (EleutherAI) measure a decoder: likelihoods of texts, and generation.
 
-The conventions are those of the harness, so that results can be compared with those of other programs:
+The conventions are those of the harness, so that results can be compared with those of other
+programs:
 
 - A context that does not fit is cut on the left.
-- A text is read in windows of L tokens, one after the other. The last window is moved back so that it is full, and only
-  its new tokens count.
+- A text is read in windows of L tokens, one after the other. The last window is moved back so that
+  it is full, and only its new tokens count.
 - Generation takes the most probable token, unless a task asks for sampling.
 
 As in training and in `generate`, the token `begin` precedes each context and each text.
@@ -41,7 +42,8 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 NEW_TOKENS = 256
 """Maximum number of new tokens if a task does not set it; at most half of the model's length."""
-_COUNTS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is set counts
+# The first that is set counts.
+_COUNTS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _PER_UNIT = {"word_perplexity": "perplexity", "byte_perplexity": "bits_per_byte", "bits_per_byte": "bits_per_byte"}
 """Metrics of the harness, and the results of `Counts` that stand or fall with them."""
 _CHUNK = 8  # tokens that are generated before stop texts are looked for
@@ -50,18 +52,21 @@ _CHUNK = 8  # tokens that are generated before stop texts are looked for
 class HarnessModel:
     """The three kinds of requests of lm-evaluation-harness, for a decoder with its tokenizer.
 
-    A request is an object with `args`, a tuple, and `task_name`. Requests are sorted and packed, so the number of
-    compiled programs does not grow with the number of requests, and a result does not depend on the other requests.
+    A request is an object with `args`, a tuple, and `task_name`. Requests are sorted and packed, so
+    the number of compiled programs does not grow with the number of requests, and a result does not
+    depend on the other requests.
 
     Args:
       model: a decoder.
       codec: its tokenizer.
       length: L, the maximum number of tokens that the model reads at once.
       ends: the tokens that end a generated text, besides stop texts and the number of tokens.
-      batch_size: the number of rows of L tokens in a batch, and the number of texts that are generated side by side.
+      batch_size: the number of rows of L tokens in a batch, and the number of texts that are
+        generated side by side.
 
     Attributes:
-      lost: what the tokenizer loses of complete texts: task → (words, texts with other bytes), as in `Tokenizer.lost`.
+      lost: what the tokenizer loses of complete texts: task → (words, texts with other bytes), as
+        in `Tokenizer.lost`.
 
     Raises:
       ConfigError: a number is too small, or a table of the encoding has fewer than L positions.
@@ -78,8 +83,8 @@ class HarnessModel:
         """Measures the continuations of (context, continuation).
 
         Returns:
-          For each request, log p(continuation | context) in nats, and whether each token of the continuation is the
-          most probable one.
+          For each request, log p(continuation | context) in nats, and whether each token of the
+          continuation is the most probable one.
 
         Raises:
           ConfigError: a continuation is longer than L tokens, or a likelihood is not finite.
@@ -107,14 +112,15 @@ class HarnessModel:
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Continues the contexts of (context, settings).
 
-        The settings are a dict: `until`, one or several stop texts; `max_gen_toks`; `do_sample`, `temperature`, `top_k`
-        and `top_p`.
+        The settings are a dict: `until`, one or several stop texts; `max_gen_toks`; `do_sample`,
+        `temperature`, `top_k` and `top_p`.
 
         Returns:
           For each request, the text before the first stop text.
 
         Raises:
-          ConfigError: a setting is wrong or not supported, or the new tokens leave no room for a context.
+          ConfigError: a setting is wrong or not supported, or the new tokens leave no room for a
+            context.
         """
         groups: dict[_Settings, list[int]] = {}
         for number, request in enumerate(requests):
@@ -188,7 +194,8 @@ class HarnessModel:
     ) -> list[str]:
         """Continues one batch. `numbers` are those of the requests."""
         rows = [Continuation(self._codec.decode, prompt.tolist(), settings.until) for prompt in prompts]
-        missing = self._rows - len(prompts)  # the last row again, so that each batch has the same shape
+        # The last row again, so that each batch has the same shape.
+        missing = self._rows - len(prompts)
         parts = generate_stream(
             self._model,
             [prompt.tolist() for prompt in [*prompts, *[prompts[-1]] * missing]],
@@ -220,7 +227,8 @@ def load(
       folder: as for `cope_jax.load`.
       seed: which seed of a run; the first one if None.
       length: L; the length of training, or the maximum length of a published model, if None.
-      batch_size: rows in a batch. If None, a batch has about as many tokens as one of the run's evaluation, or 16 rows.
+      batch_size: rows in a batch. If None, a batch has about as many tokens as one of the run's
+        evaluation, or 16 rows.
 
     Raises:
       ConfigError: there is no such model, or its text has no probability.
@@ -323,7 +331,8 @@ class _Settings(NamedTuple):
             until=tuple(text for text in ([until] if isinstance(until, str) else until) if text),
             new_tokens=_number("max_gen_toks", next(given, max(1, min(NEW_TOKENS, length // 2))), int),
             temperature=0.0 if sampled is False else _number("temperature", temperature, float),
-            top_k=_number("top_k", values.get("top_k") or 0, int) or None,  # 0 stands for all tokens
+            # 0 stands for all tokens.
+            top_k=_number("top_k", values.get("top_k") or 0, int) or None,
             top_p=None if values.get("top_p") is None else _number("top_p", values["top_p"], float),
         )
         if not 1 <= settings.new_tokens < length:

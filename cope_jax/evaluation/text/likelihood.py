@@ -1,8 +1,9 @@
 """Measures the loss of every token of a text under a language model, in sliding windows.
 
-A window of L tokens moves by a stride S. All tokens of the first window count. In each later window, only the S new
-tokens count. So every token counts once, and every token after the first window sees at least L − S earlier tokens.
-S = L is fastest, and gives tokens at the beginning of a window little context. S = 1 gives each token its full context.
+A window of L tokens moves by a stride S. All tokens of the first window count. In each later
+window, only the S new tokens count. So every token counts once, and every token after the first
+window sees at least L − S earlier tokens. S = L is fastest, and gives tokens at the beginning of a
+window little context. S = 1 gives each token its full context.
 """
 
 import dataclasses
@@ -42,7 +43,8 @@ class Windows:
     def take(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """Returns the arrays that `lay_out` makes of some rows.
 
-        For each place in a row, `entries` has the index of its loss among the N losses, or −1 if the place has no loss.
+        For each place in a row, `entries` has the index of its loss among the N losses, or −1 if
+        the place has no loss.
         """
         return lay_out(self.tokens, self.pieces, [self.rows[row] for row in rows], self.width)
 
@@ -68,14 +70,14 @@ def sliding(
       tokens: int `[N + 1]`.
       length: L, the number of tokens in a window.
       stride: S, at most L. If None, S = L.
-      width: W, the number of tokens in a row. If None, W = L. Windows in one row do not see each other, so one compiled
-        program serves windows of many lengths with little padding.
-      bounds: the index of the first predicted token of each document, from 0 to N − 1, and then N. No window crosses a
-        bound. If None, the text is one document.
+      width: W, the number of tokens in a row. If None, W = L. Windows in one row do not see each
+        other, so one compiled program serves windows of many lengths with little padding.
+      bounds: the index of the first predicted token of each document, from 0 to N − 1, and then N.
+        No window crosses a bound. If None, the text is one document.
 
     Raises:
-      ConfigError: the text has fewer than two tokens, a number is too small, the stride is larger than L, or a window
-        does not fit into a row.
+      ConfigError: the text has fewer than two tokens, a number is too small, the stride is larger
+        than L, or a window does not fit into a row.
 
     >>> windows = sliding(np.arange(7), 4, 2).take([0, 1])
     >>> windows["inputs"].tolist(), windows["entries"].tolist()
@@ -107,7 +109,8 @@ class Losses:
     def by_seen(self, most: int, bins: int = 16) -> tuple[np.ndarray, np.ndarray]:
         """Averages losses over at most `bins` equal ranges of tokens seen, 1 … `most`.
 
-        Returns (the middle of each range, the mean loss in each range). Ranges without tokens are left out.
+        Returns (the middle of each range, the mean loss in each range). Ranges without tokens are
+        left out.
 
         >>> losses = Losses(np.array([4.0, 2.0, 1.0, 1.0]), np.array([1, 2, 3, 4]))
         >>> [x.tolist() for x in losses.by_seen(4, bins=2)]
@@ -124,8 +127,8 @@ class Losses:
 def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
     """Measures the loss of every token under a decoder, `batch_size` rows of windows at a time.
 
-    `windows` are from `sliding`. `label` is the label of the progress bar. Raises ConfigError if a window is longer
-    than a table of the encoding, or if a loss is not finite.
+    `windows` are from `sliding`. `label` is the label of the progress bar. Raises ConfigError if a
+    window is longer than a table of the encoding, or if a loss is not finite.
     """
     check_length(model, int(windows.pieces.sizes.max()))
     graph, state = nnx.split(model)

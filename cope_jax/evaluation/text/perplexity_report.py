@@ -36,9 +36,10 @@ def read(
 ) -> Losses:
     """Measures the loss of every token of a split, in sliding windows.
 
-    Positions are 0, 1, … in each window, even if training sampled other positions. If the task packs documents, no
-    window crosses from one document into the next. End-of-document tokens that were added to the text do not count. For
-    the other arguments and for errors, see `sliding` and `losses`.
+    Positions are 0, 1, … in each window, even if training sampled other positions. If the task
+    packs documents, no window crosses from one document into the next. End-of-document tokens that
+    were added to the text do not count. For the other arguments and for errors, see `sliding` and
+    `losses`.
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
@@ -82,7 +83,8 @@ def figures_table(records: Sequence[Record]) -> Table:
     """Makes a table with a row for each length; cells show mean ± standard deviation over seeds."""
     first = records[0]
     counts = f"{first['tokens']:,} tokens, {first['words']:,} words, {first['bytes']:,} bytes"
-    figures = [name for name in FIGURES if name in first]  # some are missing if words or bytes are lost
+    # Some are missing if words or bytes are lost.
+    figures = [name for name in FIGURES if name in first]
     rows = []
     for length in lengths(records):
         selected = select(records, length=length)
