@@ -87,5 +87,5 @@ _SLOW = re.compile("|".join(f"tests/{line}" for line in PATTERNS.strip().splitli
 
 
 def is_slow(node_id: str) -> bool:
-    """Whether CI leaves this case out."""
+    """True if CI leaves this case out."""
     return _SLOW.match(node_id) is not None

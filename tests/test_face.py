@@ -1,4 +1,4 @@
-"""What `import cope_jax as cj` offers, and what an import leaves alone."""
+"""The names of `import cope_jax as cj`, and what an import leaves alone."""
 
 import doctest
 import inspect

@@ -1,4 +1,4 @@
-"""Every code block of every page: its Python runs and shows what it says, its commands exist, with flags and values."""
+"""Code blocks of pages: Python runs and shows what it says; commands, flags and values exist."""
 
 import argparse
 import ast
@@ -140,7 +140,7 @@ COMMON = ("cope_jax.cli.distributed", "cope_jax.cli.jobs")
 
 
 def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parses the arguments as the command does, and reads what its flags say of configs, encodings and tasks."""
+    """Parses arguments as the command does, and reads values of configs, encodings and tasks."""
     assert importlib.util.find_spec(module), f"there is no {module}"
     monkeypatch.setattr(sys, "argv", [module, *arguments])  # where config flags look for their fields
     monkeypatch.chdir(ROOT)

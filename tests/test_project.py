@@ -1,4 +1,4 @@
-"""What holds for the project as a whole."""
+"""Rules of the project as a whole."""
 
 import ast
 import collections
@@ -39,7 +39,7 @@ for registry in (ENCODINGS, TASKS, MODELS):
     for registered in registry:
         HOMES[registered].add(registry.get(registered).__module__)
 ORDINARY_WORDS = {"none", "spam", "text", "words"}
-"""Names that mean other things too: they count only where the name of something is looked up or compared."""
+"""Names with other meanings: they count only where a name is looked up or compared."""
 MAY_NAME = {
     "experiments/grids/": "a grid chooses what it compares",
     "cope_jax/attention/kernels/cpu/check.py": "the library is checked with one encoding of each kind",
@@ -239,7 +239,7 @@ def test_files_have_names_of_their_own():
 
 
 def test_nothing_else_names_an_encoding_a_task_or_a_model():
-    """So that adding one changes its own file and the line that imports it, and no ladder of cases elsewhere."""
+    """Adding one changes its file and the line that imports it: there are no ladders of cases."""
     spoken_in, excused = {}, set()
     for path in [*MODULES, *COMMANDS, *TOOLS]:
         name = str(path.relative_to(ROOT))
@@ -254,7 +254,7 @@ def test_nothing_else_names_an_encoding_a_task_or_a_model():
 
 
 def names_in(tree: ast.Module, module: str) -> set[str]:
-    """The registered names that a module writes, and the modules of registered classes that it imports from."""
+    """The registered names that a module writes, and imported modules of registered classes."""
     nodes = list(ast.walk(tree))
     silent = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
     asked = {id(child) for node in nodes if looks_up(node) for child in ast.walk(node)}
@@ -270,7 +270,7 @@ def names_in(tree: ast.Module, module: str) -> set[str]:
 
 
 def looks_up(node: ast.AST) -> bool:
-    """Whether it compares the name of something, or asks a registry for one."""
+    """True if it compares the name of something, or asks a registry for one."""
     if isinstance(node, ast.Compare):
         return any(isinstance(side, (ast.Attribute, ast.Subscript)) for side in [node.left, *node.comparators])
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("create", "get")

@@ -1,4 +1,4 @@
-"""Pages leave nothing out: each encoding, model, task, command and config has its row. test_pages.py has the blocks."""
+"""Pages are complete: each encoding, model, task, command and config has its row."""
 
 import dataclasses
 import itertools

@@ -221,7 +221,7 @@ class Shaped(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """What a config of somebody else may have; each default is allowed."""
+    """Fields that a config of somebody else may have; each default is allowed."""
 
     textual: "float" = 1
     either: "int | None" = None

@@ -1,4 +1,4 @@
-"""Plain words: phrases that need a second reading stay out of messages, docstrings, comments and pages."""
+"""Plain words: phrases that need a second reading stay out of messages, docstrings and pages."""
 
 import ast
 import io
@@ -38,14 +38,14 @@ BANNED = {
     r"no word of": "does not mention",
     r"as it stands": "unchanged",
 }
-"""What is not said: what to say instead."""
+"""Phrases, and what to say instead."""
 
 ALLOWED = {
     r"(?:if|there|None if) (?:there )?(?:is|are) none": "if there is none: of the things just named",
     r"None where there are none": "the same",
     r"several of ours": "parameters of ours, against theirs",
 }
-"""Where one of these is plain: why."""
+"""Plain uses of these phrases, and why."""
 
 
 def words(path: Path) -> Iterator[tuple[int, str]]:

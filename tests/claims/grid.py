@@ -1,4 +1,4 @@
-"""Sentences on the grid of abilities, and what its archived records must be for each of them to be true."""
+"""Sentences on the grid of abilities, and conditions on its records for them to be true."""
 
 import json
 import tarfile
@@ -26,7 +26,7 @@ def solved(r: Records, name: str, split: str) -> significance.Share:
 
 
 def none_learns_all(r: Records) -> bool:
-    """Whether each encoding fails in distribution at a task that another one learns."""
+    """True if each encoding fails in distribution at a task that another one learns."""
     learned = [s for s, c in r.views[IN].items() if any(r.mean(s, n) <= LEARNED for n in c.errors)]
     return all(any(n in r.views[IN][s].errors and r.mean(s, n) > LEARNED for s in learned) for n in r.names())
 
@@ -39,7 +39,7 @@ def version_2(name: str, seed: int, test: str = "result") -> float:
 
 
 def five_seeds(r: Records) -> list[str]:
-    """How many encodings have five seeds on each task, and how many fewer."""
+    """The numbers of encodings with five seeds on each task, and with fewer."""
     full = [name for name in r.names() if all(len(c.errors.get(name, ())) >= 5 for c in r.views[IN].values())]
     return [WORDS[len(full)], str(len(r.names()) - len(full))]
 

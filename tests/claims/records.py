@@ -1,4 +1,4 @@
-"""What sentences of pages are checked against: the archived records, and the tables of RESULTS.md."""
+"""The sources of sentences of pages: the archived records, and the tables of RESULTS.md."""
 
 import dataclasses
 import functools
@@ -77,7 +77,7 @@ class Records:
         return self._better[setting, split]
 
     def beats_all(self, name: str, setting: str, split: str = IN) -> bool:
-        """Whether an encoding is shown to be better than all others that have five seeds."""
+        """True if an encoding is shown to be better than all others with five seeds."""
         return {(name, other) for other in self.names(5) if other != name} <= self.better(setting, split)
 
     def cell(self, heading: str, row: str, column: str, table: int = 0) -> list[float]:

@@ -1,4 +1,4 @@
-"""Sentences on runs whose figures are in tables of RESULTS.md, and what the tables must have for them to be true."""
+"""Sentences on runs with figures in RESULTS.md, and conditions on tables for them to be true."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from tests.claims.records import COMMANDS, GALLERY, README, RESULTS, ROOT, Claim
 
 
 def loses(r: Records, heading: str, name: str, table: int, near: str, far: str) -> float:
-    """By how many per cent the perplexity in the column `far` is above that in the column `near`."""
+    """Per cent by which the perplexity in the column `far` exceeds that in `near`."""
     return 100 * (r.first(heading, name, far, table) / r.first(heading, name, near, table) - 1)
 
 
 def code_loses(r: Records) -> list[float]:
-    """By how many per cent perplexities of code rise from the length of training to eight times this length."""
+    """Per cent by which perplexities of code rise from the length of training to eight times it."""
     near = "token perplexity, validation / test"
     return [100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, near)[2] - 1) for n in ("cope", "relative", "rope")]
 
@@ -24,7 +24,7 @@ def row(r: Records, heading: str, name: str, *columns: str) -> list[float]:
 
 
 def beyond(columns: Sequence[str], heading: str) -> Callable[[Records], bool]:
-    """Whether CoPE has the lowest mean in all columns."""
+    """True if CoPE has the lowest mean in all columns."""
     others = ("rope", "relative", "learned")
     return lambda r: all(r.first(heading, "cope", c) < min(r.first(heading, o, c) for o in others) for c in columns)
 
@@ -42,19 +42,19 @@ def quick(r: Records, split: str) -> list[float]:
 
 
 def newest(r: Records) -> list[float]:
-    """CoPE's errors on the split sparse, of the 20 seeds that were measured last, which a sentence lists."""
+    """CoPE's errors on the split sparse, of the last 20 measured seeds, which a sentence lists."""
     page = " ".join((ROOT / RESULTS).read_text().split())
     listed = page.split("On sparse, the seeds 0 to 19 have ")[1].split(" %")[0]
     return [r.number(number) for number in re.findall(r"[\d.]*\d", listed)]
 
 
 def few_errors(r: Records) -> int:
-    """How many of these seeds have at most 1 % error."""
+    """The number of these seeds with at most 1 % error."""
     return sum(error <= 1 for error in newest(r))
 
 
 def of_the_table(r: Records) -> bool:
-    """Whether the list begins with the error of seed 0 in the table of encodings."""
+    """True if the list begins with the error of seed 0 in the table of encodings."""
     return newest(r)[0] == r.first("Quick", "cope", "sparse")
 
 

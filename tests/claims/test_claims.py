@@ -1,4 +1,4 @@
-"""Every sentence on results is in its page with the values of the records, and the records support it."""
+"""Sentences on results are in their pages with the records' values, which support them."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def written(claim, records):
 
 
 def supports(records, claim):
-    """Whether records have what a claim needs, and say what its page does."""
+    """True if records have the values of a claim, and agree with its page."""
     try:
         return bool(claim.holds(records)) and written(claim, records) in PAGES[claim.page]
     except LookupError:
@@ -59,7 +59,7 @@ OTHERS = {
     "fewer seeds": {"rows": [row for row in ARCHIVED.rows if row["seed"]]},
     "one value": {"rows": change(value=lambda _: 0.0, parameters=lambda _: 1), "number": lambda _: 0.5},
 }
-"""What differs from the archived records."""
+"""Changes of the archived records."""
 OTHERS = {name: dataclasses.replace(ARCHIVED, **fields) for name, fields in OTHERS.items()}
 
 
@@ -107,7 +107,7 @@ NO_RESULT = [
     "on one CPU core.",
     "Small models learn a task for each, and are tested on longer examples.",
 ]
-"""What the passages below say without being a result."""
+"""Passages that are no results."""
 
 PASSAGES = [
     (RESULTS, "**All figures below", "Their [records]"),

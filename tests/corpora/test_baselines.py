@@ -8,7 +8,7 @@ VOCAB, SPECIAL = 60, (0, 1, 2)
 
 
 def examples(count, seed, topics=6, shared=True):
-    """Each side has pieces of a topic and pieces that all topics have; where B follows, it is of A's topic."""
+    """Each side has pieces of a topic, and others; B has A's topic where it follows A."""
     rng = np.random.default_rng(seed)
     batch = {name: np.zeros((count, 16), np.int32) for name in ("inputs", "segments", "mask")}
     following = rng.integers(0, 2, count).astype(np.int32)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `files` by their names: no more than `cut` bytes of each, and then it hangs up, or waits if it `holds`."""
+    """Serves `files`: at most `cut` bytes of each, then it hangs up, or waits if it `holds`."""
 
     daemon_threads = True
     block_on_close = False

@@ -191,7 +191,7 @@ def test_a_host_that_starts_at_the_same_time_is_not_refused(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("moment", ["train", "write"])
 def test_a_host_with_other_flags_stops_the_first(moment, tmp_path, monkeypatch):
-    """The other one begins while this one learns its vocabulary, or before it has finished a shard."""
+    """The other begins while this one learns its vocabulary, or before its first shard."""
     ours, out = source(tmp_path / "in"), tmp_path / "out"
     of, name = (shard_export.loading, "train") if moment == "train" else (shard_writer.Chunk, "write")
     call = getattr(of, name)

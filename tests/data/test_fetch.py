@@ -1,4 +1,4 @@
-"""Corpora from a server on this machine: a zip of the built-in sample, whole, cut off, damaged and absent."""
+"""Corpora from a local server: a zip of the built-in sample, whole, cut off, damaged and absent."""
 
 import hashlib
 import io

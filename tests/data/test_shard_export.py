@@ -36,7 +36,7 @@ def records(folder, shard):
 
 
 def parse(record, width):
-    """A record's pieces, each (entry, whether it begins a document, inputs, targets), and its idle targets."""
+    """A record's pieces, (entry, begins a document, inputs, targets), and its idle targets."""
     number = itertools.count()
 
     def uint32():

@@ -34,7 +34,7 @@ addEventListener("load", () => { found.milliseconds = performance.now() - began;
 
 
 def browse(path, folder, script, *flags):
-    """What a script leaves in the object `found`, and the errors of the page and its script."""
+    """The object `found` that a script fills, and the errors of the page and its script."""
     copy = folder / "probed.html"
     copy.write_text(path.read_text().replace("<body>", "<body>" + SCRIPT % script, 1))  # libraries may have it too
     command = [CHROMIUM, *OPTIONS.split(), *flags, f"--user-data-dir={folder / 'user'}", copy.as_uri()]

@@ -11,7 +11,7 @@ METRICS = ("loss", "token_error", "sequence_error")
 
 
 def records(errors):
-    """Records of encoding → split → the sequence error of each seed; the token error is a tenth of it."""
+    """Records of encoding → split → sequence error by seed; the token error is a tenth of it."""
     return [
         {
             "task": "selective_copy",

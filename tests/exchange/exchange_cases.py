@@ -1,4 +1,4 @@
-"""Tiny GPT-2s and Llamas as folders of Hugging Face's files, written without the package, with every tensor random."""
+"""Tiny random GPT-2s and Llamas in folders of Hugging Face's files, written without the package."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-VOCAB, LENGTH, LAYERS, WIDTH, HEADS, HIDDEN = 13, 9, 2, 8, 4, 12
+VOCAB, LENGTH, LAYERS = 13, 9, 2
+WIDTH, HEADS, HIDDEN = 8, 4, 12
 GPT2 = {
     "model_type": "gpt2",
     "vocab_size": VOCAB,
@@ -43,7 +44,7 @@ LLAMA = {
     "eos_token_id": [4, 5],
 }
 JUNK = (None, True, 1.5, "x", [1.5], {"x": 1})
-"""What may stand where something else should."""
+"""Values in place of right ones."""
 SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,

@@ -66,7 +66,7 @@ def test_what_is_saved_is_loaded(folder, params):
 
 
 def test_names_without_prefix_and_without_heads(folder, params):
-    """As a file of the encoder alone has them, with what old versions added, and old names of norms."""
+    """Files of the encoder alone, with additions of old versions and old names of norms."""
 
     def bare(tensors):
         kept = {name.removeprefix("bert."): value for name, value in tensors.items() if name.startswith("bert.")}
@@ -98,7 +98,7 @@ def test_half_precision_becomes_float32(folder, params):
 
 
 def test_a_model_is_made_of_what_there_is(params):
-    """What is absent starts at random."""
+    """Absent parameters start at random."""
     model = formats.build(CHOICES, {"encoder": params["encoder"]})
     other = nnx.to_pure_dict(nnx.state(model))
     equal(other["encoder"], params["encoder"])
@@ -257,7 +257,7 @@ def test_options_of_the_table_of_positions_do_not_matter(tmp_path, params):
 
 
 def test_a_table_of_positions_of_its_own_size_is_saved_with_it(tmp_path):
-    """What is read has as many places as there are rows."""
+    """The loaded config has as many positions as the table has rows."""
     choices = config(encoding="learned(max_length=20)")
     params = nnx.to_pure_dict(random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)[1])
     bert_files.save(tmp_path, choices, params)

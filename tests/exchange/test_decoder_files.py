@@ -1,4 +1,4 @@
-"""The files of GPT-2 and Llama: what is in them against a NumPy oracle, what is written, and what is wrong."""
+"""The files of GPT-2 and Llama: content against a NumPy oracle, what is written, and mistakes."""
 
 import copy
 import dataclasses

@@ -52,7 +52,7 @@ def test_what_was_saved_is_loaded(files):
 
 
 def test_the_file_is_that_of_the_oracle(files):
-    """The vectors of the oracle, which reads the datasets by their official names, shapes and order of the gates."""
+    """The oracle's vectors, from datasets by their official names, shapes and order of gates."""
     model, _, weights = files
     with h5py.File(weights) as file:
         value = {}
@@ -78,7 +78,7 @@ def test_the_file_is_that_of_the_oracle(files):
 
 
 def test_allennlps_fixture():
-    """Ten batches of three sentences, with states carried from batch to batch: both directions of the top layer."""
+    """Ten batches of three sentences with carried states: both directions of the top layer."""
     folder = Path(os.environ.get("COPE_JAX_DATA", "")) / "fixtures" / "elmo-allennlp"
     if "COPE_JAX_DATA" not in os.environ or not folder.is_dir():
         pytest.skip("AllenNLP's ELMo fixture is not in fixtures/elmo-allennlp of the folder that COPE_JAX_DATA names")
@@ -155,7 +155,7 @@ def test_files_that_are_none(files, tmp_path):
 
 
 def replaced(weights, target, write):
-    """A copy of the weights in which `write` makes `char_embed` anew; it gets the file and the former values."""
+    """A copy of the weights in which `write(file, former values)` makes `char_embed` again."""
     target.write_bytes(weights.read_bytes())
     with h5py.File(target, "r+") as file:
         values = file["char_embed"][...]

@@ -1,4 +1,4 @@
-"""The fields of Hugging Face's files: the table in docs/exchange.md, the code and transformers agree on them."""
+"""Fields of Hugging Face's files: docs/exchange.md, the code and transformers agree on them."""
 
 import collections
 import copy

@@ -1,4 +1,4 @@
-"""Every registered model goes through a folder and comes back the same; what is wrong is said in one line."""
+"""Every registered model comes back the same from a folder; mistakes are one line."""
 
 import copy
 import dataclasses

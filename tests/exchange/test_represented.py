@@ -1,4 +1,4 @@
-"""A format writes every option of a config, or refuses it: all options of all encodings, blocks and models vary."""
+"""A format writes every option of a config, or refuses it: every option of every part varies."""
 
 import collections
 import dataclasses
@@ -78,7 +78,7 @@ def varied(config):
 
 
 def encodings(base):
-    """Configs with every encoding, with its defaults and with another value of each of its options."""
+    """Configs with every encoding, by default and with another value of each option."""
     for name in ENCODINGS:
         yield name, dataclasses.replace(base, encoding=EncodingConfig(((name, {}),)))
         for field in dataclasses.fields(ENCODINGS.get(name).Config):
@@ -93,7 +93,7 @@ def encodings(base):
 
 
 def written(form, config):
-    """What is read back of what a format writes for a config; None if the format refuses the config."""
+    """The config that a format reads back after writing one; None if it refuses the config."""
     try:
         return FORMATS[form]._read(json.loads(json.dumps(FORMATS[form]._written(config))), "config.json")
     except ConfigError as error:
@@ -136,7 +136,7 @@ def test_every_option_of_a_model_is_written_or_refused(form):
 
 
 def function(config):
-    """All options of a model, but those of its encoding, by name; sizes that are None stand for the sizes in full."""
+    """All options of a model except its encoding's, by name, with sizes for those that are None."""
     flat = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in ("block", "encoding")}
     return flat | {f"block.{name}": value for name, value in vars(config.block).items()} | deciding_options(config)
 

@@ -1,4 +1,4 @@
-"""Generated tokens: the most probable ones, the distribution of drawn ones, where rows end, and the user's mistakes."""
+"""Generated tokens: the most probable, the distribution of drawn ones, ends of rows, mistakes."""
 
 import functools
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def test_tokens_depend_on_the_key_alone():
 
 @pytest.mark.slow
 def test_a_row_is_drawn_alike_whatever_stands_beside_it():
-    """With its key; the prompts are equally long, so that even the logits are the same to the last bit."""
+    """With its key; prompts of equal length, so that even the logits are bit-identical."""
     decoder, prompts = model(config("rope", num_layers=1)), [[1, 2], [3, 4], [5, 6], [1, 2]]
     whole = generate(decoder, prompts, 20, key=KEY, top_k=9)
     assert len({tuple(row) for row in whole}) == 4
@@ -181,7 +181,7 @@ def test_drawn_tokens_follow_the_softmax(temperature):
 
 
 def test_filters_apply_together_after_the_temperature():
-    """Of 0.4, 0.3, 0.2, 0.1 the three highest are kept; they are 0.44, 0.33, 0.22, of which the first two reach 0.7."""
+    """Of 0.4, 0.3, 0.2, 0.1, three are kept: 0.44, 0.33, 0.22, of which the first two reach 0.7."""
     draws, logits = 4_000, np.log(np.array([0.1, 0.4, 0.3, 0.2], np.float32))
     many = jnp.broadcast_to(logits, (draws, 4))
 

@@ -1,4 +1,4 @@
-"""Text that is shown while it is drawn: whole characters, no stop texts, and in the end every letter once."""
+"""Text shown while it is drawn: whole characters, no stop texts, in the end every letter once."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What may stand around attention: each option against loops, packed documents, and token by token."""
+"""Options around attention, each against loops, in packed documents, and token by token."""
 
 import dataclasses
 import math

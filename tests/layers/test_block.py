@@ -1,4 +1,4 @@
-"""Where a block drops, which types it keeps, and that attention may look both ways; the rest the decoder shows."""
+"""Dropout in a block, the types it keeps, and attention both ways; see the decoder for more."""
 
 import functools
 
@@ -70,7 +70,7 @@ def test_the_sublayers_are_dropped_independently():
 
 
 def test_attention_weights_are_dropped():
-    """Every value being 1, the output is the sum of a row's weights: 1 without dropout, and in the mean with it."""
+    """With values 1, the output is the sum of a row's weights: 1, or 1 in the mean with dropout."""
     layer = SelfAttention(CONFIG, 1.0, rngs=nnx.Rngs(0))
     constant(layer.value, 1)
     layer.out.kernel[...] = jnp.eye(WIDTH)
@@ -115,7 +115,7 @@ def test_attention_may_look_both_ways(causal):
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_norms_of_bfloat16_are_computed_in_float32(kind):
-    """The result is right to the last of bfloat16's eight bits, where its own arithmetic would lose the mean."""
+    """The result is right to the last of eight bits, where bfloat16 would lose the mean."""
     norm = Norm(BlockConfig(model_dim=64, norm=kind), rngs=nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).normal(20, 1, (5, 64)), jnp.bfloat16)
     y = norm(x)

@@ -1,4 +1,4 @@
-"""Recurrent layers against the NumPy oracle, their gradients against differences, and both against PyTorch."""
+"""Recurrent layers against the NumPy oracle and PyTorch; gradients also against differences."""
 
 import functools
 

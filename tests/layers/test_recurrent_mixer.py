@@ -1,4 +1,4 @@
-"""Recurrent mixers: the layer against loops, packed documents, token by token, and what they refuse."""
+"""Recurrent mixers against loops, in packed documents, token by token, and what they refuse."""
 
 import math
 

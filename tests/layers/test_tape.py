@@ -1,4 +1,4 @@
-"""TAPE: it starts as RoPE, only distances count, and its positions are float32. The oracle is in tests/models."""
+"""TAPE starts as RoPE; only distances count; its positions are float32. Oracle: tests/models."""
 
 import functools
 

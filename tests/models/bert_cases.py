@@ -15,7 +15,8 @@ from tests.encodings.cases import FAST_COMPILE, rule_of
 from tests.oracle import bert as oracle
 from tests.oracle.encodings import Rule, Sizes
 
-VOCAB, LENGTH, LAYERS, WIDTH, HEADS = 17, 9, 2, 8, 2
+VOCAB, LENGTH = 17, 9
+LAYERS, WIDTH, HEADS = 2, 8, 2
 LENGTHS = (9, 5, 7)  # of the rows of the batch: real tokens
 jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 
@@ -28,7 +29,7 @@ def config(encoding: str = "learned", dtype: str = "float32", dropout: float = 0
 
 
 def random_state(model: Any, seed: int = 0, dtype: Any = np.float64, scale: float = 0.4) -> tuple[Any, nnx.State]:
-    """The structure of a model, and parameters that are all random and matter. `model` is a function that makes it."""
+    """The structure of `model()`, and parameters that are all random and matter."""
     graphdef, state = nnx.split(nnx.eval_shape(model))
     rng = np.random.default_rng(seed)
 

@@ -36,7 +36,7 @@ def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef, nnx.State]:
 
 
 def build(config: DecoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
-    """A decoder whose every parameter is random and matters: no table or bias at 0, no scale at 1."""
+    """A decoder whose parameters all are random and matter: no bias is 0, no scale 1."""
     graphdef, state = abstract(config)
     rng = np.random.default_rng(seed)
     values = jax.tree.map(lambda a: rng.normal(scale=0.5, size=a.shape).astype(a.dtype), nnx.to_pure_dict(state))

@@ -1,4 +1,4 @@
-"""Modules whose every parameter is random and matters: no bias is at 0, no weight of a mix like another."""
+"""Modules whose parameters all are random and matter: no bias is 0, no weights of a mix equal."""
 
 from collections.abc import Callable
 from typing import Any

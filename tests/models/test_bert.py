@@ -83,7 +83,7 @@ def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
 
 @functools.cache
 def compiled():
-    """(graphdef, state, run) of a float32 BERT with dropout; run(state, fields, key) → (states, mlm, nsp)."""
+    """(graphdef, state, run) of BERT with dropout; run(state, fields, key) → (states, mlm, nsp)."""
     graphdef, state = build(config(dropout=0.3), dtype=np.float32)
 
     @jit
@@ -127,7 +127,7 @@ def test_every_token_sees_every_other():
 
 @pytest.mark.newest
 def test_dropout_is_on_the_embeddings_and_in_every_block():
-    """Each layer is compared with what it makes, without dropout, of the same dropped states below it."""
+    """Each layer equals its output without dropout for the same dropped states below it."""
     assert config(dropout=0.3).stochastic and not config().stochastic
     graphdef, state, _ = compiled()
     fields = batch()
@@ -160,7 +160,7 @@ def test_dropout_depends_on_the_key_alone():
 
 @pytest.mark.parametrize("predictions", [3, LENGTH + 1])
 def test_predicting_at_some_places_is_the_same(predictions):
-    """Where there are as many as the row with most has."""
+    """With as many places as the fullest row has."""
     fields = batch()
     everywhere, some = (measured(fields, number) for number in (None, predictions))
     for name, value in everywhere.items():
@@ -221,7 +221,7 @@ def test_flops_of_the_heads_are_shared_by_the_tokens():
 
 
 def test_initial_parameters():
-    """Matrices and tables are normal with 0.02, cut at two deviations; biases 0, scales 1; the loss is chance's."""
+    """Matrices have stddev 0.02, cut at two; biases are 0, scales 1; the loss is chance's."""
     choices = BertConfig(vocab_size=500, max_length=50, num_layers=2, block=bert_block(32, 2))
     fields = {name: np.tile(value, (10, 1) if value.ndim == 2 else 10) for name, value in batch().items()}
 
@@ -253,7 +253,7 @@ def test_encodings_for_causal_attention_are_refused(encoding):
 
 
 def test_a_small_epsilon_is_safe():
-    """Rows that hardly vary: the variance is no difference of squares, which would be off by far more than 1e-12."""
+    """Rows that hardly vary: a variance by a difference of squares would be off by over 1e-12."""
     norm = Norm(bert_block(64, 2), rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     x = (100 + 0.01 * rng.normal(size=(3, 64))).astype(np.float32)

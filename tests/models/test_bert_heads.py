@@ -1,4 +1,4 @@
-"""What is put on BERT: what heads read, in which type, and what a frozen encoder is."""
+"""Heads on BERT: the states they read, their types, and a frozen encoder."""
 
 import types
 
@@ -50,7 +50,7 @@ def test_fields_of_other_shapes_are_one_clear_line():
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("cls, options", [(BertClassifier, {}), (BertTagger, {}), (BertTagger, {"layers": "mix"})])
 def test_heads_read_the_encoder(cls, options, frozen):
-    """Their logits follow from its states, and a frozen encoder has no gradient at all, nor dropout."""
+    """Logits follow from the states; a frozen encoder has neither gradient nor dropout."""
     choices, graphdef, state = head(cls, frozen=frozen, **options)
     fields = head_batch(cls)
     assert choices.frozen_modules == (("encoder",) if frozen else ())

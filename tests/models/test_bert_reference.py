@@ -1,4 +1,4 @@
-"""BERT and its parts against PyTorch and transformers, every parameter noisy: states, losses, gradients."""
+"""BERT and its parts, with noisy parameters, against PyTorch and transformers: also gradients."""
 
 import functools
 
@@ -53,7 +53,7 @@ def reference(activation="gelu"):
 
 @functools.cache
 def reference_run(activation="gelu"):
-    """(states of every layer, MLM logits, NSP logits, the two losses), and gradients under the names of the files."""
+    """(layers' states, MLM logits, NSP logits, two losses), and gradients by names in files."""
     model, fields = reference(activation), {name: torch.tensor(value) for name, value in batch().items()}
     labels = torch.where(fields["weights"] > 0, fields["targets"].long(), -100)
     out = model(
@@ -188,7 +188,7 @@ def block_tensors(params):
 
 
 def attention_tensors(params, ours, theirs):
-    """The weights of attention under PyTorch's names: queries, keys and values are one matrix there."""
+    """Attention's weights by PyTorch's names: queries, keys and values in one matrix."""
     three = [ours + name for name in ("query", "key", "value")]
     return {
         f"{theirs}in_proj_weight": np.concatenate([params[f"{name}/kernel"].T for name in three]),

@@ -1,4 +1,4 @@
-"""What holds for the decoder as a whole: who sees whom, what depth costs, what is random, and where it starts."""
+"""The decoder as a whole: who sees whom, the cost of depth, random numbers, and its start."""
 
 import functools
 
@@ -48,7 +48,7 @@ def equal(actual, expected):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_no_token_reaches_an_earlier_logit(name):
-    """The gradient of each logit to each token's embedding is exactly 0 above the diagonal, and nowhere else."""
+    """The gradient of a logit to a token's embedding is 0 above the diagonal, and nowhere else."""
     graphdef, state = build(CHOICES[name])
     different = np.arange(LENGTH, dtype=np.int32)[None]  # so that each token has a row of the embedding to itself
 
@@ -75,7 +75,7 @@ def test_tokens_behind_never_change_what_was_said():
 
 @pytest.mark.parametrize("wrong", [-1, VOCAB])
 def test_a_token_that_is_none_is_loud(wrong):
-    """In its whole sequence, for what is masked is multiplied by 0; other sequences are as they were."""
+    """In its whole sequence, as 0 times NaN is NaN; other sequences are unchanged."""
     changed = tokens()
     changed[0, 3] = wrong
     broken, right = logits(changed), logits(tokens())
@@ -187,14 +187,14 @@ def test_dropout_depends_on_the_key_alone():
 
 
 def test_dropout_on_the_embeddings():
-    """Where the blocks add nothing and the output is the identity, the dropped features are the zeros of the logits."""
+    """The blocks add nothing, the output is the identity: dropped features are zero logits."""
     plain, dropped = constant_decoder(embedding=1, added=0)
     assert np.all(plain != 0)
     assert abs((dropped == 0).mean() - RATE) < 5 * (RATE * (1 - RATE) / dropped.size) ** 0.5
 
 
 def test_layers_are_dropped_apart():
-    """Where both blocks add 1 to every feature of 0, the features of a token have 0, 1 or 2 of them."""
+    """Both blocks add 1 to every feature of 0: the features of a token have 0, 1 or 2 of them."""
     plain, dropped = constant_decoder(embedding=0, added=1)
     np.testing.assert_allclose(plain, 1, rtol=1e-5)
     twice = dropped / np.maximum(dropped.max(axis=-1, keepdims=True), 1e-9)
@@ -209,7 +209,7 @@ RATE = 0.25
 
 
 def constant_decoder(embedding, added):
-    """(logits without dropout, with it): normed sums of the embeddings and of the number that each block adds."""
+    """(logits without and with dropout): normed sums of embeddings and of each block's number."""
     width = 8
     choices = config("none", {"dropout": RATE, "norm": "rms", "model_dim": width}, vocab_size=width)
     graphdef, state = build(choices)
@@ -226,7 +226,7 @@ def constant_decoder(embedding, added):
 
 
 def test_low_precision_is_for_products_only():
-    """Parameters, logits and gradients stay float32, and the result is that of float32 to bfloat16's eight bits."""
+    """Parameters, logits and gradients are float32, and results those of float32 to eight bits."""
     low = config(ENCODING, {"compute_dtype": "bfloat16"})
     graphdef, state = build(low)
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
@@ -273,7 +273,7 @@ def test_the_encoding_of_the_model_is_one():
 
 @pytest.mark.parametrize("num_layers", [1, 8])
 def test_initial_parameters(num_layers):
-    """E has variance 1, W 1/inputs, and 1/(2·layers) of it where it adds to the stream; within five standard errors."""
+    """Variances: E 1, W 1/inputs, 1/(2·layers) of it before the stream; to five standard errors."""
     choices = DecoderConfig(
         vocab_size=50,
         max_length=8,
@@ -378,7 +378,7 @@ def test_an_unknown_attention_implementation_is_an_error():
     "encoding", ["cope(npos_max=4)+rope", pytest.param("relative(max_distance=5)", marks=pytest.mark.slow)]
 )
 def test_forward_mode_and_hessian_vector_products(encoding, x64):
-    """Of full attention: the directional derivative is the gradient's, and the Hessian is symmetric."""
+    """Of full attention: jvp equals the gradient's product, and the Hessian is symmetric."""
     choices = config(encoding, {"attention": "full", "compute_dtype": "float64"})
     graphdef, state = build(choices)
     state = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), state)

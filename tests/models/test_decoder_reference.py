@@ -1,4 +1,4 @@
-"""GPT-2 and Llama in our decoder against transformers, every parameter noisy: logits, loss, gradients, files."""
+"""GPT-2 and Llama, with noisy parameters, against transformers: logits, loss, gradients, files."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def model_of(folder, dtype="float64"):
 
 
 def exact(model):
-    """Puts float64 in place of what Llama computes in float32 whatever its type: RMSNorm, and RoPE's angles."""
+    """Computes in float64 what Llama always computes in float32: RMSNorm, and RoPE's angles."""
     if isinstance(model, transformers.LlamaForCausalLM):
         config, body = model.config, model.model
         norms = [body.norm]
@@ -64,7 +64,7 @@ def exact(model):
 
 
 class as_float64:
-    """Has its frequencies made in float64: they are asked for with `.float()` and `dtype=torch.float`."""
+    """Makes frequencies in float64: transformers asks for `.float()` and `dtype=torch.float`."""
 
     def __enter__(self):
         self.kept = torch.float, torch.Tensor.float
@@ -128,7 +128,7 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_reads_what_is_saved(name, tmp_path):
-    """Under its own names, and nothing is missing, unexpected or changed; what it saves is read again."""
+    """Under its names, nothing is missing, unexpected or changed; what it saves is read again."""
     folder = write(tmp_path / "model", CASES[name], tensors(CASES[name]))
     config, params = formats.load(folder)
     formats.save(tmp_path / "ours", config, params, CASES[name]["model_type"])

@@ -118,7 +118,7 @@ def test_the_program_does_not_grow_with_depth(first):
 
 
 def test_bfloat16_is_for_products_only():
-    """The cache is of the compute type, and the logits are those of the full pass to its eight bits."""
+    """The cache has the compute type; logits are those of the full pass to its eight bits."""
     state, forward, prefill, decode = programs(config("cope(npos_max=4,gate=value)", {"compute_dtype": "bfloat16"}))
     _, cache = prefill(state, tokens()[:, :-1])
     assert {leaf.dtype for leaf in jax.tree.leaves(cache.entries)} == {jnp.dtype("bfloat16")}

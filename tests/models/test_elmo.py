@@ -132,7 +132,7 @@ def test_measures_are_the_oracles(x64):
 
 
 def test_the_gradient_is_pytorchs(x64):
-    """Of the loss of both directions with respect to every parameter, without clips, which PyTorch's LSTM has not."""
+    """Of both directions' loss to every parameter, without clips, which PyTorch's LSTM lacks."""
     torch = pytest.importorskip("torch", reason="PyTorch, the reference here, is not installed")
     tested, fields = model(np.float64, cell_clip=None, projection_clip=None), batch(dtype=np.float64)
     graphdef, state = nnx.split(tested)
@@ -208,7 +208,7 @@ def test_dropout_is_on_what_layers_read_and_on_the_top():
 
 
 def test_a_residual_adds_what_the_layer_has_read_with_dropout():
-    """The second layer puts out 0 here, so the top is its input, dropped from again: what is kept is twice it."""
+    """The second layer outputs 0: the top is its input, dropped from again and doubled."""
     tested = noisy(lambda: Elmo(dataclasses.replace(CONFIG, dropout=0.5), rngs=nnx.Rngs(0)))
     tested.directions[0][1].outer_NP[...] = jnp.zeros((4, 3))
     x, carry = jnp.ones((BATCH, 40, 3)), tested.initial_carry(BATCH)

@@ -20,7 +20,7 @@ from tests.models.cases import config
 
 
 def test_every_file_registers_a_model():
-    """By a line of the package: importing the file elsewhere, as these tests do, would register it too."""
+    """By a line of the package: importing the file elsewhere would register it, too."""
     package = pathlib.Path(models.__file__)
     files = {path.stem for path in package.parent.glob("*.py") if "@MODELS.register(" in path.read_text()}
     lines = [node for node in ast.parse(package.read_text()).body if isinstance(node, ast.ImportFrom)]

@@ -1,4 +1,4 @@
-"""The recurrent language model against the oracle and PyTorch, and what it carries from batch to batch."""
+"""The recurrent language model against oracle and PyTorch, and its state from batch to batch."""
 
 import dataclasses
 import functools
@@ -223,7 +223,7 @@ def dropping():
 
 @pytest.mark.parametrize("direction", [0, 1])
 def test_dropout_is_on_the_embedding_between_layers_and_on_the_top(direction):
-    """What is kept is twice what the layer makes of the dropped states below it, and is what the next one reads."""
+    """Kept values are twice the layer's output for dropped inputs, and the next one's input."""
     tested, tokens = dropping(), stream(length=20)["inputs"]
     carry = tested.initial_carry(BATCH)[direction]
 

@@ -1,4 +1,4 @@
-"""The notebook on contextual representations runs from the first cell to the last, at a tiny size."""
+"""The notebook on contextual representations runs from its first to its last cell, tiny."""
 
 import ast
 import types

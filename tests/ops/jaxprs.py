@@ -1,4 +1,4 @@
-"""What a function does, read off its trace."""
+"""The operations of a function, from its trace."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -52,7 +52,7 @@ def test_targets_may_be_integers_of_any_type(dtype):
 
 
 def test_the_probability_and_the_share_of_valid_tokens(rng):
-    """Token by token: what invalid tokens have of the probability, and which valid ones have no more than they."""
+    """By token: the probability of invalid tokens, and valid ones of at most that probability."""
     logits, targets = problem(rng)
     valid = (rng.random(logits.shape) < 0.5).astype(np.float32)
     weights = np.array([[1, 0, 2], [1, 1, 0]], np.float32)

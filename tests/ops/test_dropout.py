@@ -1,4 +1,4 @@
-"""Dropout is a function of its key, and that of attention weights of the places of query and key."""
+"""Dropout is a function of its key; of attention weights, also of the places of query and key."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def test_without_key_or_rate_it_is_the_identity():
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_share_and_the_mean(rate):
-    """Entries are 0 or 1/(1−rate), and the share of zeros is within five standard errors of the rate: the mean is 1."""
+    """Entries are 0 or 1/(1−rate), the share of zeros within five standard errors of the rate."""
     y = np.asarray(dropout(ONES, rate, jax.random.key(0)))
     np.testing.assert_allclose(np.unique(y), [0, 1 / (1 - rate)], rtol=1e-6)
     assert abs((y == 0).mean() - rate) < 5 * (rate * (1 - rate) / y.size) ** 0.5
@@ -84,7 +84,7 @@ def test_a_pair_is_drawn_by_its_places_alone():
 
 
 def test_pairs_heads_examples_and_keys_are_independent():
-    """Two of them agree on half of the entries, to five standard errors; a pair and its mirror image too."""
+    """Two masks agree on half of the entries, to five standard errors; so do mirrored pairs."""
     scale = drawn(k=range(40))
     others = {
         "seeds": drawn(seed=1, k=range(40)),

@@ -56,7 +56,7 @@ def test_values_and_gradients():
 
 
 def test_whole_places_read_one_entry():
-    """0 and N−1, the ends of the table, among them. The neighbour's weight is 0, as is the gradient to the place."""
+    """With 0 and N−1, the ends of the table, where weight and gradient of the neighbour are 0."""
     z, _, _ = problem()
     p = np.broadcast_to(np.arange(PLACES, dtype=np.float64) % SIZE, (*LEAD, PLACES))
     dy = np.random.default_rng(1).normal(size=p.shape)
@@ -138,7 +138,7 @@ def test_types_are_kept(dtype):
 
 
 def everywhere(dtype):
-    """Values and places of a type: between the integers, at them, at both ends, clipped to the last."""
+    """Values and places of a type: between integers, at them, at both ends, clipped to the last."""
     z, p, dy = (a.astype(dtype) for a in problem(2))
     p[..., :4] = np.round(p[..., :4])
     p[..., 4], p[..., 5] = 0, SIZE - 1

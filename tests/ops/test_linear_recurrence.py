@@ -15,7 +15,8 @@ from tests.ops.jaxprs import equations
 from tests.oracle.differences import gradients as finite_differences
 from tests.oracle.mixers import recurrence
 
-BATCH, LENGTH, HEADS, WIDTH, VALUES = 2, 11, 2, 3, 4
+BATCH, LENGTH = 2, 11
+HEADS, WIDTH, VALUES = 2, 3, 4
 SEGMENTS = np.array([[0] * 11, [0, 0, 3, 3, 3, 3, 3, 3, 3, 5, 5]], np.int32)
 KINDS = {"linear": (0, False), "gla": (WIDTH, False), "delta": (0, True), "gated_delta": (1, True)}
 
@@ -49,7 +50,7 @@ def exact(given, example, segments=SEGMENTS):
 @pytest.mark.parametrize("size", [3, 4, 64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
-    """Chunks that divide the length, and that do not; segments that begin within chunks and between them."""
+    """Chunks that divide the length or do not; segments that begin within or between chunks."""
     monkeypatch.setattr(module, "CHUNK", size)
     monkeypatch.setattr(module, "VECTOR_CHUNK", size)
     given, weights = arrays(kind), np.random.default_rng(9).normal(size=(BATCH, LENGTH, HEADS, VALUES))
@@ -139,7 +140,7 @@ def test_the_code_of_flash_linear_attention_gives_the_same(kind, folder, functio
 
 @pytest.mark.parametrize("beta", [None, 0.5])
 def test_products_are_asked_for_in_full_precision(beta):
-    """What a CPU does anyway; an accelerator rounds the inputs of a product to fewer bits unless told."""
+    """An accelerator would round the inputs of a product to fewer bits unless asked not to."""
     x = jnp.ones((1, 5, 2, 3))
 
     def outputs(x):

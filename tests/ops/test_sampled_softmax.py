@@ -77,7 +77,7 @@ def test_draws_differ_within_and_the_first_follows_zipfs_law():
 
 @pytest.mark.parametrize("num_sampled", [2, 6])
 def test_the_corrected_sum_has_the_mean_of_the_full_one(num_sampled):
-    """Σ over the drawn of e^s/Q is, over many draws, Σ over all of e^s: within five standard errors."""
+    """The mean of Σ e^s/Q over drawn classes is Σ e^s over all, to five standard errors."""
     drawn, arrival = many(num_sampled)
     counts = np.asarray(jax.vmap(lambda d, a: expected_count(d, a, VOCAB))(drawn, arrival), np.float64)
     values = np.exp(TABLE @ X[0, 0] + BIAS)
@@ -101,7 +101,7 @@ def test_a_target_outside_of_the_vocabulary_is_loud(wrong):
 
 
 def test_bfloat16_is_read_and_summed_in_float32():
-    """The scores of rounded numbers, whose products and sums are float32: no rounding to 8 bits follows."""
+    """Scores of rounded numbers, with float32 products and sums: no rounding to 8 bits follows."""
     x, table = (jnp.asarray(value, jnp.bfloat16) for value in (X, TABLE))
     bias = BIAS.astype(np.float32)
 

@@ -45,7 +45,7 @@ def test_the_block_changes_nothing(block, rng, x64):
 
 
 def test_long_sums_of_gates_keep_their_last_bits():
-    """4096 gates near 1 in float32: a product that rounds to bfloat16 would read another row of the table."""
+    """4096 gates near 1 in float32: a product in bfloat16 would read another row of the table."""
     rng, sums = np.random.default_rng(0), jit(suffix_sum)
     gates = rng.integers(900, 1025, (3, 4096)) / 1024  # exact in float32, as are all of their sums
     np.testing.assert_array_equal(sums(gates.astype(np.float32)), reverse_cumsum(gates))
@@ -56,7 +56,7 @@ def test_long_sums_of_gates_keep_their_last_bits():
 
 @pytest.mark.parametrize("length", [8, 200])
 def test_products_are_asked_for_in_full_precision(length):
-    """What a CPU does anyway; an accelerator rounds the inputs of a product to fewer bits unless told."""
+    """An accelerator would round the inputs of a product to fewer bits unless asked not to."""
     x = np.ones(length, np.float32)
     products = [e for e in equations(value_and_pull, x, x) if e.primitive.name == "dot_general"]
     assert len(products) >= 2
@@ -73,7 +73,7 @@ def test_shape_and_type_are_kept(shape, dtype):
 
 
 def test_angles_keep_their_precision_over_100000_tokens():
-    """In float32 to 1e-5 turns, of steps that add up to 30,000 turns; the plain sum is off by more than 1e-3."""
+    """In float32 to 1e-5 turns, over 30,000 turns; the plain sum is off by more than 1e-3."""
     rng = np.random.default_rng(0)
     steps = rng.uniform(0.1, 0.5, (1, 100_000)).astype(np.float32)
     exact = np.cumsum(steps.astype(np.float64), axis=1)

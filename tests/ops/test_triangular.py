@@ -1,4 +1,4 @@
-"""The inverse of a unit lower triangular matrix, also where a power series would lose all digits."""
+"""The inverse of a unit lower triangular matrix, also where a power series loses all digits."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ def test_it_is_the_inverse(size, rng, x64):
 
 
 def test_reflections_at_equal_tokens_keep_their_digits(rng):
-    """64 equal tokens with β = 2, in float32: the powers of the matrix exceed 10^20, and its inverse is ±2."""
+    """64 equal tokens with β = 2: powers of the matrix exceed 10^20, and its inverse is ±2."""
     strict = np.tril(np.full((64, 64), 2.0, np.float32), -1)
     exact = np.linalg.inv(np.eye(64) + strict.astype(np.float64))
     np.testing.assert_allclose(inverse_of_unit_lower(jnp.asarray(strict)), exact, rtol=0, atol=1e-4)

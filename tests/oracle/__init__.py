@@ -1,1 +1,1 @@
-"""What the package should compute, written anew from the papers: NumPy float64 and explicit loops, no JAX."""
+"""Results of the package, written again from the papers: NumPy float64, explicit loops, no JAX."""

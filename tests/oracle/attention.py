@@ -1,4 +1,4 @@
-"""Softmax attention, one query, one head and one key at a time; and CoPE's gradients written out."""
+"""Softmax attention, one query, head and key at a time; and CoPE's gradients written out."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def visible(
     k_segments: Sequence[int] | None = None,
     mask: Array | None = None,
 ) -> bool:
-    """Whether query i of `length` sees key j of `keys`; the last query stands at the last key."""
+    """True if query i of `length` sees key j of `keys`; the last query is at the last key."""
     if mask is not None and not mask[i, j]:
         return False
     distance = i + keys - length - j
@@ -55,7 +55,7 @@ def attention(
     window: int | None = None,
     mask: Array | None = None,
 ) -> Array:
-    """out_i = Σ_j softmax_j(q_i·k_j/√K + what the encoding adds) v_j; 0 for a query that sees no key. One example."""
+    """out_i = Σ_j softmax_j(q_i·k_j/√K + the encoding's) v_j; 0 if no key is seen. One example."""
     (length, heads, width), (keys, groups, _) = q_LHK.shape, k_MGK.shape
     k_positions = range(keys) if k_positions is None else k_positions
     q_positions = range(keys - length, keys) if q_positions is None else q_positions

@@ -14,7 +14,7 @@ Params = Mapping[str, Array]  # by path, such as "attention/query/kernel"; a bia
 
 
 class Choices(NamedTuple):
-    """What a block is made of, besides the parameters."""
+    """The choices of a block, besides the parameters."""
 
     heads: int
     kv_heads: int
@@ -85,7 +85,7 @@ def turned(x_LHK: Array, e: Sequence[Array]) -> Array:
 
 
 def moved(e: Sequence[Array], attended: Sequence[Array], fed: Sequence[Array], params: Params) -> list[Array]:
-    """The positions after a block: e ← e + M (A e), then e ← e + W_down (silu(W_token f) ⊙ W_up e)."""
+    """Positions after a block: e ← e + M (A e), then e ← e + W_down (silu(W_token f) ⊙ W_up e)."""
     result = []
     for e_HK, a_HK, f_D in zip(e, attended, fed, strict=True):
         first = e_HK + params["mix_HH"] @ a_HK
@@ -104,7 +104,7 @@ def block(
     positions: Sequence[int],
     segments: Sequence[int] | None = None,
 ) -> tuple[list[Array], list[Array] | None]:
-    """x + f(norm(x)) for attention, then for the feed-forward layer; or norm(x + f(x)). With TAPE, e changes too."""
+    """x + f(norm(x)), or norm(x + f(x)), of attention, then feed-forward. TAPE changes e too."""
     pre = choices.norm_position == "pre"
     normed = normalise(x, params, "attention_norm", choices.norm) if pre else x
     attended, sums = self_attention(normed, e, params, choices, rule, positions, segments)
@@ -178,7 +178,7 @@ def linear(x: Array, params: Params, name: str) -> Array:
 
 
 def normalise(x: Sequence[Array], params: Params, name: str, kind: str, epsilon: float = 1e-6) -> list[Array]:
-    """Each token less its mean, over its standard deviation; or ("rms") over its root mean square alone."""
+    """Each token less its mean, over its standard deviation, or over its root mean square."""
     scale, bias = params[f"{name}/norm/scale"], params.get(f"{name}/norm/bias", 0.0)
     result = []
     for row in x:

@@ -44,7 +44,7 @@ def direction(x, layers, carry, clips, residual=True):
 
 
 def bilm(x, forward, backward, carry, clips, residual=True):
-    """All layers `[J, L, 2P]` of one sentence of vectors, and the states, from those of (forward, backward)."""
+    """All layers `[J, L, 2P]` of a sentence of vectors, and states, from (forward, backward)."""
     ahead, last = direction(x, forward, carry[0], clips, residual)
     back, first = direction(x[::-1], backward, carry[1], clips, residual)
     pairs = [(x, x), *((f, b[::-1]) for f, b in zip(ahead, back, strict=True))]

@@ -123,7 +123,7 @@ def rope(
     llama3: tuple[float, float, float, float] | None = None,
     magnitude: float | None = None,
 ) -> Rule:
-    """Turns the pair of features (c, c + r/2) by the angle i·base^(−2c/r); r is the number of features that turn."""
+    """Turns the pair of features (c, c + r/2) by i·base^(−2c/r); r features turn."""
     del params
     rotated = 2 * math.floor(fraction * sizes.head_dim / 2)
     if magnitude is None:
@@ -156,7 +156,7 @@ def rope(
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(−8(h+1)/H); for H not a power of two, those of the power below, then every other one of twice that power."""
+    """2^(−8(h+1)/H); else those of the power below H, then every other one of twice that power."""
     power = 1
     while 2 * power <= heads:
         power *= 2
@@ -191,7 +191,7 @@ def t5_bucket(distance: int, num_buckets: int, max_distance: int) -> int:
 def t5(
     params: Params, sizes: Sizes, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
 ) -> Rule:
-    """bias[bucket(i−j), h]; with two sides, keys after the query have the upper half of the buckets."""
+    """bias[bucket(i−j), h]; with two sides, keys after the query have the upper buckets."""
     assert params["table"].shape == (num_buckets, sizes.heads)
     if bidirectional:
         half = num_buckets // 2
@@ -212,7 +212,7 @@ def kerple(params: Params, sizes: Sizes) -> Rule:
 
 
 def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.0) -> Rule:
-    """f(ψ(|i−j|) / ψ(max(|m|·threshold, i, j)))_h, ψ(x) = log(|c|x + 1), f a network 1 → hidden → H, one ReLU."""
+    """f(ψ(|i−j|) / ψ(max(|m|·threshold, i, j)))_h, ψ(x) = log(|c|x + 1), f a ReLU network."""
     w1, b1, w2, b2 = (params[name] for name in ("hidden_kernel", "hidden_bias", "out_kernel", "out_bias"))
     assert w1.shape == (hidden,) and w2.shape == (hidden, sizes.heads)
 
@@ -230,7 +230,7 @@ def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.
 
 
 def cope_gates(params: Params, sizes: Sizes, gate: str, head: int, q: Vector, keys: Sequence[Key]) -> list[float]:
-    """Eq 3: g_ij = σ(q_i·k_j); or with keys of their own, k = x W_g; or with the value in the place of the key."""
+    """Eq 3: g_ij = σ(q_i·k_j); or with separate keys, k = x W_g; or with values as keys."""
     if gate == "query_key":
         return [sigmoid(key.logit) for key in keys]
     group = head // (sizes.heads // sizes.kv_heads)
@@ -291,7 +291,7 @@ def cope(
 def cope_two_sided(
     params: Params, sizes: Sizes, npos_max: int = 64, share_table: bool = False, scale_position_logits: bool = False
 ) -> Rule:
-    """Positions are sums of gates from the query outward, its own gate included, with a table for each side."""
+    """Positions are sums of gates outward from the query, its gate included, a table a side."""
     left = params["tables"][0]
     right = params["tables"][0 if share_table else 1]
     assert params["tables"].shape == (1 if share_table else 2, npos_max, sizes.head_dim)

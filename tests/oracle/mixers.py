@@ -16,7 +16,7 @@ def recurrence(
     beta_LH: Array | None,
     segments: Sequence[int],
 ) -> Array:
-    """S ← e^g S; S ← S + β k (v − Sᵀk)ᵀ, or S + k vᵀ without β; out = Sᵀ q/√K. S is 0 where a segment begins."""
+    """S ← e^g S; S ← S + β k (v − Sᵀk)ᵀ, or S + k vᵀ; out = Sᵀ q/√K. Segments begin with S = 0."""
     (length, heads, width), out = q_LHK.shape, np.zeros(v_LHV.shape)
     for head in range(heads):
         state = np.zeros((width, v_LHV.shape[-1]))

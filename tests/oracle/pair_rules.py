@@ -1,4 +1,4 @@
-"""Encodings in which query and key decide together, as their papers or code state them, one pair at a time."""
+"""Encodings of query and key together, by their papers or code, one pair at a time."""
 
 import math
 
@@ -6,7 +6,7 @@ from tests.oracle.rules import Params, Rule, Sizes, log_sigmoid, sigmoid, softma
 
 
 def stick_breaking(params: Params, sizes: Sizes, see_itself: bool = False, remainder: str = "zero") -> Rule:
-    """a_ij = σ(s_ij) Π (1 − σ(s_il)) over the nearer keys; by default without the query's own key."""
+    """a_ij = σ(s_ij) Π (1 − σ(s_il)) over nearer keys; by default without the query's token."""
     del params, sizes
 
     def weights(head, logits, keys):
@@ -22,7 +22,7 @@ def stick_breaking(params: Params, sizes: Sizes, see_itself: bool = False, remai
 
 
 def tra(params: Params, sizes: Sizes) -> Rule:
-    """A softmax over the keys with s > 0 of s + δ times the number of such keys up to the query; nothing if none."""
+    """Softmax over keys with s > 0 of s + δ · (number of such keys up to the query); 0 if none."""
     del sizes
 
     def added(head, q, token, keys):
@@ -104,7 +104,7 @@ def dape(params: Params, sizes: Sizes, hidden: int = 32, keys: int = 1) -> Rule:
 
 
 def selective(params: Params, sizes: Sizes) -> Rule:
-    """F_ij = Σ relu(s_lj of the first head) over the queries l between; never of the own key or the first."""
+    """F_ij = Σ relu(s_lj of head 1) over queries l between; never of token i or key 0."""
     del params, sizes
 
     def hidden(rows):

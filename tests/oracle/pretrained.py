@@ -17,7 +17,7 @@ Tensors = Mapping[str, Array]
 
 
 def gpt2(tokens: Sequence[int], tensors: Tensors, config: Mapping[str, Any]) -> Array:
-    """The logits `[L, V]` of one sequence. A matrix of a layer lies in the file as [inputs, outputs]."""
+    """The logits `[L, V]` of a sequence. Matrices of layers in the file are [inputs, outputs]."""
     heads, epsilon = config["n_head"], config["layer_norm_epsilon"]
     activate = {"gelu_new": gelu, "gelu": exact_gelu}[config["activation_function"]]
     words, places = tensors["transformer.wte.weight"], tensors["transformer.wpe.weight"]
@@ -66,7 +66,7 @@ def llama(tokens: Sequence[int], tensors: Tensors, config: Mapping[str, Any]) ->
 
 
 def attend(q_LHK: Array, k_LGK: Array, v_LGK: Array) -> list[Array]:
-    """What each token gets of itself and those before it, all heads side by side."""
+    """The values of each token from itself and those before it, all heads side by side."""
     length, heads, width = q_LHK.shape
     share = heads // k_LGK.shape[1]
     result = []

@@ -22,7 +22,7 @@ def tanh_layer(x, w_x, w_h, b, h):
 
 
 def lstm_layer(x, w_x, w_h, b, c, h, *, w_p=None, cell_clip=np.inf, projection_clip=np.inf, forget_bias=0.0):
-    """(outputs of one sequence, (last cell, last output)); columns of W and b are the gates i, f, g, o."""
+    """(outputs of a sequence, (last cell, last output)); W and b have gates i, f, g, o."""
     n, outputs = len(c), []
     for x_t in x:
         z = x_t @ w_x + h @ w_h + b
@@ -37,7 +37,7 @@ def lstm_layer(x, w_x, w_h, b, c, h, *, w_p=None, cell_clip=np.inf, projection_c
 
 
 def batch(layer, x, lengths, carry, *, reverse=False):
-    """A layer, (x of one sequence, its carry) → (outputs, carry), over the real part of each row of x."""
+    """A layer, (x of a sequence, its carry) → (outputs, carry), over real tokens of each row."""
     rows, lasts = [], []
     for row, length in enumerate(lengths):
         real = x[row, :length]

@@ -1,4 +1,4 @@
-"""What an oracle of an encoding says: how a token changes, what is added to logits, and how logits become weights."""
+"""Rules of an encoding's oracle: changes of tokens, terms of logits, and weights from logits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Sizes(NamedTuple):
 
 
 class Token(NamedTuple):
-    """The token of a query or key: its position, the inputs of the layer up to its own, and its key head."""
+    """The token of a query or key: position, inputs of the layer up to it, and key head."""
 
     position: int
     x: Sequence[Vector]
@@ -74,7 +74,7 @@ class Rule(NamedTuple):
 
 
 def compose(rules: Sequence[Rule]) -> Rule:
-    """Embeddings and rotations one after the other; what the parts add to the content logits is summed."""
+    """Embeddings and rotations one after the other; terms of the content logits are summed."""
 
     def chain(steps):
         def run(vector, where):
@@ -116,7 +116,7 @@ def softmax(logits: Sequence[float]) -> list[float]:
 
 
 def turned(vector: Vector, angles: Sequence[float], scale: float | Sequence[float] = 1.0) -> Vector:
-    """The pair of features (c, c + C) turned by angle c of C, times `scale`; later features stay."""
+    """The pair of features (c, c + C) turned by angle c of C, times `scale`; others stay."""
     out, count = np.array(vector), len(angles)
     for c, angle in enumerate(angles):
         first, second = vector[c], vector[c + count]

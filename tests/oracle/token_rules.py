@@ -1,4 +1,4 @@
-"""Encodings in which each token says something of itself, as their papers state them, one pair at a time."""
+"""Encodings in which each token has a term of its own, by their papers, one pair at a time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def fox(
     longest: float = 1024.0,
     prune: float | None = None,
 ) -> Rule:
-    """Σ_{l=j+1..i} log f_l, f = σ(w_h·x + b_h) or σ(b_h), over the tokens after the key, the query's own last."""
+    """Σ_{l=j+1..i} log f_l, f = σ(w_h·x + b_h) or σ(b_h): tokens after the key up to the query."""
     del bias, stddev, longest, prune
 
     def added(head, q, token, keys):
@@ -43,7 +43,7 @@ def fox(
 
 
 def cable(params: Params, sizes: Sizes, form: str = "paper", stddev: float = 0.02) -> Rule:
-    """−softplus(w_s·x_i) Σ_{l=j+1..i} relu(w_c·x_l); in the code b_i − b_j, b = cumsum(−softplus(w·x + β))."""
+    """−softplus(w_s·x_i) Σ_{l=j+1..i} relu(w_c·x_l), or b_i − b_j, b = cumsum(−softplus(w·x+β))."""
     del sizes, stddev
 
     def added(head, q, token, keys):
@@ -171,7 +171,7 @@ def pope(params: Params, sizes: Sizes, base: float = 10000.0, phase: str = "zero
 
 
 def convolved(rows: Sequence[Vector], kernel: Vector) -> Vector:
-    """The last row's convolution of each channel over the last rows; kernel[-1] is that of the row itself."""
+    """The last row's convolution of channels over the last rows; kernel[-1] is its coefficient."""
     total = np.zeros_like(rows[-1])
     for lag in range(min(len(kernel), len(rows))):
         total = total + kernel[len(kernel) - 1 - lag] * rows[len(rows) - 1 - lag]
@@ -248,7 +248,7 @@ def path(params: Params, sizes: Sizes, rank: int = 32, width: int = 3, forget: b
 
 
 def wall(params: Params, sizes: Sizes, bias: float = 8.0, stddev: float = 0.02) -> Rule:
-    """From the nearest key to the farthest: the logit is Σ_n q_n k_n e^{s_n}/√K, then s_n adds the token's log f_n."""
+    """From the nearest key on: the logit is Σ_n q_n k_n e^{s_n}/√K, then s_n adds log f_n."""
     del bias, stddev
 
     def added(head, q, token, keys):

@@ -85,7 +85,7 @@ def test_one_of_many_takes_a_lost_lock(server, quick):
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
-    """The server writes, but the connection ends before its answer: the library asks again, and is refused."""
+    """The server writes, but its answer is lost: the library asks again, and is refused."""
     monkeypatch.setattr(bucket_lock, "BEAT", 0.1)
     began = time.monotonic()
     server.fault, server.every = "applied", 1000
@@ -141,7 +141,7 @@ def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server,
 
 @pytest.mark.parametrize("beats", [0, 10])
 def test_nor_results(beats, server, quick):
-    """Whether the lock is found lost at the end, or by the sign of life before."""
+    """The loss shows at the end, or in the sign of life before."""
     with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "result.json").write_text("{}\n")
@@ -151,7 +151,7 @@ def test_nor_results(beats, server, quick):
 
 @pytest.mark.parametrize("change", ["save", "remove", "put_aside"])
 def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch, change):
-    """Where the lock is lost right after it was checked."""
+    """The lock is lost right after it was checked."""
     check, late = Mirror.check_lock, change == "save"
     marker = b'{"attempt": "of another"}'
 

@@ -1,4 +1,4 @@
-"""Checkpoints can be read whatever the path of the run, and only a folder with the name of a step is one."""
+"""Checkpoints can be read on any path; only a folder with the name of a step is one."""
 
 import gc
 import os

@@ -214,7 +214,7 @@ def impatient(monkeypatch):
     [(flip, False), *(pytest.param(damage, True, marks=SLOW) for damage in (flip, remove, halve, scramble))],
 )
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(damage, every, tmp_path, impatient, capfd):
-    """Where a file is damaged: one of each folder, or every one in turn."""
+    """One file of each folder is damaged, or every file in turn."""
     save(tmp_path / "whole", 4, 6)
     damaged = 0
     files = [path for path in sorted((tmp_path / "whole" / "6").rglob("*")) if path.is_file()]

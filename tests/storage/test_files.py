@@ -1,4 +1,4 @@
-"""One function decides which names stay in a folder; no path is a pattern; no pipe is waited for."""
+"""One function decides which names stay in a folder; no path is a pattern; no pipe blocks."""
 
 import os
 import stat
@@ -28,7 +28,7 @@ NAMES = st.lists(PIECES | st.text(max_size=3), max_size=5).flatmap(lambda s: st.
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A folder with links that lead out of it, to a file that is not there, to itself, and within it."""
+    """A folder with links that lead out of it, to a missing file, to itself, and within it."""
     root = tmp_path_factory.mktemp("tree")
     folder = root / "folder"
     (folder / "a").mkdir(parents=True)

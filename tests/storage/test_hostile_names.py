@@ -1,4 +1,4 @@
-"""Nothing that others put into a bucket or into the folder for temporary files is written, followed or waited for."""
+"""Hostile names in a bucket or the temporary folder are never written, followed or waited for."""
 
 import json
 import os

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def questions(task, split, n=64, seed=0):
-    """Yields (question, answer) as lists of symbols. All of the answer counts, and nothing else but padding follows."""
+    """Yields (question, answer) as lists of symbols. All of the answer counts; padding follows."""
     batch = task.sample(np.random.default_rng(seed), n, split)
     for inputs, targets, weights in zip(*batch.values(), strict=True):
         symbols = [*task.decode(inputs).split(" "), task.decode(targets[-1:])]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.newest
 
 
 def run(words):
-    """Executes a program; returns the value that it prints, None if it is unknown, and the number of operations."""
+    """Executes a program; returns the printed value, or None, and the number of operations."""
     values, operations, index = collections.defaultdict(lambda: None), 0, 0
     while words[index] != "print":
         if words[index] == "pass;":
@@ -62,7 +62,7 @@ def test_long_programs_lose_their_beginning_only():
 
 
 def literal_program(rng, num_variables, max_value, max_operations, weights):
-    """The generator's rules word for word, with their repeated draws: (operations, name asked, answer)."""
+    """The generator's rules, with their repeated draws: (operations, name asked, answer)."""
     while True:
         values = {}
         operations = int(rng.integers(2, max_operations + 1))

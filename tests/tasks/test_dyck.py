@@ -13,7 +13,7 @@ pytestmark = pytest.mark.newest
 
 
 def texts(task, split, n=200):
-    """The sequences of a split, each as text, and which tokens are valid after each of its beginnings."""
+    """The sequences of a split as text, and the valid tokens after each of its beginnings."""
     batch = task.sample(np.random.default_rng(0), n, split)
     assert batch["weights"].all()
     for inputs, targets, valid_LV in zip(batch["inputs"], batch["targets"], batch["valid"], strict=True):
@@ -68,7 +68,7 @@ def test_shapes_and_kinds_are_uniform():
 
 
 def test_f1():
-    """0.8 of the probability is valid, and half of the valid brackets are probable enough: 2·0.8·0.5/1.3."""
+    """0.8 of the probability is valid, half of the valid brackets are likely: 2·0.8·0.5/1.3."""
     reported = tasks.create("dyck").reported_metrics("longer", {"invalid_error": 0.2, "valid_error": 0.5, "loss": 1.0})
     assert reported == {"invalid_error": 0.2, "valid_error": 0.5, "loss": 1.0, "f1_error": pytest.approx(1 - 0.8 / 1.3)}
     nothing = tasks.create("dyck").reported_metrics("longer", {"invalid_error": 1.0, "valid_error": 1.0})

@@ -1,4 +1,4 @@
-"""What holds for every registered task, and for every one with levels, at its default options."""
+"""Laws of all registered tasks, and of all with levels, at their default options."""
 
 import importlib
 import pathlib
@@ -167,7 +167,7 @@ def test_unknown_task_lists_the_choices():
 
 
 def test_data_is_the_same_on_every_machine(task):
-    """A change means that runs with the same seeds no longer see the data of older runs: say so in the changelog."""
+    """A change means that equal seeds no longer see the data of older runs: see the changelog."""
     crc = 0
     for split in task.splits:
         for value in task.dataset(split, 16, seed=1).values():

@@ -1,4 +1,4 @@
-"""With `held_out`, no test example is in the training data; without it, docs/tasks.md says how many are."""
+"""With `held_out`, no test example is in training; without it, docs/tasks.md says how many are."""
 
 import itertools
 import re
@@ -131,7 +131,7 @@ def test_documented_questions_are_those_of_the_data(name, number):
 
 
 def test_every_question_of_version_2_can_be_answered():
-    """In version 1, programs may lose their `set`, and walks go around a torus of another size than in training."""
+    """In version 1, programs may lose their `set`, and tori have other sizes than in training."""
     task, walk = (tasks.create(VERSION_2[name][0], **VERSION_2[name][1]) for name in ("count_v2", "steps_v2"))
     for split in task.evaluation_splits:
         for row in task.dataset(split, 200)["inputs"]:

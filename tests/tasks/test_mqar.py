@@ -60,7 +60,7 @@ def test_queries_are_near_the_pairs():
     [({"every": 2}, 2), ({"every": 4}, 4), ({"every": 2, "form": "forgetting", "space": 4}, 2), ({}, 1)],
 )
 def test_a_query_begins_at_every_nth_token(options, spacing):
-    """The published generator puts query number g at token 2 · pairs + 2 · g, with p(g) ∝ (g + 1)^(power − 1)."""
+    """The published generator asks g at token 2 · pairs + 2 · g, p(g) ∝ (g + 1)^(power − 1)."""
     task = tasks.create("mqar", **options)
     for split in task.splits:
         batch = task.sample(np.random.default_rng(0), 200, split)

@@ -26,7 +26,7 @@ def test_targets_are_the_values_so_many_occurrences_ago(back, split):
 
 
 def test_the_published_example():
-    """A1 B2 C3 D4 A5 B6 A7 C8 A9 B0, two occurrences ago: 1 at the third A, 5 at the fourth, 2 at the third B."""
+    """A1 B2 C3 D4 A5 B6 A7 C8 A9 B0, two ago: 1 at the third A, 5 at the next, 2 at the last B."""
     task = tasks.create("mqrar", back=2, keys=4, values=10, assignments=10)
 
     class Given(np.random.Generator):

@@ -55,7 +55,7 @@ def test_splits_are_those_of_the_paper():
 
 @pytest.mark.parametrize(("dimensions", "longest"), [(1, 10), (2, 3)])
 def test_runs_have_any_length_up_to_the_longest(dimensions, longest):
-    """The next run has the same direction with 1 in 2·dimensions: its steps add to those of the run before."""
+    """The next run has the same direction with 1 in 2·dimensions, and adds to the run before."""
     task = tasks.create("navigation", dimensions=dimensions, steps=400)
     actions = task.sample(np.random.default_rng(0), 300, "in_distribution")["inputs"][:, ::2]
     first = np.argmax(actions != actions[:, :1], axis=1)

@@ -78,7 +78,7 @@ def test_training_gives_the_same_tokens_in_every_process():
 
 
 def lossy():
-    """Tokenizers that lose something: case, accents, white space, or characters that they have not."""
+    """Tokenizers that lose something: case, accents, white space, or missing characters."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     small = Tokenizer.from_str(BPE_600.text)

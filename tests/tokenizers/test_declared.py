@@ -1,4 +1,4 @@
-"""All types of the library `tokenizers`: those that are said to keep bytes do, and texts have the tokens of pieces."""
+"""All types of the library `tokenizers`: those said to keep bytes do; texts have pieces' tokens."""
 
 import itertools
 import random

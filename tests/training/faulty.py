@@ -1,4 +1,4 @@
-"""What tests of faults do in processes of their own: `python -m tests.training.faulty NAME ARGUMENT…`."""
+"""Bodies of processes of tests of faults: `python -m tests.training.faulty NAME ARGUMENT…`."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""What a model carries from batch to batch: in training, evaluation, microbatches, interruptions and checkpoints."""
+"""A model's carry in training, evaluation, microbatches, interruptions and checkpoints."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ ROWS, LENGTH, STEPS = 2, 4, 12
 
 
 class Text(Task):
-    """A made-up text of `ROWS` · 5 windows, so that a run of `STEPS` steps reads it more than twice."""
+    """A made-up text of `ROWS` · 5 windows, which `STEPS` steps read more than twice."""
 
     def __init__(self, windows=5):
         super().__init__(None, vocab_size=7, lengths={"train": LENGTH, "validation": LENGTH})

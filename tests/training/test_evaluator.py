@@ -26,7 +26,7 @@ def table(rng):
 
 
 def measures_of(logits):
-    """What a model with these logits measures; it carries nothing."""
+    """The measures of a model with these logits, which carries nothing."""
 
     def metrics(params, carry, batch):
         logits_BLV = logits(params, batch["inputs"], batch["positions"])

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint: the same bits on the same devices, the same numbers on others."""
+"""A run that resumes: the same bits on the same devices, the same numbers on others."""
 
 import dataclasses
 import signal
@@ -86,7 +86,7 @@ def straight(tmp_path_factory):
 
 
 def stop(workdir, mesh, at=3, action=ask_to_stop):
-    """The batches that a run was given until it was stopped; three dispatches end between two checkpoints."""
+    """The batches of a run until it was stopped; three dispatches end between two checkpoints."""
     run = create_run(workdir, mesh, at, action)
     with pytest.raises(Killed if action is kill else Interrupted):
         run.train()

@@ -1,4 +1,4 @@
-"""What a config refuses, and what of it a workdir is held to."""
+"""Refused configs, and the fields that a workdir must keep."""
 
 import dataclasses
 import re
@@ -175,7 +175,7 @@ def test_the_decoder_has_the_layout_that_it_is_given():
 
 
 def test_an_error_within_a_model_is_not_taken_for_one_of_the_task(monkeypatch):
-    """What a task lacks is one line; what a model's own code lacks shows where."""
+    """A missing attribute of a task is one line; one of a model's code has a traceback."""
     monkeypatch.setattr(DecoderOptions, "complete", lambda *_: object().nothing)
     with pytest.raises(AttributeError, match="'object' object has no attribute 'nothing'"):
         ExperimentConfig().model_config(create("selective_copy"))

@@ -45,7 +45,7 @@ def end(process, timeout=300):
 
 
 def results(*processes):
-    """What each of them printed last: before it Gloo speaks."""
+    """The last line of each, which follows those of Gloo."""
     ended = [end(process) for process in processes]
     assert [status for status, _, _ in ended] == [0] * len(ended), ended
     return [json.loads(out.splitlines()[-1]) for _, out, _ in ended]

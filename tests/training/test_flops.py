@@ -27,7 +27,7 @@ def create_learner(config):
 
 
 def compiled_flops(config, batch=2):
-    """FLOPs a token that XLA counts in the compiled loss and gradient. It counts the body of a loop once."""
+    """FLOPs a token that XLA counts in loss and gradient. It counts the body of a loop once."""
     learner = create_learner(config)
     tokens = jax.ShapeDtypeStruct((batch, config.max_length), np.int32)
     weights = jax.ShapeDtypeStruct(tokens.shape, np.float32)

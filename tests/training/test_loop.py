@@ -41,7 +41,7 @@ class Killed(BaseException):
 
 @dataclasses.dataclass
 class Disturbed:
-    """A program, or another part of a run, that does something once its call number `at` of a method is done."""
+    """A program, or another member of a run, that acts after call number `at` of a method."""
 
     whole: object
     at: int
@@ -312,7 +312,7 @@ LOSSES = {4: 0.25, 8: 0.5, 12: 0.75}
 
 
 def two_splits(state, step):
-    """The first split grows worse, the second better; the seeds stand 0.25 on either side of the mean."""
+    """The first split gets worse, the second better; the seeds are 0.25 from the mean."""
     return [
         {"step": step, "seed": seed, "split": split, "loss": loss + sign * 0.25}
         for split, loss in (("in_distribution", LOSSES[step]), ("sparse", -LOSSES[step]))

@@ -101,7 +101,7 @@ def test_the_rate_to_report_is_that_of_the_next_update(name, clip_norm):
 
 
 def apply(config, gradients, params, steps=10):
-    """The parameters after an update by each gradient; two arrays, so that a norm must be global."""
+    """Parameters after an update by each gradient; two arrays, to show that a norm is global."""
     optimizer = create_optimizer(config, steps)
     tree = [jnp.asarray([p], jnp.float32) for p in params]
     state = optimizer.init(tree)

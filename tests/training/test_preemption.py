@@ -91,7 +91,7 @@ def test_the_exit_code_is_that_of_the_signal(number, code):
 
 @pytest.fixture
 def several(monkeypatch):
-    """Two processes, of which the other is told to stop before the third step; gives the signals handed on."""
+    """Two processes; the other must stop before the third step. Gives the signals handed on."""
     handed = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(module.multihost_utils, "reached_preemption_sync_point", lambda step: step == 3)

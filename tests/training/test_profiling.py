@@ -8,7 +8,7 @@ from cope_jax.training.profiling import Profile
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The profiler's calls instead of the profiler: what was started and stopped, beside the steps between."""
+    """Replaces the profiler's calls: records starts and stops, and the steps between."""
     calls = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **options: calls.append("start"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))

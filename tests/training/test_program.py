@@ -1,4 +1,4 @@
-"""Batches come to the devices as they were drawn, from one process or several, and the step lowers without any."""
+"""Batches reach devices as drawn, of one process or several; the step lowers without any."""
 
 import types
 
@@ -52,7 +52,7 @@ def test_what_is_placed_is_the_batch(axes, width):
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_that_have_their_rows_alone_place_the_same_batch(processes, axes, width, monkeypatch):
-    """Each of them is asked for the parts of its own devices, neighbours or not, and has no more than its rows."""
+    """Each process is asked for the rows of its devices, neighbours or not, and has no others."""
     made = program(axes, width)
     devices = list(made.mesh.devices.flat)
     batches = made.seed_batch.stack([tiny.batches(STEPS)] * width)
@@ -120,7 +120,7 @@ def test_the_step_lowers_without_data_and_gives_its_state_away(width):
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_what_a_run_starts_from_is_not_drawn(width):
-    """Part of the parameters, the same for all seeds, split over the mesh; all others are drawn as without it."""
+    """Some parameters are given, split over the mesh; others are drawn as without them."""
     made = program({"fsdp": 2, "tensor": 2}, width)
     table = np.arange(32, dtype=np.float32).reshape(2, 4, 4)
     expected = jax.device_get(made.init([0, 1][:width]).params)

@@ -1,4 +1,4 @@
-"""The table of logical axes: what is split over which axis of the mesh, and which mistakes it finds."""
+"""The table of logical axes: which mesh axis splits them, and the mistakes it finds."""
 
 import dataclasses
 import types

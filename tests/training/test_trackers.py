@@ -12,7 +12,7 @@ pytestmark = pytest.mark.newest
 
 
 class Service:
-    """What a package of a service does, in lists; `broken` names the function that raises."""
+    """A service's package, with its calls in lists; `broken` names the function that raises."""
 
     def __init__(self, broken=""):
         self.runs, self.sent, self.finished, self.broken = [], [], 0, broken

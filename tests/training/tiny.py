@@ -62,7 +62,7 @@ def measuring(
     width: int = 1,
     sequence: int = 1,
 ) -> Any:
-    """What an evaluator needs of a program: one that measures by a function of (params, carry, batch)."""
+    """A program for an evaluator, which measures by a function of (params, carry, batch)."""
     fields = {"metrics": metrics, "initial_carry": initial_carry, "sample_positions": sampler, "losses": ("loss",)}
     stub: Any = SimpleNamespace(**fields)
     stub.with_positions = functools.partial(Learner.with_positions, stub)
@@ -110,7 +110,7 @@ def create_run(workdir: Path, seeds: list[int], examples: int | None = None, **c
 
 
 def contents(tree: Any) -> dict[str, tuple[Any, ...]]:
-    """Type, shape and bytes of each leaf by its path: equal if and only if the trees are, to the last bit."""
+    """Type, shape and bytes of leaves by path: equal exactly if the trees are bit-identical."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -42,7 +42,7 @@ def test_metrics_without_spam_or_without_answers_are_zero():
 
 
 def by_thirds(classify):
-    """What a classifier takes each third of the messages for, trained on the others: 20 texts, 5 of them spam."""
+    """Predictions for each third of 20 messages, 5 of them spam, after training on the others."""
     texts, labels = messages()
     third = np.arange(len(texts)) // 4 % 3
     parts = [(np.flatnonzero(third != number), np.flatnonzero(third == number)) for number in range(3)]
@@ -80,7 +80,7 @@ def test_corrected_interval_by_hand():
 
 
 def test_corrected_interval_holds_the_mean_as_often_as_it_says():
-    """The correction takes folds for correlated by ρ = n_test/(n_train + n_test), since they share training data."""
+    """The correction assumes correlation ρ = n_test/(n_train + n_test) of folds, by shared data."""
     rng, hits, share = np.random.default_rng(0), 0, 1 / 9
     rho = share / (1 + share)
     for _ in range(2000):

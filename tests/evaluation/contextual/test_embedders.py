@@ -45,7 +45,7 @@ def bert():
 
 
 class Places(ModelEmbedder):
-    """A model whose vector at place i of a row of length n is (row[i], n); it keeps the shapes that it saw."""
+    """A model with vectors (row[i], n) at place i of a row of length n; keeps the shapes seen."""
 
     def __init__(self, **options):
         super().__init__("places", ("one",), **options)

@@ -1,4 +1,4 @@
-"""What gates follow, where it is known: gates made up to open at one feature, at random ones, and by the token."""
+"""Gates of known causes: they open at one feature, at random features, and by the token."""
 
 import numpy as np
 import pytest

@@ -27,7 +27,7 @@ def seen():
 
 
 def known(gates_NHLL):
-    """What `inspect` gives for some gates, of the last query."""
+    """The inspection of some gates, of the last query."""
     layers, heads, length, _ = gates_NHLL.shape
     arrays = {"gates": gates_NHLL, "positions": np.cumsum(gates_NHLL[..., ::-1], axis=-1)[..., ::-1]}
     tokens = tuple(VOCABULARY[token] for token in np.resize(TOKENS, length))

@@ -1,4 +1,4 @@
-"""Features of tokens, of texts whose features are plain to see, cut as several tokenizers cut them."""
+"""Features of tokens, of texts with plain features, cut as several tokenizers cut them."""
 
 import numpy as np
 import pytest

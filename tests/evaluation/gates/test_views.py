@@ -1,4 +1,4 @@
-"""What is told and shown of heads whose gates are known."""
+"""Sentences and pictures of heads whose gates are known."""
 
 import io
 

@@ -56,7 +56,7 @@ def test_p_is_fishers_if_few_of_many_seeds_have_errors():
 
 
 def test_all_seeds_of_both_count():
-    """25 seeds without an error, and five that all have some: only one of C(30, 5) orders is like this, or two."""
+    """25 seeds without errors, five with some: only one or two of C(30, 5) orders are like this."""
     difference = significance.difference(dict.fromkeys(range(25), 0.0), by_seed([0.001, 0.0008, 0.003, 0.01, 0.096]))
     assert difference.mean == pytest.approx(-0.02216)
     assert difference.p == pytest.approx(1 / math.comb(30, 5))  # no other assignment of the ranks is as far
@@ -117,7 +117,7 @@ NULLS = {
 @pytest.mark.parametrize("errors", NULLS.values(), ids=NULLS)
 @pytest.mark.parametrize(("encodings", "seeds", "grids"), [(2, 4, 100), (3, 5, 50), (10, 5, 12), (29, 5, 1)])
 def test_equal_encodings_hardly_ever_differ(errors, encodings, seeds, grids):
-    """Without any true difference, at most one grid in twenty may show one (three standard deviations are allowed)."""
+    """Without any true difference, at most one grid in twenty shows one (to three deviations)."""
     rng, shown = np.random.default_rng(0), 0
     for values in errors(rng, (grids, encodings, seeds)):
         differences = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)}, 500)
@@ -128,7 +128,7 @@ def test_equal_encodings_hardly_ever_differ(errors, encodings, seeds, grids):
 @pytest.mark.parametrize("name", ["normal", "half of the seeds solve it"])
 @pytest.mark.parametrize("worse", [5, 1])
 def test_of_the_differences_that_are_shown_few_are_by_chance(name, worse):
-    """Some encodings of ten are worse by different amounts, the others are equal: pairs share encodings."""
+    """Some of ten encodings are worse by different amounts, others equal: pairs share encodings."""
     rng, shares, equal = np.random.default_rng(0), [], 10 - worse
     for values in NULLS[name](rng, (30, 10, 5)):
         values[equal:] += 0.3 * np.arange(1, worse + 1)[:, None]
@@ -140,7 +140,7 @@ def test_of_the_differences_that_are_shown_few_are_by_chance(name, worse):
 
 @pytest.mark.parametrize(("p", "shown"), [(0.06, 0), (0.05, 3), (0.016, 3)])
 def test_the_correction_is_for_all_pairs(p, shown, monkeypatch):
-    """Benjamini & Hochberg: three equal p are not changed; of one small p, three times it counts."""
+    """Benjamini & Hochberg: three equal p stay unchanged; a single small p counts three times."""
     monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, p))
     differences = significance.differences({name: {} for name in "abc"})
     assert sum(pair.shown for pair in differences.values()) == shown

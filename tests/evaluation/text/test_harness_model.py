@@ -1,4 +1,4 @@
-"""Requests of lm-evaluation-harness, answered by a small decoder, against loops that read one prefix at a time."""
+"""Requests of lm-evaluation-harness to a small decoder, against loops over single prefixes."""
 
 import itertools
 import json
@@ -80,7 +80,7 @@ def next_token(decoder):
 
 
 def by_hand(next_token, before, after):
-    """The sum of the log-probabilities of `after`, and whether it is greedy, with the window's cut on the left."""
+    """The log-probability of `after` and if it is greedy, with the window's cut on the left."""
     whole = [*before, *after][-LENGTH - 1 :]
     predictions = [(next_token(whole[:index]), whole[index]) for index in range(len(whole) - len(after), len(whole))]
     return sum(log_p[token] for log_p, token in predictions), all(
@@ -97,7 +97,7 @@ def greedy(next_token, tokens, count):
 
 
 def pairs(next_token):
-    """Contexts and continuations of many lengths, half of them greedy, some longer than a window."""
+    """Contexts and continuations of many lengths, half of them greedy, some beyond a window."""
     cases = []
     for context in ("", "a", "ab", "f cab", "abcdefaba", "cab" * 9):
         cases += [(context, after) for after in ("a", "bc", "e fa")]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("perplexity")
 
 
 class Reader(nnx.Module):
-    """Logits from the mean of all tokens of the segment so far, and from the position: wrong windows show."""
+    """Logits from the mean of a segment's tokens so far and the position: shows wrong windows."""
 
     config = SimpleNamespace(block=SimpleNamespace(model_dim=1))
     encoding = SimpleNamespace(embed=lambda x_BLD, positions_BL: x_BLD)
