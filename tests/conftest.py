@@ -22,7 +22,8 @@ from tests.slow import is_slow
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Tracing leaves millions of objects in caches; going through them at Python's usual pace takes 4 % of the time.
+# Tracing leaves millions of objects in caches; going through them at Python's usual pace takes 4 %
+# of the time.
 gc.set_threshold(100_000, 20, 100)
 
 # Processes that a test starts inherit that SIGINT is ignored, as in the background job of a script.

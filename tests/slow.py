@@ -1,7 +1,8 @@
-"""The cases that run in `make test-slow` only: a test's other cases, or a cheaper test, cover what CI needs.
+"""The cases that run in `make test-slow` only: a test's other cases, or a cheaper test, cover what
+CI needs.
 
-Tests that are slow as a whole have the mark themselves. Each line is a regular expression for the beginning of what
-follows "tests/" in a test's name.
+Tests that are slow as a whole have the mark themselves. Each line is a regular expression for the
+beginning of what follows "tests/" in a test's name.
 """
 
 import re

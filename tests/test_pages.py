@@ -101,7 +101,8 @@ def is_installed(distribution: str) -> bool:
     return any(package.metadata["Name"] == distribution for package in importlib.metadata.distributions())
 
 
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # ml_collections reads config files with it
+# ml_collections reads config files with it.
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 @pytest.mark.parametrize(("words", "shell"), COMMANDS)
 def test_command_exists_with_its_flags_and_values(words, shell, monkeypatch):
     program, *arguments = words
@@ -142,12 +143,14 @@ COMMON = ("cope_jax.cli.distributed", "cope_jax.cli.jobs")
 def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parses arguments as the command does, and reads values of configs, encodings and tasks."""
     assert importlib.util.find_spec(module), f"there is no {module}"
-    monkeypatch.setattr(sys, "argv", [module, *arguments])  # where config flags look for their fields
+    # Where config flags look for their fields.
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
     monkeypatch.chdir(ROOT)
     for name in COMMON:  # define their flags once, for all commands
         importlib.import_module(name)
     monkeypatch.delitem(sys.modules, module, raising=False)  # another test may have imported it
-    with flagsaver.flagsaver(), only_common_flags():  # the first removes the flags that the command defines
+    # The first removes the flags that the command defines.
+    with flagsaver.flagsaver(), only_common_flags():
         names = runpy.run_module(module)
         assert flags.FLAGS(sys.argv) == sys.argv[:1]
         given = flags.FLAGS.flag_values_dict()
@@ -215,7 +218,8 @@ def test_names_in_sentences_exist(page):
         assert "NAME" in name or pkgutil.resolve_name(name), name
     for name in re.findall(r"`cope-jax (\w+)\b[^`]*`", text):
         assert name in ("NAME", *entry.command_names()), name
-    fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))  # not model.FIELD
+    # Not model.FIELD.
+    fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))
     assert fields <= set().union(*map(fields_of, config_files.names())), page
     for path in re.findall(r"`((?:cope_jax|docs|experiments|notebooks|tests|tools)/[\w/]+\.\w+)`", text):
         assert "NAME" in path or (ROOT / path).exists(), path

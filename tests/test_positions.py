@@ -77,7 +77,8 @@ def test_rows_are_drawn_independently_and_from_the_key(name):
     drawn, other = sample(name, 4, 9), sample(name, 4, 9, seed=1)
     np.testing.assert_array_equal(drawn, np.asarray(SAMPLERS.get(name)(jax.random.key(0), MANY, 4, 9)))
     assert (drawn != other).any()
-    # Two rows agree as often as two draws do: one in six starts, one in 126 subsets of four of nine.
+    # Two rows agree as often as two draws do: one in six starts, one in 126 subsets of four of
+    # nine.
     agree = (drawn[::2] == drawn[1::2]).all(axis=1).sum()
     assert near(agree, {"offset": 1 / 6, "randomised": 1 / 126}[name], MANY // 2)
 
@@ -102,7 +103,8 @@ def test_a_learned_table_of_the_limit_knows_every_position(sampler):
 
 def test_positions_restart_with_each_document():
     rng = np.random.default_rng(0)
-    segments = np.sort(rng.integers(0, 5, (6, 12)), axis=1)[:, ::-1].astype(np.int32)  # ids need not grow
+    # Ids need not grow.
+    segments = np.sort(rng.integers(0, 5, (6, 12)), axis=1)[:, ::-1].astype(np.int32)
     segments[0] = [1, 1, 2, 2, 1, 1, 1, 3, 0, 0, 0, 0]  # one comes again
     segments[1] = 7
     expected = np.zeros_like(segments)

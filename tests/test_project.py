@@ -108,7 +108,8 @@ def test_version_is_said_once():
 
 def test_make_refuses_a_variable_that_it_does_not_have():
     make = shutil.which("make") or pytest.skip("no make")
-    # Within `make test`, a make of its own would inherit flags, and print the folders that it enters.
+    # Within `make test`, a make of its own would inherit flags, and print the folders that it
+    # enters.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
     def dry_run(variable: str) -> subprocess.CompletedProcess[str]:

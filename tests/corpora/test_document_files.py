@@ -185,4 +185,5 @@ def test_files_are_found_once_and_sorted(tmp_path):
 
 def test_shares_are_uniform():
     shares = sorted(document_files.share_of(str(n)) for n in range(4000))
-    assert max(abs(share - n / 4000) for n, share in enumerate(shares)) < 0.025  # Kolmogorov-Smirnov, p = 0.01
+    # Kolmogorov-Smirnov, p = 0.01.
+    assert max(abs(share - n / 4000) for n, share in enumerate(shares)) < 0.025

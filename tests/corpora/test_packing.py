@@ -7,7 +7,8 @@ from cope_jax.corpora.packing import Packed, fit, join
 from cope_jax.errors import ConfigError
 
 END = 0
-# Texts whose tokens are all different tell what is lost, repeated or out of order; some end with `END` themselves.
+# Texts whose tokens are all different tell what is lost, repeated or out of order; some end with
+# `END` themselves.
 documents = st.lists(st.tuples(st.integers(0, 23), st.booleans()), min_size=1, max_size=8).filter(
     lambda sizes: any(size for size, _ in sizes)
 )

@@ -74,7 +74,8 @@ def test_a_failed_export_leaves_nothing_that_a_later_one_cannot_use(tmp_path, be
     with (tmp_path / "in/a.jsonl").open("a") as file:
         file.write("\n{")
     wrong, out = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2), tmp_path / "out"
-    vocabulary = BYTES if begun else Vocabulary("bpe", size=280)  # which reads all text before the first shard
+    # Which reads all text before the first shard.
+    vocabulary = BYTES if begun else Vocabulary("bpe", size=280)
     with pytest.raises(ConfigError, match=r"line 41 is not a JSON record"):
         export(wrong, out, vocabulary, OPTIONS)
     assert out.exists() == begun == bool(contents(out))
@@ -144,7 +145,8 @@ def test_a_damaged_report_is_one_line(text, written, tmp_path):
     with pytest.raises(ConfigError, match=rf"{report.name} is damaged \([^\n]*\): delete it and rerun the command$"):
         export(source(tmp_path / "in"), written, BYTES, OPTIONS)
     identity = json.loads((written / "export.json").read_text())
-    export_folder.discard(epath.Path(written), identity, is_new=True)  # hides no error by another one
+    # Hides no error by another one.
+    export_folder.discard(epath.Path(written), identity, is_new=True)
     assert not report.exists()
 
 
@@ -356,7 +358,8 @@ def test_texts_that_do_not_come_back_are_counted(tmp_path, kind):
     vocabulary = Vocabulary("words") if kind == "words" else llama(tmp_path / "llama")
     manifest = export(source(tmp_path / "in", texts), tmp_path / "out", vocabulary, OPTIONS)
     changed = sum(counts.changed for counts in manifest.counts.values())
-    assert changed == 20 if kind == "bpe" else changed > 20  # numbers are unknown words in validation and test
+    # Numbers are unknown words in validation and test.
+    assert changed == 20 if kind == "bpe" else changed > 20
     task = tasks.create("sharded_text", folders=(str(tmp_path / "out"),), length=8, tokenizer=kind)
     assert task.counts("train").changed == manifest.counts["train"].changed > 0
     assert "bits_per_byte" not in task.reported_metrics("train", {"loss": 1.0})

@@ -87,7 +87,8 @@ def test_any_number_of_readers_gives_the_same_batches_and_goes_on_from_the_same_
 
 
 def test_readers_read_side_by_side(task, monkeypatch):
-    together = threading.Barrier(3, timeout=30)  # opens only when three batches are being drawn at once
+    # Opens only when three batches are being drawn at once.
+    together = threading.Barrier(3, timeout=30)
     sample, calls = task.sample, itertools.count()
 
     def waiting(*args):

@@ -143,7 +143,8 @@ def test_records_are_as_described(tmp_path, monkeypatch, width):
 )
 def test_no_document_is_lost_or_repeated(tmp_path_factory, texts, packing, shard_tokens, length):
     folder = tmp_path_factory.mktemp("export")
-    named = {split: [f"{split}: {text}" for text in texts] for split in SPLITS}  # so that no split is empty
+    # So that no split is empty.
+    named = {split: [f"{split}: {text}" for text in texts] for split in SPLITS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document_files, "split_of", lambda key, held_out: key.split(":")[0])
         patch.setattr(shard_writer, "_BATCH", 50)

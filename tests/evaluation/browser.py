@@ -36,7 +36,8 @@ addEventListener("load", () => { found.milliseconds = performance.now() - began;
 def browse(path, folder, script, *flags):
     """The object `found` that a script fills, and the errors of the page and its script."""
     copy = folder / "probed.html"
-    copy.write_text(path.read_text().replace("<body>", "<body>" + SCRIPT % script, 1))  # libraries may have it too
+    # Libraries may have it too.
+    copy.write_text(path.read_text().replace("<body>", "<body>" + SCRIPT % script, 1))
     command = [CHROMIUM, *OPTIONS.split(), *flags, f"--user-data-dir={folder / 'user'}", copy.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     text = re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL)[1]

@@ -43,7 +43,8 @@ def test_what_was_saved_is_loaded(files):
     model, options, weights = files
     loaded = load_elmo(options, weights)
     expected = {name: value for name, value in numbers(model).items() if not name.startswith("softmax")}
-    expected["characters/embedding_KE"][0] = 0  # of the padding word: of no use, and not in the file
+    # Of the padding word: of no use, and not in the file.
+    expected["characters/embedding_KE"][0] = 0
     assert numbers(loaded).keys() == expected.keys()
     for name, value in numbers(loaded).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)

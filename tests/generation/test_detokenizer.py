@@ -46,7 +46,8 @@ def test_each_token_is_decoded_a_few_times_however_long_the_text(name):
 
 
 def test_a_character_of_tokens_that_are_torn_one_by_one_is_shown_whole():
-    def decode(tokens):  # as vocabularies with a token for each byte that is in none: all of them or nothing
+    # As vocabularies with a token for each byte that is in none: all of them or nothing.
+    def decode(tokens):
         data = bytes(tokens.tolist())
         try:
             return data.decode()

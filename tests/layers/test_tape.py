@@ -35,7 +35,8 @@ def test_tape_sees_how_far_tokens_are_apart_and_nothing_else(compute_dtype, roun
     np.testing.assert_allclose(run(state, PLACES + 1000), here, rtol=0, atol=rounding)
     assert np.abs(run(state, 2 * PLACES) - here).max() > 2 * rounding
     cache = jax.eval_shape(lambda state: nnx.merge(graph, state).prefill(tokens(), LENGTH)[1], state)
-    assert (cache.entries.k.dtype, cache.entries.v.dtype) == (compute_dtype, "float32")  # values and positions
+    # Values and positions.
+    assert (cache.entries.k.dtype, cache.entries.v.dtype) == (compute_dtype, "float32")
 
 
 @pytest.mark.parametrize("block", [{"num_heads": 4, "num_kv_heads": 2}, {"mixer": "gla"}, {"head_dim": 3}])

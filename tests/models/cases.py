@@ -17,8 +17,8 @@ from tests.oracle.encodings import Rule, Sizes
 
 VOCAB, LENGTH, LAYERS = 11, 7, 2
 BLOCK = BlockConfig(model_dim=8, num_heads=2, mlp_dim=12)
-# Norms, softmax and logits are float32 by contract, so float32 is what can be compared: a logit of size 1 is the end of
-# a chain of about a hundred roundings of 6e-8, of either sign.
+# Norms, softmax and logits are float32 by contract, so float32 is what can be compared: a logit of
+# size 1 is the end of a chain of about a hundred roundings of 6e-8, of either sign.
 ROUNDING = 2e-6
 jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 

@@ -216,7 +216,8 @@ def test_sizes_are_the_published_ones():
 
 def test_flops_of_the_heads_are_shared_by_the_tokens():
     choices = config(predictions=3)
-    heads = 3 * (WIDTH * WIDTH + WIDTH * VOCAB) + WIDTH * WIDTH + 2 * WIDTH  # pieces; the pooler, the next sentence
+    # Pieces; the pooler, the next sentence.
+    heads = 3 * (WIDTH * WIDTH + WIDTH * VOCAB) + WIDTH * WIDTH + 2 * WIDTH
     assert choices.flops_per_token(9) == pytest.approx(choices.encoder_flops(9) + 6 * heads / 9)
 
 

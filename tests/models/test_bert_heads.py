@@ -88,7 +88,8 @@ def test_heads_read_the_encoder(cls, options, frozen):
     np.testing.assert_allclose(metrics["token_error"], (wrong.sum(), weights.sum()))
     for path, value in named(gradient).items():
         unused = path.startswith("encoder/pooler") and cls is BertTagger
-        unused |= path in ("encoder/blocks/attention/key/bias",)  # adds the same to all keys' logits
+        # Adds the same to all keys' logits.
+        unused |= path in ("encoder/blocks/attention/key/bias",)
         if not unused:
             assert np.any(np.abs(value) > 1e-7) != (frozen and path.startswith("encoder")), path
 

@@ -21,7 +21,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is an ex
 
 # Roundings: of float64, and of float32 on states of size 1 behind some twenty products.
 TOLERANCES = {"float64": 1e-10, "float32": 2e-5}
-pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own business
+# What other libraries warn of is their own business.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def reference_config(choices, activation="gelu"):

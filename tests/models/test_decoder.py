@@ -50,7 +50,8 @@ def equal(actual, expected):
 def test_no_token_reaches_an_earlier_logit(name):
     """The gradient of a logit to a token's embedding is 0 above the diagonal, and nowhere else."""
     graphdef, state = build(CHOICES[name])
-    different = np.arange(LENGTH, dtype=np.int32)[None]  # so that each token has a row of the embedding to itself
+    # So that each token has a row of the embedding to itself.
+    different = np.arange(LENGTH, dtype=np.int32)[None]
 
     @jit
     @jax.jacrev
@@ -133,8 +134,8 @@ def test_the_program_does_not_grow_with_depth(dropout, remat):
     assert size(3) == size(9)
 
 
-# What each policy keeps of a block for each token beside its input, and how often a program of forward and backward
-# pass computes GELU, softmax's exponentials and CoPE's gates.
+# What each policy keeps of a block for each token beside its input, and how often a program of
+# forward and backward pass computes GELU, softmax's exponentials and CoPE's gates.
 OUTCOMES = [(2, 2, LENGTH, 4), (2, 2, LENGTH)]
 KEPT = {
     "full": ([], {"tanh": 3, "exp": 5, "logistic": 3}),
@@ -304,7 +305,8 @@ def test_logits_start_at_the_scale_of_one(width):
     assert 0.8 < np.std(out) < 1.2
 
 
-# The paper's models of WikiText-103 (arXiv 2405.18719): 12 layers, width 768, context 1024, GPT-2's vocabulary.
+# The paper's models of WikiText-103 (arXiv 2405.18719): 12 layers, width 768, context 1024, GPT-2's
+# vocabulary.
 @pytest.mark.parametrize(
     "encoding, sharing, millions",
     [

@@ -9,7 +9,8 @@ from flax import nnx
 
 from tests.models.cases import LENGTH, ROUNDING, VOCAB, abstract, build, config, expected, jit, named, tokens
 
-# (what it is, encoding, its parts of the model, its parts of each layer, choices of the block, choices of the model)
+# (what it is, encoding, its parts of the model, its parts of each layer, choices of the block,
+# choices of the model)
 CASES = [
     ("plain", "none", "", "none", {}, {}),
     ("learned", "learned", "learned", "", {}, {}),
@@ -114,7 +115,8 @@ def test_gradients_equal_differences_of_the_oracle(name):
             np.sum(WEIGHTS * oracle(name, params | {path: value + sign * step * direction})) for sign in (1, -1)
         )
         slope = (above - below) / (2 * step)
-        # Forward and back the chain is twice as long; each entry is rounded to that share of the largest.
+        # Forward and back the chain is twice as long; each entry is rounded to that share of the
+        # largest.
         entry = np.abs(gradient[path]).max()
         np.testing.assert_allclose(
             np.sum(gradient[path] * direction),

@@ -26,7 +26,8 @@ def test_low_precision_inputs_are_summed_in_float32(rng):
     logits = content_logits(q, k)
     assert logits.dtype == jnp.float32
     exact = np.einsum("BHLK,BHMK->BHLM", np.asarray(q, np.float64), np.asarray(k, np.float64)) / 8
-    # Products of bfloat16 numbers are exact in float32: what remains is the rounding of 64 additions.
+    # Products of bfloat16 numbers are exact in float32: what remains is the rounding of 64
+    # additions.
     np.testing.assert_allclose(logits, exact, rtol=0, atol=64 * 2.0**-24 * np.abs(exact).max())
 
 

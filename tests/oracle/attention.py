@@ -111,10 +111,12 @@ def attention(
 def cope_backward(
     q_LK: Array, k_MK: Array, v_MK: Array, e_NK: Array, dout_LK: Array, **mask
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients of one head of CoPE (gates σ(q·k/√K), position logit unscaled) by its backward formulae.
+    """Gradients of one head of CoPE (gates σ(q·k/√K), position logit unscaled) by its backward
+    formulae.
 
     With A the attention, σ′_ij = z_i[⌈p⌉] − z_i[⌊p⌋], D_i = dO_i·O_i:
-      dS_ij = A_ij (dO_i·v_j − D_i)             dp_ij = dS_ij σ′_ij 1[P_ij ≤ N−1]       C_ij = Σ_{j′≤j} dp_ij′
+      dS_ij = A_ij (dO_i·v_j − D_i)             dp_ij = dS_ij σ′_ij 1[P_ij ≤ N−1]
+      C_ij = Σ_{j′≤j} dp_ij′
       dL_ij = dS_ij + g_ij (1−g_ij) C_ij         dz_i[n] = Σ_j dS_ij max(0, 1−|p_ij−n|)
       dq_i = Σ_j dL_ij k_j/√K + Σ_n dz_i[n] e[n]     dk_j = Σ_i dL_ij q_i/√K
       dv_j = Σ_i A_ij dO_i                           de[n] = Σ_i dz_i[n] q_i

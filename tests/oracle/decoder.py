@@ -10,7 +10,8 @@ from tests.oracle.attention import attention
 from tests.oracle.encodings import Rule, compose
 
 Array = np.ndarray
-Params = Mapping[str, Array]  # by path, such as "attention/query/kernel"; a bias that is absent is 0
+# By path, such as "attention/query/kernel"; a bias that is absent is 0.
+Params = Mapping[str, Array]
 
 
 class Choices(NamedTuple):
@@ -35,11 +36,13 @@ def decoder(
     positions: Sequence[int] | None = None,
     segments: Sequence[int] | None = None,
 ) -> Array:
-    """The logits `[L, V]` of one sequence: E[token] through the blocks, normed, times W_out, or Eᵀ/√D if tied.
+    """The logits `[L, V]` of one sequence: E[token] through the blocks, normed, times W_out, or
+    Eᵀ/√D if tied.
 
     Args:
       tokens: the sequence.
-      params: "embedding/embedding", "norm/norm/…" where the norms come first, and "out/kernel" unless tied.
+      params: "embedding/embedding", "norm/norm/…" where the norms come first, and "out/kernel"
+        unless tied.
       layers: the parameters of each block.
       choices: what the blocks are made of.
       shared: the encoding that all layers have together; it alone may act on the embeddings.

@@ -8,7 +8,8 @@ import numpy as np
 def gradients(
     function: Callable[[Mapping[str, np.ndarray]], float], at: Mapping[str, np.ndarray], step: float = 1e-5
 ) -> dict[str, np.ndarray]:
-    """(f(x + h) − f(x − h)) / 2h for every entry of every array; exact to about 1e-10 where f is smooth in float64.
+    """(f(x + h) − f(x − h)) / 2h for every entry of every array; exact to about 1e-10 where f is
+    smooth in float64.
 
     >>> {name: g.round(6).tolist() for name, g in gradients(lambda v: v["a"][0] ** 2, {"a": np.array([3.0])}).items()}
     {'a': [6.0]}

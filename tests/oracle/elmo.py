@@ -8,8 +8,8 @@ from tests.oracle.recurrent import lstm_layer, sigmoid
 def word(characters, table, filters, highways, projection):
     """The vector of one word.
 
-    filters: (W of `[width, embed, number]`, b) each; highways: (W_carry, b_carry, W_transform, b_transform) each;
-    projection: (W, b) or None.
+    filters: (W of `[width, embed, number]`, b) each; highways: (W_carry, b_carry, W_transform,
+    b_transform) each; projection: (W, b) or None.
     """
     if not any(characters):
         return np.zeros(projection[0].shape[1] if projection else sum(len(b) for _, b in filters))
@@ -29,8 +29,8 @@ def word(characters, table, filters, highways, projection):
 
 
 def direction(x, layers, carry, clips, residual=True):
-    """One sentence through one direction: (outputs of every layer, states); layers: (W_x, W_h, b, W_p) each;
-    clips: of the cells and of the outputs.
+    """One sentence through one direction: (outputs of every layer, states); layers: (W_x, W_h, b,
+    W_p) each; clips: of the cells and of the outputs.
     """
     outputs, lasts = [], []
     for number, (w_x, w_h, b, w_p) in enumerate(layers):

@@ -1,7 +1,7 @@
 """Every position encoding as its paper states it, one pair of query and key at a time.
 
-`ORACLES[name](params, sizes, **options)` gives the `Rule` of an encoding. CoPE's equation numbers are those of
-arXiv 2405.18719.
+`ORACLES[name](params, sizes, **options)` gives the `Rule` of an encoding. CoPE's equation numbers
+are those of arXiv 2405.18719.
 """
 
 import math
@@ -60,7 +60,8 @@ def relative(
     scale_position_logits: bool = False,
     signed: bool = False,
 ) -> Rule:
-    """q_i·P[i−j]; from max_distance on the last row again (clip), or nothing; P begins with the distance 0.
+    """q_i·P[i−j]; from max_distance on the last row again (clip), or nothing; P begins with the
+    distance 0.
 
     Signed it begins with 1 − max_distance; else a later key is NaN.
     """
@@ -173,7 +174,8 @@ def alibi(params: Params, sizes: Sizes, slopes: Sequence[float] | None = None) -
 
 
 def t5_bucket(distance: int, num_buckets: int, max_distance: int) -> int:
-    """T5's causal bucket in whole numbers: n below half of the buckets, then ⌊log(n/half) / log(max/half) · rest⌋ more.
+    """T5's causal bucket in whole numbers: n below half of the buckets, then ⌊log(n/half) /
+    log(max/half) · rest⌋ more.
 
     >>> [t5_bucket(n, 8, 16) for n in (0, 3, 4, 5, 6, 8, 11, 12, 16, 99)]
     [0, 3, 4, 4, 5, 6, 6, 7, 7, 7]
@@ -266,7 +268,8 @@ def cope(
             ]
             return sum(unit * params["table"][f] for f, unit in enumerate(units))
         below, above = math.floor(p), math.ceil(p)
-        return (p - below) * params["table"][above] + (1 - p + below) * params["table"][below]  # Eq 5
+        # Eq 5.
+        return (p - below) * params["table"][above] + (1 - p + below) * params["table"][below]
 
     def added(head, q, token, keys):
         del token

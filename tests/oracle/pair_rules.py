@@ -75,7 +75,8 @@ def cope_signed(params: Params, sizes: Sizes, npos_max: int = 64, scale_position
 
 def dape(params: Params, sizes: Sizes, hidden: int = 32, keys: int = 1) -> Rule:
     """b + f([s; b]) with ALiBi's b, a network over the heads, and over the neighbouring keys."""
-    size, slopes = keys, [2 ** (-8 * (h + 1) / sizes.heads) for h in range(sizes.heads)]  # for powers of two
+    # For powers of two.
+    size, slopes = keys, [2 ** (-8 * (h + 1) / sizes.heads) for h in range(sizes.heads)]
 
     def added(head, q, token, keys):
         del q

@@ -1,6 +1,7 @@
 """GPT-2 and Llama from the tensors of their published files, one token and one head at a time.
 
-Radford et al. (2019); Touvron et al. (arXiv 2302.13971), with grouped queries, and with Llama 3.1's stretched RoPE.
+Radford et al. (2019); Touvron et al. (arXiv 2302.13971), with grouped queries, and with Llama 3.1's
+stretched RoPE.
 """
 
 import math

@@ -30,9 +30,11 @@ class Token(NamedTuple):
 
 
 class Key(NamedTuple):
-    """One key that a query may see: its content logit, its position, and the vectors a gate may look at.
+    """One key that a query may see: its content logit, its position, and the vectors a gate may
+    look at.
 
-    `logits` are those of all heads; `x` are the layer's inputs up to the key's own; `own`: whether it is the query's.
+    `logits` are those of all heads; `x` are the layer's inputs up to the key's own; `own`: whether
+    it is the query's.
     """
 
     logit: float
@@ -58,11 +60,13 @@ def nothing(head: int, q: Vector, token: Token, keys: Sequence[Key]) -> list[flo
 
 
 class Rule(NamedTuple):
-    """An encoding: what it does to an embedding, to a query or key, and what it adds to the logits of one query.
+    """An encoding: what it does to an embedding, to a query or key, and what it adds to the logits
+    of one query.
 
-    `added(head, q, token, keys)` gets the unrotated query and the keys that it sees, the nearest last.
-    `hidden(rows)` gets the logits of the first head, by key, of all queries, and gives what all heads subtract.
-    `weights(head, logits, keys)` gives the weights of the keys; `rest_to_own_value`: the rest goes to v_i.
+    `added(head, q, token, keys)` gets the unrotated query and the keys that it sees, the nearest
+    last. `hidden(rows)` gets the logits of the first head, by key, of all queries; all heads
+    subtract its result. `weights(head, logits, keys)` gives the weights of the keys; with
+    `rest_to_own_value` the rest is that of v_i.
     """
 
     embed: Callable[[Vector, int], Vector] = same

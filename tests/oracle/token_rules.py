@@ -63,7 +63,8 @@ def grape_additive(params: Params, sizes: Sizes, gate: str = "key") -> Rule:
 
     def added(head, q, token, keys):
         u = params["direction"][head]
-        slope = 2 ** (-8 * (head + 1) / sizes.heads) * softplus(float(params["rate"][head]))  # for powers of two
+        # For powers of two.
+        slope = 2 ** (-8 * (head + 1) / sizes.heads) * softplus(float(params["rate"][head]))
         length = math.sqrt(sum(float(entry) ** 2 for entry in u) * sizes.head_dim)
         return [
             -slope
@@ -151,7 +152,8 @@ def darope(
 
 
 def pope(params: Params, sizes: Sizes, base: float = 10000.0, phase: str = "zero") -> Rule:
-    """Σ_c softplus(q_c) softplus(k_c) cos((j − i) θ_c + δ_c), θ_c = base^(−c/K), as a product of 2K features.
+    """Σ_c softplus(q_c) softplus(k_c) cos((j − i) θ_c + δ_c), θ_c = base^(−c/K), as a product of 2K
+    features.
 
     No token context, but its keys differ from its queries.
     """

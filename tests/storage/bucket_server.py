@@ -1,7 +1,8 @@
-"""A server with the part of Google Cloud Storage's JSON interface that TensorStore uses, in memory, and with faults.
+"""A server with the part of Google Cloud Storage's JSON interface that TensorStore uses, in memory,
+and with faults.
 
-It keeps the conditions on generations and the order of names, which emulators leave out. All requests for a bucket
-such as bucket-503 or bucket-torn have this fault.
+It keeps the conditions on generations and the order of names, which emulators leave out. All
+requests for a bucket such as bucket-503 or bucket-torn have this fault.
 """
 
 import contextlib
@@ -23,13 +24,14 @@ class Server(http.server.ThreadingHTTPServer):
     """Objects by (bucket, name), each (content, generation).
 
     Attributes:
-      fault: what happens to requests: "" nothing, a status such as "503", "torn", "applied" (torn before the answer) or
-        "slow".
+      fault: what happens to requests: "" nothing, a status such as "503", "torn", "applied" (torn
+        before the answer) or "slow".
       every: the fault happens to every request whose number is a multiple of this.
     """
 
     daemon_threads = True
-    request_queue_size = 128  # of connections that wait: one that is refused is tried again after a second
+    # Of connections that wait: one that is refused is tried again after a second.
+    request_queue_size = 128
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

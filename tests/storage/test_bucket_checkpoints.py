@@ -248,7 +248,8 @@ def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server
     assert complete(server) == [1]
     monkeypatch.undo()
     single, other = jax.sharding.SingleDeviceSharding(jax.devices()[3]), meshed((2, 2), ("data", "tensor"))
-    for kernel, bias in ((split, whole), (other("tensor"), other(None)), (single, single)):  # any mesh reads it
+    # Any mesh reads it.
+    for kernel, bias in ((split, whole), (other("tensor"), other(None)), (single, single)):
         shardings = {"kernel": kernel, "bias": bias}
         like = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[n]) for n, leaf in state.items()}
         restored, progress = checkpoint_io.read(store, 1, like)

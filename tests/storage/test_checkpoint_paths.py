@@ -47,7 +47,8 @@ def test_a_pattern_that_cannot_be_avoided_is_one_line(tmp_path, monkeypatch):
 @LEFTOVERS
 def test_a_checkpoint_that_cannot_be_read_back_ends_the_run(tmp_path, monkeypatch):
     save(tmp_path / "lr[1]", 1)
-    monkeypatch.setattr(checkpoint_folder, "_is_pattern", lambda path: False)  # Orbax writes what it cannot read
+    # Orbax writes what it cannot read.
+    monkeypatch.setattr(checkpoint_folder, "_is_pattern", lambda path: False)
     with pytest.raises(StorageError, match=r"/2 was written but cannot be read \([^\n]*\): earlier [^\n]*--workdir$"):
         with Checkpoints(tmp_path / "lr[1]", keep=1) as checkpoints:
             for step in (2, 3):

@@ -186,7 +186,8 @@ def scramble(path):
     path.write_bytes(content)
 
 
-# When a load fails, Orbax leaves the tasks of the other arrays behind unawaited, to be collected before the test ends.
+# When a load fails, Orbax leaves the tasks of the other arrays behind unawaited, to be collected
+# before the test ends.
 LEFTOVERS = pytest.mark.filterwarnings(
     "ignore:coroutine:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

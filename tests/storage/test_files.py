@@ -157,7 +157,8 @@ def test_each_writer_of_a_file_has_a_path_of_its_own(tmp_path):
     with files.replacing(tmp_path / "a.json") as first:
         first.write_text("1")
         files.write_atomically(tmp_path / "a.json", "2")  # of another process
-        assert first.read_text() == "1" and first.suffix == ".partial"  # so that it is not copied to a bucket
+        # So that it is not copied to a bucket.
+        assert first.read_text() == "1" and first.suffix == ".partial"
     with pytest.raises(KeyboardInterrupt), files.replacing(tmp_path / "a.json") as failed:
         failed.write_text("3")
         raise KeyboardInterrupt

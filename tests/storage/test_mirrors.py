@@ -93,7 +93,8 @@ def test_a_folder_comes_back_as_it_was(server, tmp_path):
     writes = len([line for line in server.log if line.startswith("POST")])
     with mirrored(f"{URL}/") as folder:
         assert Path(folder, "cells/cope/result.json").read_text() == "{}"
-    assert len([line for line in server.log if line.startswith("POST")]) == writes  # nothing has changed
+    # Nothing has changed.
+    assert len([line for line in server.log if line.startswith("POST")]) == writes
     with mirrored(str(tmp_path)) as folder:
         assert folder == str(tmp_path)
 

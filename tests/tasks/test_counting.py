@@ -103,7 +103,8 @@ def test_distribution_is_that_of_repeated_draws():
         assert abs(p - q) < 5 * np.sqrt(q * (1 - q) * (1 / n_literal + 1 / n)), cell
 
 
-# Figures of 4,000 samples each: share of questions that lost their `set`, tokens from that `set` to the question.
+# Figures of 4,000 samples each: share of questions that lost their `set`, tokens from that `set` to
+# the question.
 @pytest.mark.parametrize(
     ("num_variables", "split", "lost", "relevant"),
     [
@@ -125,7 +126,8 @@ def test_statistics_of_the_published_recipe(num_variables, split, lost, relevant
     # From the last `set` of the variable up to `print`.
     distance = asked_at - 1 - np.max(np.where(is_set, np.arange(is_set.shape[1]), -1), axis=1)
     assert is_set.any(axis=1).all()
-    # Both means are of 4,000 samples, the known ones rounded to 1: four standard errors of their difference.
+    # Both means are of 4,000 samples, the known ones rounded to 1: four standard errors of their
+    # difference.
     assert abs(distance.mean() - relevant) < 4 * distance.std() * np.sqrt(2 / n) + 0.5
 
     # The known range of the share of the answer 10, with four standard errors on both sides.
@@ -138,7 +140,8 @@ def test_statistics_of_the_published_recipe(num_variables, split, lost, relevant
         mean_error = 4 * length.std() / np.sqrt(n)
         assert 316 - mean_error < length.mean() < 323 + mean_error
         assert abs(np.mean(length > 512) - 0.14) < 4 * np.sqrt(2 * 0.14 * 0.86 / n) + 0.005
-        # `print` and the name take two of the 512 tokens. Where none was seen lost, 7 of 4,000 is the limit at 99.9 %.
+        # `print` and the name take two of the 512 tokens. Where none was seen lost, 7 of 4,000 is
+        # the limit at 99.9 %.
         assert abs(np.mean(distance + 2 > 512) - lost) < max(7 / n, 4 * np.sqrt(2 * lost / n))
 
 

@@ -37,7 +37,8 @@ def test_training_and_every_other_split_are_on_different_sides(name):
     name, options = VERSION_2.get(name, (name, {"held_out": 0.25}))
     task = tasks.create(name, **options)
     for split in (*task.splits, *(split for _, split in task.sweep)):
-        # What training counts is not always what evaluation counts; the same targets decide in both.
+        # What training counts is not always what evaluation counts; the same targets decide in
+        # both.
         batch = SyntheticTask.sample(task, np.random.default_rng(0), 4, split)
         assert len(batch["inputs"]) == 4 and task.length(split) == batch["inputs"].shape[1]
         sides = held_out.is_held_out(batch, options["held_out"])

@@ -27,7 +27,8 @@ def test_folds_are_disjoint_whole_and_alike(vocab):
         task = create(vocab, fold=fold)
         pairs = {split: list(zip(task.texts(split), task.labels(split).tolist(), strict=True)) for split in task.splits}
         assert sorted(pairs["train"] + pairs["test"]) == sorted(every)
-        assert [pair for pair in every if pair in set(pairs["test"])] == pairs["test"]  # in the order of the file
+        # In the order of the file.
+        assert [pair for pair in every if pair in set(pairs["test"])] == pairs["test"]
         assert 4 <= task.labels("test").sum() <= 5
         tests += pairs["test"]
     assert sorted(tests) == sorted(every)

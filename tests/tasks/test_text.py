@@ -89,7 +89,8 @@ def test_the_sweep_grows_and_its_longest_is_the_longest_of_the_task():
     assert task.sweep == ((16, "length=16"), (32, "length=32"), (64, "length=64"))
     assert task.max_length == 64
     assert [task.as_trained(split) for _, split in task.sweep] == [True, False, False]
-    assert task.sweep_examples(2) == {"length=16": 8, "length=32": 4, "length=64": 2}  # the same text
+    # The same text.
+    assert task.sweep_examples(2) == {"length=16": 8, "length=32": 4, "length=64": 2}
     assert tasks.create("text", vocab_size=400, length=16).max_length == 16
 
 

@@ -127,7 +127,8 @@ def test_special_pieces_that_are_absent_are_none_and_not_written():
 
 @pytest.mark.newest
 def test_training_gives_the_same_vocabulary_in_every_process():
-    # Runs differ in the order of hash tables: the pieces that the trainer is told are special keep theirs.
+    # Runs differ in the order of hash tables: the pieces that the trainer is told are special keep
+    # theirs.
     root = pathlib.Path(__file__).parents[2]
     shas = {subprocess.check_output([sys.executable, "-c", TRAIN], cwd=root, text=True).strip() for _ in range(2)}
     assert shas == {sha256(trained(600))}
@@ -167,7 +168,8 @@ def test_the_vectors_of_the_released_program():
     assert (wordpiece.pad, wordpiece.unknown, wordpiece.cls, wordpiece.sep, wordpiece.mask) == (0, 100, 101, 102, 103)
     vectors = json.loads((folder / "tokenizers/tokenizer_vectors.json").read_text())
     differ = [entry["text"] for entry in vectors if wordpiece.encode(entry["text"]) != entry["bert_ids"]]
-    # The one other text is a word of 150 characters: the released program splits words of up to 200.
+    # The one other text is a word of 150 characters: the released program splits words of up to
+    # 200.
     assert [max(map(len, text.split())) for text in differ] == [150]
     pair = json.loads((folder / CASES).read_text())["hf_tokenizers_pair"]
     assert wordpiece.frame(wordpiece.encode(pair["a"]), wordpiece.encode(pair["b"])) == (pair["ids"], pair["type_ids"])

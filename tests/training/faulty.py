@@ -20,7 +20,8 @@ PROGRESS = {"data": [{"next_index": 7}], "seconds": 0.5}
 
 
 def create(seed):
-    kernel = jax.random.bits(jax.random.key(seed), (128, 400))  # 200 KiB; numbers that do not depend on the sharding
+    # 200 KiB; numbers that do not depend on the sharding.
+    kernel = jax.random.bits(jax.random.key(seed), (128, 400))
     return {"step": jnp.int32(seed), "params": {"kernel": kernel}, "key": jax.random.key(seed)}
 
 

@@ -137,7 +137,8 @@ def test_microbatches_carry_their_rows(undisturbed):
     quiet = {"model": dataclasses.replace(MODEL, dropout=0.0)}
     stream = TASK.stream("train", ROWS)
     batch = {name: jnp.concatenate([field, stream[2][name]]) for name, field in stream[1].items()}
-    carry = jax.tree.map(lambda x: jnp.concatenate([x, -x]), undisturbed.carry)  # two rows for each microbatch
+    # Two rows for each microbatch.
+    carry = jax.tree.map(lambda x: jnp.concatenate([x, -x]), undisturbed.carry)
     results = [
         jax.jit(learner(accumulate=accumulate, **quiet).gradient)(undisturbed.params, batch, jax.random.key(0), carry)
         for accumulate in (1, 2)

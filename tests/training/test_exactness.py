@@ -114,7 +114,8 @@ def test_a_run_goes_on_with_other_devices_to_the_same_numbers(first, then, strai
         assert ended.metrics == straight[first].metrics
 
 
-@pytest.mark.parametrize("at", [pytest.param(1, marks=SLOW), 5])  # before the first checkpoint, and behind one
+# Before the first checkpoint, and behind one.
+@pytest.mark.parametrize("at", [pytest.param(1, marks=SLOW), 5])
 def test_a_run_killed_on_eight_devices_goes_on_to_the_same_bits(at, straight, tmp_path):
     stop(tmp_path, "eight", at, kill)
     ended = outcome(tmp_path, "eight")

@@ -122,7 +122,8 @@ def test_several_steps_in_one_dispatch_equal_as_many_single_steps(start, step):
         losses.append(metrics["loss"])
     together, measured = tiny.program().train_steps(copy(start), tiny.batches(2))
     assert int(together.step) == int(state.step) == 2
-    # Two programs may round otherwise; a step that were skipped or doubled would show in the second digit.
+    # Two programs may round otherwise; a step that were skipped or doubled would show in the second
+    # digit.
     np.testing.assert_allclose(measured["loss"], losses, rtol=1e-5)
     chex.assert_trees_all_close(together.params, state.params, rtol=1e-4, atol=1e-6)
 

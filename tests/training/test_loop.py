@@ -23,11 +23,13 @@ from tests.training import tiny
 
 pytestmark = pytest.mark.xdist_group("loop")  # what its fixtures train is shared
 
-# Fresh examples without end; 10 fixed examples, so that batches of 4 straddle epochs; two seeds side by side.
+# Fresh examples without end; 10 fixed examples, so that batches of 4 straddle epochs; two seeds
+# side by side.
 KINDS = {"endless": ([3], None), "fixed": ([3], 10), "side_by_side": ([3, 8], None)}
 SOONEST = {("fixed", 1), ("fixed", 2), ("fixed", 5), ("endless", 3), ("side_by_side", 3), ("side_by_side", 6)}
 DISPATCHES = tiny.STEPS // tiny.DISPATCH
-# A checkpoint is due after every second dispatch: before the first, at one, and behind one; the others are slow.
+# A checkpoint is due after every second dispatch: before the first, at one, and behind one; the
+# others are slow.
 WHERE = [
     pytest.param(kind, at, marks=[] if (kind, at) in SOONEST else pytest.mark.slow)
     for kind in KINDS
@@ -184,7 +186,8 @@ def test_a_finished_run_trains_no_further_and_keeps_its_time(straight, tmp_path,
     state, later = again.train()
     assert (tiny.contents(state), (tmp_path / "metrics.jsonl").read_bytes()) == straight["endless"]
     assert capsys.readouterr().err == "cope: resumes from step 12\n"
-    assert later == seconds > 1  # neither begun anew nor added up: both end one tick after the last checkpoint
+    # Neither begun anew nor added up: both end one tick after the last checkpoint.
+    assert later == seconds > 1
 
 
 def test_metrics_have_a_row_for_each_dispatch_and_each_point_of_the_curve(straight, tmp_path):
@@ -321,7 +324,8 @@ def two_splits(state, step):
 
 
 def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(tmp_path, monkeypatch, capsys):
-    """And when it is saved, all rows of metrics up to it are on disk, even if the machine goes down.
+    """And when it is saved, all rows of metrics up to it are on disk, even if the machine goes
+    down.
 
     Each evaluation is a line, after one that says how far the run is.
     """

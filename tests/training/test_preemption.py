@@ -24,7 +24,8 @@ def test_the_first_signal_only_asks(number, capfd):
 def test_a_second_ctrl_c_leaves_at_once():
     with GracefulStop() as interruption:
         signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # what sends SIGTERM may send it again: no reason to lose the checkpoint
+        # What sends SIGTERM may send it again: no reason to lose the checkpoint.
+        signal.raise_signal(signal.SIGTERM)
         assert interruption.requested()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

@@ -23,7 +23,8 @@ def test_seeds_side_by_side_equal_single_runs():
         ours, theirs = seed_batch.unstack(state)[run], expected
         assert int(ours.step) == int(theirs.step) == 2
         np.testing.assert_array_equal(jax.random.key_data(ours.key), jax.random.key_data(theirs.key))
-        # vmap sums in another order; Adam turns rounding of a tiny gradient into a share of the rate, 1e-2.
+        # vmap sums in another order; Adam turns rounding of a tiny gradient into a share of the
+        # rate, 1e-2.
         chex.assert_trees_all_close(ours.params, theirs.params, rtol=1e-4, atol=1e-6)
 
 

@@ -155,7 +155,8 @@ def test_other_blocks_on_a_mesh_equal_those_of_one_device(options):
 def test_tape_on_a_mesh_equals_one_device(axes):
     changes = {"tape": 4, "encoding": "none", "block": dataclasses.replace(MODEL.block, num_kv_heads=8)}
     exact = gradient(program(ONE, **changes))
-    assert_same_gradient(gradient(program(mesh_config(axes), **changes)), exact, atol=5e-4)  # 1e-13 in float64
+    # 1e-13 in float64.
+    assert_same_gradient(gradient(program(mesh_config(axes), **changes)), exact, atol=5e-4)
 
 
 @pytest.mark.slow
@@ -253,7 +254,8 @@ def test_no_device_ever_has_a_whole_matrix():
         for name, leaf in named((state.params, state.opt_state)).items()
         if name.endswith(("['kernel']", "['embedding']"))
     }
-    assert len(split) == 3 * 9  # embedding, output, four matrices of attention, three of the MLP; Adam has two of each
+    # Embedding, output, four matrices of attention, three of the MLP; Adam has two of each.
+    assert len(split) == 3 * 9
     for name, leaf in split.items():
         assert leaf.addressable_shards[0].data.size * 4 == leaf.size, name
     text = made._init.lower(np.int32(3), {}).compile().as_text()

@@ -77,7 +77,8 @@ def test_a_run_that_resumes_is_the_same_run_of_the_service(tmp_path, monkeypatch
             pass
     first, second, other, again = service.runs
     assert first == second != again
-    assert other == {name: first[name] for name in ("project", "name", "config")}  # all that this package accepts
+    # All that this package accepts.
+    assert other == {name: first[name] for name in ("project", "name", "config")}
 
 
 def test_seeds_side_by_side_have_tags_of_their_own(tmp_path, monkeypatch):

@@ -68,7 +68,8 @@ def test_the_mix_shows_shares_and_the_level_of_equal_ones():
     assert level == pytest.approx(100 / 3) and axes.get_ylabel() == "share of the mix (%)"
     places = np.array([[bar.get_x() + bar.get_width() / 2 for bar in group] for group in groups])
     np.testing.assert_allclose(places.mean(axis=0), [0, 1, 2], atol=1e-12)
-    (bars,) = [group for group in axes.containers if not isinstance(group, BarContainer)]  # of the one with two runs
+    # Of the one with two runs.
+    (bars,) = [group for group in axes.containers if not isinstance(group, BarContainer)]
     spans = [segment[:, 1] for segment in bars.lines[2][0].get_segments()]
     half = 50**0.5
     np.testing.assert_allclose(spans, [[25 - half, 25 + half], [45 - half, 45 + half], [30, 30]])

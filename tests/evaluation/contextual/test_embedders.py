@@ -65,7 +65,8 @@ def test_a_context_free_vector_is_the_same_in_every_sentence():
     first, second = embedder([["a", "play"], ["Play", "PLAY", "nothing"]])
     assert first.dtype == np.float32 and first.shape == (1, 2, 2) and embedder.layers == ("static",)
     np.testing.assert_array_equal(first, [[[5, 6], [1, 2]]])
-    np.testing.assert_array_equal(second, [[[3, 4], [1, 2], [0, 0]]])  # as written, in lower case, unknown
+    # As written, in lower case, unknown.
+    np.testing.assert_array_equal(second, [[[3, 4], [1, 2], [0, 0]]])
 
 
 def test_rnn_vectors_are_the_states_of_each_sentence_alone(rnn):
@@ -166,7 +167,8 @@ def test_batches_have_few_shapes_and_results_their_order(rng):
     for sentence, vectors in zip(sentences, embedder(sentences), strict=True):
         np.testing.assert_array_equal(vectors[0, :, 0], [len(word) for word in sentence])
         np.testing.assert_array_equal(vectors[0, :, 1], len(sentence))
-    assert {length for _, length in embedder.shapes} == {8, 16, 32}  # beyond the last, its multiples
+    # Beyond the last, its multiples.
+    assert {length for _, length in embedder.shapes} == {8, 16, 32}
     assert len(set(embedder.shapes)) <= 6 and max(rows * length for rows, length in embedder.shapes) <= 64
 
 

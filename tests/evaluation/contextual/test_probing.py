@@ -87,7 +87,8 @@ def test_layers_baselines_and_control_task_of_a_made_up_language(rng):
     assert probing.baselines == baselines(train[1:], test[1:])
     low, high = probing.scores
     assert high.accuracy > 0.97 and high.accuracy < 1 and low.accuracy < 0.8
-    assert low.control > 0.7 > 0.6 > high.control  # words can be learned by heart from layer 0 alone
+    # Words can be learned by heart from layer 0 alone.
+    assert low.control > 0.7 > 0.6 > high.control
     assert low.selectivity == low.accuracy - low.control < 0.1 < high.selectivity
     assert probing.cumulative[0] == low.accuracy and probing.cumulative[1] == probing.mix_accuracy > 0.95
     assert probing.mix[1] > probing.mix[0] and probing.centre_of_gravity == pytest.approx(probing.mix[1], abs=1e-6)

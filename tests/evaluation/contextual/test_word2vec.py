@@ -32,7 +32,8 @@ def vectors():
 
 
 def test_words_of_one_topic_are_near(vectors):
-    assert set(vectors) == set("cat dog mouse pet fur stock bond price trade bank".split())  # no "rare"
+    # No "rare".
+    assert set(vectors) == set("cat dog mouse pet fur stock bond price trade bank".split())
     assert {v.shape for v in vectors.values()} == {(8,)} and {v.dtype for v in vectors.values()} == {np.dtype("f4")}
     assert {word for word, _ in most_similar(vectors, "Cat", 4)} == set("dog mouse pet fur".split())
 

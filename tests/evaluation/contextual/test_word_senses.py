@@ -72,7 +72,8 @@ def test_nearest_mean_by_explicit_loops():
             if cosine > highest:
                 best, highest = candidate, cosine
         assert sense == best
-    assert len(set(zip((o.lemma for o in TEST), predicted, strict=True))) > 6  # more than the floor says
+    # More than the floor says.
+    assert len(set(zip((o.lemma for o in TEST), predicted, strict=True))) > 6
 
 
 @pytest.mark.parametrize("k", [1, 5, 9])

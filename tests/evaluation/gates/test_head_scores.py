@@ -87,7 +87,8 @@ def test_what_the_token_explains(text):
     assert head_scores.identity(by_token, tokens_N) == pytest.approx(1.0)
     mixed = by_token + by_token.std() * noise / noise.std()
     assert head_scores.identity(mixed, tokens_N) == pytest.approx(0.5, abs=0.06)
-    many = rng.integers(0, NUMBER // 2, NUMBER)  # tokens that come twice: unadjusted, half would be explained
+    # Tokens that come twice: unadjusted, half would be explained.
+    many = rng.integers(0, NUMBER // 2, NUMBER)
     assert abs(head_scores.identity(noise, many)) < 0.2
     assert np.isnan(head_scores.identity(noise, np.arange(NUMBER))) and np.isnan(
         head_scores.identity(np.ones(NUMBER), tokens_N)

@@ -15,7 +15,8 @@ from tests.evaluation.browser import browse, needs_browser
 MQAR = tasks.create("mqar")
 LEVELS = [split for _, split in MQAR.sweep]
 VIEWS = ("in distribution", "out of distribution")
-ERRORS = {  # task → encoding → the errors of four seeds in distribution, then those out of distribution
+# Task → encoding → the errors of four seeds in distribution, then those out of distribution.
+ERRORS = {
     "recall": {"cope": ([0.0] * 4, [0.1, 0.12, 0.11, 0.11]), "rope": ([0.5, 0.51, 0.49, 0.5], [0.8, 0.9, 0.7, 0.8])},
     "stack <b>": {"cope": ([0.3, 0.1, 0.2, 0.2], [0.5] * 4), "rope": ([0.2, 0.3, 0.1, 0.2], [0.4, 0.5, 0.6, 0.5])},
 }

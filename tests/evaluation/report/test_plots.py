@@ -93,7 +93,8 @@ def test_error_by_length_follows_the_sweep_and_marks_training():
     assert axes.get_xlabel() == "blanks"
     lines = means(axes)
     np.testing.assert_allclose([line.get_ydata() for line in lines], [[0] * 5, [30] * 5, [60] * 5])
-    np.testing.assert_allclose(lines[1].get_xdata(), values)  # the middle encoding stands on the tick
+    # The middle encoding stands on the tick.
+    np.testing.assert_allclose(lines[1].get_xdata(), values)
     marks = [line for line in axes.lines if line.get_linestyle() == ":"]
     assert [list(line.get_xdata()) for line in marks] == [[32, 32]]
     assert [text.get_text() for text in axes.texts] == ["training"]
@@ -179,7 +180,8 @@ def test_the_legend_names_every_encoding_inside_the_figure(number):
     assert [text.get_text() for text in legend.get_texts()] == names
     box, whole = legend.get_window_extent(), figure.bbox
     assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and box.y1 <= whole.y1
-    assert figure.axes[0].get_position().height * figure.get_figheight() > 1.2  # inches left for the data
+    # Inches left for the data.
+    assert figure.axes[0].get_position().height * figure.get_figheight() > 1.2
 
 
 def test_small_errors_fill_the_axis_and_large_ones_show_all_of_it():
@@ -226,7 +228,8 @@ def test_lengths_that_double_and_perplexities_that_differ_much_have_logarithmic_
     task, measured = language_model({"cope": {16: 20.0, 32: 19.9, 64: float("nan")}})
     (axes,) = error_by_length(task, measured, ["cope"]).axes
     assert axes.get_yscale() == "linear"
-    assert axes.get_ylim() == pytest.approx((0.95 * 19.95, 1.05 * 19.95))  # a small difference looks small
+    # A small difference looks small.
+    assert axes.get_ylim() == pytest.approx((0.95 * 19.95, 1.05 * 19.95))
 
 
 def test_files_are_named_by_the_metric(tmp_path):

@@ -59,7 +59,8 @@ def test_all_seeds_of_both_count():
     """25 seeds without errors, five with some: only one or two of C(30, 5) orders are like this."""
     difference = significance.difference(dict.fromkeys(range(25), 0.0), by_seed([0.001, 0.0008, 0.003, 0.01, 0.096]))
     assert difference.mean == pytest.approx(-0.02216)
-    assert difference.p == pytest.approx(1 / math.comb(30, 5))  # no other assignment of the ranks is as far
+    # No other assignment of the ranks is as far.
+    assert difference.p == pytest.approx(1 / math.comb(30, 5))
     other_seeds = {7: 0.1, 8: 0.2, 9: 0.3, 10: 0.4}
     difference = significance.difference({0: 0.5, 1: 0.6, 2: 0.7, 3: 0.8}, other_seeds)
     assert difference.p == pytest.approx(2 / math.comb(8, 4))

@@ -179,7 +179,8 @@ def test_a_text_is_read_in_windows_of_which_the_last_is_full(model, next_token):
         tokens = [0, *CODEC.encode(text)]
         total = 0.0
         for index in range(1, len(tokens)):
-            last = min(len(tokens) - 1, -(-index // LENGTH) * LENGTH)  # the window's last predicted token
+            # The window's last predicted token.
+            last = min(len(tokens) - 1, -(-index // LENGTH) * LENGTH)
             total += next_token(tokens[max(0, last - LENGTH) : index])[tokens[index]]
         wanted.append(total)
     measured = model.loglikelihood_rolling(requests(*((text,) for text in texts)))
