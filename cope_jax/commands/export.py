@@ -117,7 +117,7 @@ def _write_shards() -> None:
             _OUT.value,
             vocabulary,
             options,
-            part=parse_part(flag["shard"]),
+            host=parse_part(flag["shard"]),
             workers=flag["workers"] or cores(),
         )
     if manifest is None:

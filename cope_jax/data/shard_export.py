@@ -74,13 +74,13 @@ def export(
     vocabulary: Vocabulary,
     options: Options,
     *,
-    part: tuple[int, int] = (0, 1),
+    host: tuple[int, int] = (0, 1),
     workers: int = 1,
 ) -> Manifest | None:
     """Writes the shards of a corpus, its tokenizer and its manifest.
 
     What an earlier call with the same arguments wrote is kept, and shards that are missing are
-    written again. With `part=(i, n)`, the call writes only the units i, i + n, i + 2n, …; n hosts
+    written again. With `host=(i, n)`, the call writes only the units i, i + n, i + 2n, …; n hosts
     with different i write an entire corpus. The call that ends last writes the manifest.
 
     Returns:
@@ -94,9 +94,9 @@ def export(
     if in_bucket(out):
         Bucket(os.fspath(out))  # an error says that the URL is wrong
     out = epath.Path(out)
-    index, parts = part
-    if not 0 <= index < parts:
-        raise ConfigError(f"part {index} of {parts} does not exist: choose from 0 to {parts - 1}")
+    index, hosts = host
+    if not 0 <= index < hosts:
+        raise ConfigError(f"part {index} of {hosts} does not exist: choose from 0 to {hosts - 1}")
     check_at_least(1, "export", workers=workers)
     given = None if vocabulary.path is None else loading.load(vocabulary.kind, vocabulary.path)
     is_new = not out.exists()
@@ -109,7 +109,7 @@ def export(
         return read_manifest(out)
     try:
         tokenizer = _tokenizer(source, out, vocabulary, given, identity)
-        units = [unit for unit in range(index, len(source.weights), parts) if all_reports(out, unit) is None]
+        units = [unit for unit in range(index, len(source.weights), hosts) if all_reports(out, unit) is None]
         _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options, identity), units, workers)
         reports = [all_reports(out, unit) for unit in range(len(source.weights))]
         if None in reports:
@@ -120,7 +120,7 @@ def export(
         return manifest
     except ConfigError as error:
         # Nothing is there that a later call could use.
-        if isinstance(error, _EmptySplitError) or (parts == 1 and not glob_in(out / "parts", "*.json")):
+        if isinstance(error, _EmptySplitError) or (hosts == 1 and not glob_in(out / "parts", "*.json")):
             discard(out, identity, is_new)
         raise
     finally:

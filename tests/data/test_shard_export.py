@@ -143,8 +143,7 @@ def test_records_are_as_described(tmp_path, monkeypatch, width):
 )
 def test_no_document_is_lost_or_repeated(tmp_path_factory, texts, packing, shard_tokens, length):
     folder = tmp_path_factory.mktemp("export")
-    # So that no split is empty.
-    named = {split: [f"{split}: {text}" for text in texts] for split in SPLITS}
+    named = {split: [f"{split}: {text}" for text in texts] for split in SPLITS}  # none is empty
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document_files, "split_of", lambda key, held_out: key.split(":")[0])
         patch.setattr(shard_writer, "_BATCH", 50)
@@ -178,7 +177,7 @@ def test_parts_and_an_interrupted_export_write_the_same_files(tmp_path, small, m
     assert len(list((tmp_path / "whole").glob("train-00001-*"))) > 1
     for index in (2, 0, 1):
         assert not (tmp_path / "parts/manifest.json").exists()
-        manifest = export(source, tmp_path / "parts", vocabulary, small, part=(index, 3))
+        manifest = export(source, tmp_path / "parts", vocabulary, small, host=(index, 3))
     assert manifest == read_manifest(tmp_path / "whole")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
