@@ -1,6 +1,6 @@
 """A laboratory for position encodings in JAX: Contextual Position Encoding (CoPE) and its rivals.
 
-`import cope_jax as cj` gives the ten names that most people need. Each name is imported on first
+`import cope_jax as cj` gives the eleven names that most people need. Each name is imported on first
 use, so the import itself costs nothing and does not start JAX.
 
 >>> import cope_jax as cj
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cope_jax.evaluation.gates.maps import inspect as inspect
     from cope_jax.generation.decoding import generate as generate
     from cope_jax.runs.experiment import Experiment as Experiment
+    from cope_jax.runs.grid.grid import Grid as Grid
     from cope_jax.runs.load import load as load
     from cope_jax.training.config_files import config as config
     from cope_jax.training.experiment_config import ExperimentConfig as ExperimentConfig
@@ -33,6 +34,7 @@ _PLACES = {
     "config": "cope_jax.training.config_files",
     "ExperimentConfig": "cope_jax.training.experiment_config",
     "Experiment": "cope_jax.runs.experiment",
+    "Grid": "cope_jax.runs.grid.grid",
     "load": "cope_jax.runs.load",
     "generate": "cope_jax.generation.decoding",
     "inspect": "cope_jax.evaluation.gates.maps",

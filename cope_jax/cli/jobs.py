@@ -1,18 +1,18 @@
-"""Defines the flag --jobs of commands that train several runs."""
+"""Defines the flag --jobs of commands that train several cells."""
 
 import jax
 from absl import flags
 
 from cope_jax.errors import ConfigError
-from cope_jax.runs import workers
+from cope_jax.runs.grid import claims
 
 _JOBS = flags.DEFINE_integer(
     "jobs",
     None,
-    "Number of runs to train at the same time on a CPU, each in a process of its own with its share of the cores. "
-    "Without this flag: in compare the number of cores, but at most one per run; in sweep, what the machine or "
+    "Number of cells to train at the same time on a CPU, each in a process of its own with its share of the cores. "
+    "Without this flag: in compare the number of cores, but at most one per cell; in sweep, what the machine or "
     "the cluster can run; in other commands, and on a GPU or TPU, 1. Except in sweep it sets the number of threads of "
-    "each run, and so the rounding: resume with the same number.",
+    "each cell, and so the rounding: resume with the same number.",
     lower_bound=1,
 )
 
@@ -22,10 +22,10 @@ def given() -> int | None:
     return _JOBS.value
 
 
-def number(runs: int, default: int | None = None) -> int:
-    """The number of runs to train at the same time, of `runs` in all; `default` replaces the number of cores.
+def number(cells: int, default: int | None = None) -> int:
+    """The number of cells to train at the same time, of `cells` in all; `default` replaces the number of cores.
 
-    The shares of the cores depend only on the command and the machine, so a resumed run has the same number of threads.
+    The shares of the cores depend only on the command and the machine, so a resumed cell has as many threads.
 
     Raises:
       ConfigError: more than one job on an accelerator, or in one of several processes.
@@ -35,4 +35,4 @@ def number(runs: int, default: int | None = None) -> int:
         if _JOBS.value > 1 and not alone:
             raise ConfigError(f"--jobs={_JOBS.value} is only for one process on a CPU: omit --jobs")
         return _JOBS.value
-    return min(default or workers.cores(), runs) if alone else 1
+    return min(default or claims.cores(), cells) if alone else 1

@@ -29,9 +29,10 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import classification, pretrained
 from cope_jax.evaluation.report.table import Table, console, figure
 from cope_jax.exchange import bert_files
-from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.grid.cell import plan
+from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.records import environment
 from cope_jax.storage.files import write_atomically
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -116,9 +117,9 @@ def cross_validate(
         for repeat, fold in ((task.config.repeat, task.config.fold) for task in folds):
             configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
-        planned = grid.plan(list(configs), 1, 1, workdir)
-        grid.train_missing(configs, planned, workdir, jobs.number(len(planned), default=1))
-        found = [pretrained.classify(cell.workdir) for cell in planned]
+        grid = Grid(workdir, plan(configs, 1, 1, workdir))
+        grid.train(jobs.number(len(grid.cells), default=1))
+        found = [pretrained.classify(cell.folder(workdir)) for cell in grid.cells]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
     return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)
 

@@ -25,7 +25,7 @@ from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_plain_numbers
-from cope_jax.runs.workers import cores
+from cope_jax.runs.grid.claims import cores
 from cope_jax.storage.files import in_bucket
 
 MIRRORED = ()

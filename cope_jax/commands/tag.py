@@ -27,9 +27,10 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, pretrained
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import Table, console, mean_std
-from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.grid.cell import plan
+from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.records import select
 from cope_jax.storage.files import write_atomically
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -68,9 +69,9 @@ def main() -> None:
         if config := configs.get("words+characters+elmo"):
             folder = pretrained.write_vectors(models["elmo"], config, workdir / "vectors" / "elmo", "ELMo")
             configs["words+characters+elmo"] = with_vectors(config, folder)
-        planned = grid.plan(list(configs), _SEEDS.value, 1, workdir)
-        grid.train_missing(configs, planned, workdir, jobs.number(len(planned), default=1))
-        show(workdir, systems, configs, planned)
+        grid = Grid(workdir, plan(configs, _SEEDS.value, 1, workdir))
+        grid.train(jobs.number(len(grid.cells), default=1))
+        show(systems, grid)
 
 
 def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
@@ -132,9 +133,7 @@ def create_table(accuracies: Mapping[str, Mapping[str, Sequence[float]]]) -> Tab
     return Table("tagging accuracy, in %", ["system", *splits], rows)
 
 
-def show(
-    workdir: Path, systems: Sequence[str], configs: Mapping[str, ExperimentConfig], planned: Sequence[grid.GridRun]
-) -> None:
+def show(systems: Sequence[str], grid: Grid) -> None:
     """Writes and prints the accuracies, and how systems weight the layers."""
     out = console()
     paths: list[Path] = []
@@ -143,18 +142,17 @@ def show(
         config = read_config(_CONFIG).task
         task: Any = tasks.create(config.name, **config.options)
         accuracies["majority"] = {split: [task.majority(split)] for split in task.evaluation_splits}
-    if planned:
-        records, paths = grid.write_results(workdir, planned)
-        for label in configs:
-            accuracies[label] = {}
-            for record in select(records, system=label, metric="token_error"):
-                accuracies[label].setdefault(record["split"], []).append(1 - record["value"])
+    if grid.cells:
+        paths = grid.write_results()
+        for record in select(grid.records(), metric="token_error"):
+            by_split = accuracies.setdefault(record["system"], {})
+            by_split.setdefault(record["split"], []).append(1 - record["value"])
     table = create_table(accuracies)
-    paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
+    paths.append(write_atomically(grid.workdir / "table.md", f"{table.markdown()}\n"))
     out.print(table.rich())
     mixes: dict[str, list[list[float]]] = {}
-    for cell in planned:
-        if weights := pretrained.mix_weights(cell.workdir):
+    for cell in grid.cells:
+        if weights := pretrained.mix_weights(cell.folder(grid.workdir)):
             mixes.setdefault(cell.label, []).append(weights)
     for label, runs in mixes.items():
         layers = [str(layer) for layer in range(len(runs[0]))]
@@ -163,5 +161,5 @@ def show(
         text = f"{label} weights the layers {shares}; the largest weight is of layer {np.argmax(means)}"
         out.print(text, markup=False, soft_wrap=True)
         figure = contextual_plots.mix_weights(layers, {label: runs}, title="parts of speech")
-        paths.append(save(figure, workdir / f"mix_{label.replace('+', '_')}.png"))
+        paths.append(save(figure, grid.workdir / f"mix_{label.replace('+', '_')}.png"))
     outputs.list_files(paths)

@@ -72,7 +72,7 @@ def environment() -> Record:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
         "cope_jax": cope_jax.__version__,
-        "commit": _commit(),
+        "commit": commit(),
         "backend": jax.default_backend(),
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
@@ -115,7 +115,8 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
     ]
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """The commit of the checkout, with -dirty after it if files differ; None outside a git checkout."""
     root, git = Path(cope_jax.__file__).parents[1], shutil.which("git")
     if git is None or not (root / ".git").exists():  # an installed package may be inside a checkout of something else
         return None

@@ -12,7 +12,7 @@ import pytest
 from cope_jax import encodings, models, tasks
 from cope_jax.cli import entry, jobs
 from cope_jax.errors import ConfigError
-from cope_jax.runs import workers
+from cope_jax.runs.grid import claims
 from cope_jax.training import config_files
 from cope_jax.training.metrics import read_metrics
 from tests.commands.commands import ROOT, Command, Surroundings
@@ -214,12 +214,12 @@ def test_an_unknown_command_is_one_line(start):
 
 
 def test_the_number_of_jobs(monkeypatch):
-    def number(value, runs=9, **options):
+    def number(value, cells=9, **options):
         monkeypatch.setattr(jobs, "_JOBS", SimpleNamespace(value=value))
-        return jobs.number(runs, **options)
+        return jobs.number(cells, **options)
 
-    monkeypatch.setattr(workers, "cores", lambda: 4)
-    assert [number(None), number(None, runs=3), number(None, default=1), number(7)] == [4, 3, 1, 7]
+    monkeypatch.setattr(claims, "cores", lambda: 4)
+    assert [number(None), number(None, cells=3), number(None, default=1), number(7)] == [4, 3, 1, 7]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert [number(None), number(1)] == [1, 1]
     with pytest.raises(ConfigError, match="--jobs=2 is only for one process on a CPU: omit --jobs"):

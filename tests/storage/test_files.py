@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cope_jax.corpora import document_files
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import elmo_files
-from cope_jax.runs.grid import folder_name
+from cope_jax.runs.grid.cell import folder_name
 from cope_jax.storage import files
 
 PIECES = st.sampled_from(

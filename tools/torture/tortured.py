@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.encodings import split_outside_parentheses
-from cope_jax.runs.grid import folder_name
+from cope_jax.runs.grid.cell import folder_name
 from tests.commands.several import free_port
 
 CONFIG = Path(__file__).with_name("tortured_config.py")
@@ -20,12 +20,13 @@ KINDS = ("train", "compare", "sweep", "text", "export", "dataset")
 EXPORTS = ("export", "dataset")
 """Kinds that train nothing, and write the same bytes each time."""
 GRID = """
-from cope_jax.commands.sweep.cells import Cell
+import cope_jax as cj
+from cope_jax.runs.grid.cell import Cell
 
 
 def get_cells():
     for encoding in {encodings!r}:
-        yield Cell({config!r}, encoding, changes={{"job": {{"mesh": {{"data": 1}}}}}}, setting="tortured")
+        yield Cell(cj.config({config!r}, encoding=encoding, job={{"mesh": {{"data": 1}}}}), setting="tortured")
 """
 
 

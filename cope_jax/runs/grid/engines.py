@@ -8,16 +8,18 @@ import concurrent.futures
 import contextlib
 import importlib
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from cope_jax.commands.sweep.one_cell import gpus
-from cope_jax.commands.sweep.run import Job, run
+from cope_jax.attention.kernels.cpu import library
 from cope_jax.errors import ConfigError
-from cope_jax.runs import workers
+from cope_jax.runs.grid import claims
+from cope_jax.runs.grid.cell_process import Job, run
+from cope_jax.storage.mirror import Mirror
 
 
 class Waiting(Protocol):
@@ -31,9 +33,17 @@ class Waiting(Protocol):
 
 
 class Engine(Protocol):
-    """Runs cells."""
+    """Runs cells.
+
+    Attributes:
+      slots: the number of cells at a time.
+      cores: the number of cores that the process of a cell claims; 0 leaves the choice to the system.
+      devices: the number of GPUs that it claims; 0 if the engine gives the GPUs, or there are none.
+    """
 
     slots: int
+    cores: int
+    devices: int
 
     def start(self, job: Job) -> Waiting:
         """Starts a cell."""
@@ -49,12 +59,19 @@ class Engine(Protocol):
 
 
 class Local:
-    """Processes on this machine, each with its own cores, and GPUs if the cells need any."""
+    """Processes on this machine, each with its own cores, and GPUs if the cells need any.
 
-    def __init__(self, slots: int, runner: Callable[..., str | None] = run):
-        self.slots, self._runner = slots, runner
+    With cores=None, all cells have an equal share of the cores, however many of them train at the moment. So a cell
+    that resumes has the same number of threads, and the same rounding.
+    """
+
+    def __init__(self, slots: int, cores: int | None = None, devices: int = 0, runner: Callable[..., str | None] = run):
+        self.slots, self.devices, self._runner = slots, devices, runner
+        self.cores = claims.cores() // slots if cores is None else cores
         self._stopped = threading.Event()
         self._pool = concurrent.futures.ThreadPoolExecutor(slots)
+        if not devices:
+            library.why_not()  # compiles the C++ library once, so that all cells use it or none does
 
     def start(self, job: Job) -> Waiting:
         return self._pool.submit(self._runner, job, self._stopped.is_set)
@@ -88,7 +105,7 @@ class Ray:
                 f"cannot connect to Ray at {address} ({str(error).splitlines()[0]}): check --address, and set "
                 f"RAY_AUTH_MODE=token if the cluster has a token"
             ) from error
-        self.slots = slots
+        self.slots, self.cores, self.devices = slots, cores, 0
         self._task = self._ray.remote(num_cpus=cores, num_gpus=devices, resources=resources, max_retries=0)(run)
         self._references: list[Any] = []
 
@@ -116,7 +133,7 @@ class Slurm:
         if "%" in str(folder.absolute()):  # the path of a log is a pattern
             raise ConfigError(f"{folder} has a % in its path, which Slurm replaces: choose another --workdir")
         submitit = _library("submitit")
-        self.slots = slots
+        self.slots, self.cores, self.devices = slots, cores, 0
         gpu = {"gpus_per_node": devices} if devices else {}
         try:
             self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
@@ -131,7 +148,7 @@ class Slurm:
 
     def wait(self, started: Collection[Waiting], seconds: float) -> None:
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not any(one.done() for one in started):
+        while time.monotonic() < end and not any(cell.done() for cell in started):
             time.sleep(0.2)
 
     def stop(self) -> None:
@@ -143,6 +160,56 @@ class Slurm:
         pass
 
 
+def choose(
+    kind: str, workdir: Path, cores: int, devices: int, resources: Sequence[str] = (), address: str | None = None
+) -> Callable[[int], Engine]:
+    """Checks what an engine is given, and returns a function that starts it with a number of slots.
+
+    Args:
+      kind: "local", "ray" or "slurm".
+      workdir: the folder of the grid.
+      cores: the number of cores of a cell.
+      devices: the number of GPUs of a cell.
+      resources: NAME=VALUE of what else a cell needs of Ray, or of options of submitit.
+      address: of a Ray cluster; None starts Ray on this machine.
+    """
+    options = read_resources(resources)
+    if kind == "local":
+        if options or address:
+            raise ConfigError("--resources and --address are for --engine=ray and --engine=slurm: omit them")
+        if cores > claims.cores():
+            raise ConfigError(f"a cell needs {cores} cores, but this machine shows {claims.cores()}: lower --cores")
+        default_slots(cores, devices)  # the machine may have too few GPUs
+        return lambda slots: Local(slots, cores, devices)
+    if mirror := Mirror.of(workdir):
+        raise ConfigError(
+            f"{mirror.bucket.url} is in a bucket: use --engine=local, or a folder that all machines share"
+        )
+    if kind == "slurm":
+        cluster = str(options.pop("cluster", "slurm"))
+        return lambda slots: Slurm(slots, workdir / "slurm", cores, devices, options, cluster)
+    numbers = {name: value for name, value in options.items() if not isinstance(value, str)}
+    if wrong := options.keys() - numbers.keys():
+        raise ConfigError(f"--resources={min(wrong)}=… must be a number for Ray")
+    return lambda slots: Ray(slots, address, cores, devices, numbers)
+
+
+def read_resources(texts: Sequence[str]) -> dict[str, float | str]:
+    """Reads NAME=VALUE of --resources.
+
+    >>> read_resources(["TPU=4", "disk=0.5", "slurm_partition=gpu"])
+    {'TPU': 4, 'disk': 0.5, 'slurm_partition': 'gpu'}
+    """
+    resources: dict[str, float | str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise ConfigError(f"--resources takes NAME=VALUE, not {text!r}")
+        number = float(value) if re.fullmatch(r"-?[0-9]*\.?[0-9]+", value) else value
+        resources[name] = int(value) if value.isdecimal() else number
+    return resources
+
+
 def default_slots(cores: int, devices: int) -> int:
     """How many cells run at a time on this machine: as many as GPUs allow, or else as cores allow.
 
@@ -150,11 +217,11 @@ def default_slots(cores: int, devices: int) -> int:
       ConfigError: the machine has fewer GPUs than one cell needs.
     """
     if not devices:
-        return max(1, workers.cores() // cores)
-    found = len(gpus())
-    if found < devices:
-        raise ConfigError(f"a cell needs {devices} GPUs, but this machine shows {found}: lower --gpus")
-    return found // devices
+        return max(1, claims.cores() // cores)
+    shown = len(claims.gpus())
+    if shown < devices:
+        raise ConfigError(f"a cell needs {devices} GPUs, but this machine shows {shown}: lower --gpus")
+    return shown // devices
 
 
 def _library(name: str) -> Any:

@@ -1,35 +1,59 @@
-"""Runs one cell in a process of its own: `python -m cope_jax.commands.sweep.one_cell CORES DEVICES FLAGS...`.
-
-The process first claims CORES cores of this machine and, if DEVICES is not 0, as many GPUs, and waits until they are
-free. FLAGS are those of `cope-jax train`, the workdir last. The process stops, as after SIGTERM, when its standard
-input ends, so it never outlives the process that started it.
-"""
+"""Cores and GPUs of this machine that one process claims for itself, and the lock of a run that still saves."""
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from cope_jax.cli import interrupts
 from cope_jax.storage.files import cache_folder
 from cope_jax.storage.locks import open_lock, try_lock
 
 POLL = 0.1
 """Seconds between two tries to claim what is in use."""
 
-IN_USE = 75
-"""The exit status if another process trains the cell."""
-
 WAITS = "waits for cores or GPUs that other cells use"
 """The last line of a cell's log while it waits; this time does not count for its time limit."""
+
+
+def cores() -> int:
+    """The number of cores that this process may use; 1 if a process cannot be bound to cores, as on macOS.
+
+    A container may also limit the time on all cores (cgroups' cpu.max).
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return 1
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return allowed
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use."""
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in given.split(",") if name]
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [str(number) for number in range(len(listed.splitlines()))]
+
+
+def claim_all(cores: int, devices: int) -> None:
+    """Binds this process to cores, and shows GPUs to it, that no other cell uses; 0 leaves the choice to the system."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        allowed = [str(core) for core in sorted(os.sched_getaffinity(0))]
+        os.sched_setaffinity(0, map(int, claim("core", allowed, min(cores, len(allowed)))))
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claim("gpu", gpus(), devices))
 
 
 def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
@@ -39,9 +63,9 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
     """
     if len(names) < count:
         sys.exit(f"error: the cell needs {count} {kind}s, but this machine shows {len(names)}")
-    folder, said = _lock_folder(), False
+    folder, waited = _lock_folder(), False
     while True:
-        held: dict[str, IO[str]] = {}
+        locks: dict[str, IO[str]] = {}
         with contextlib.ExitStack() as stack:
             for name in names:
                 try:
@@ -50,16 +74,16 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
                         continue
                 except OSError as error:
                     sys.exit(f"error: {folder} cannot hold locks ({error.strerror}): delete it, or set TMPDIR")
-                held[name] = file
-                if len(held) == count:
-                    for file in held.values():
+                locks[name] = file
+                if len(locks) == count:
+                    for file in locks.values():
                         os.dup(file.fileno())  # so the lock lasts until the process ends
-                    if said:
+                    if waited:
                         print(f"has its {kind}s", flush=True)
-                    return list(held)
-        if not said:
+                    return list(locks)
+        if not waited:
             print(WAITS, flush=True)
-            said = True
+            waited = True
         time.sleep(POLL)  # without locks, because another process may need only these
 
 
@@ -94,44 +118,3 @@ def wait_for(lock: Path, seconds: float = 120.0) -> bool:
             return True
         time.sleep(POLL)
     return not lock.exists()
-
-
-def gpus() -> list[str]:
-    """The GPUs that this process may use."""
-    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in given.split(",") if name]
-    try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    return [str(number) for number in range(len(listed.splitlines()))]
-
-
-def _stop_with_input() -> None:
-    while os.read(0, 1):  # not sys.stdin, whose lock would be held when Python ends
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def main() -> None:
-    """Claims what the cell needs, then trains it."""
-    interrupts.install()
-    cores, devices, *flags = sys.argv[1:]
-    threading.Thread(target=_stop_with_input, daemon=True).start()
-    if int(cores) and hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, map(int, claim("core", [str(core) for core in allowed], min(int(cores), len(allowed)))))
-    if int(devices):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claim("gpu", gpus(), int(devices)))
-    folder = Path(flags[-1].removeprefix("--workdir="))
-    if not wait_for(folder / ".lock"):
-        print(f"another process trains in {folder}, such as a job of an earlier command: rerun when it has ended")
-        sys.exit(IN_USE)
-    sys.argv = ["cope-jax", "train", *flags]
-    from cope_jax.cli import entry  # now, because JAX counts cores and devices when it starts
-
-    entry.run_command()
-
-
-if __name__ == "__main__":
-    main()

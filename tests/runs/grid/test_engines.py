@@ -16,25 +16,36 @@ from pathlib import Path
 
 import pytest
 
-from cope_jax.commands.sweep import cells as reading
-from cope_jax.commands.sweep import engines
-from cope_jax.commands.sweep.drive import drive, jobs_of
+from cope_jax.runs.grid import engines, grid_file
+from cope_jax.runs.grid.grid import Grid
+from tests.commands.commands import CONFIG
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep")]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CELLS = int(os.environ.get("COPE_JAX_CELLS", "4"))
 
 
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory, config):
-    path = tmp_path_factory.mktemp("grid") / "grid.py"
-    path.write_text(
-        "from cope_jax.commands.sweep.cells import Cell\n\n\ndef get_cells():\n"
-        f"    for name in ('rope', 'cope'):\n        for seed in range({CELLS // 2}):\n"
-        f"            yield Cell({str(config)!r}, name, seed, setting='tiny')\n"
-    )
+GRID = """
+import cope_jax as cj
+from cope_jax.runs.grid.cell import Cell
+
+def get_cells():
+    for name in ('rope', 'cope'):
+        for seed in range({cells}):
+            yield Cell(cj.config({config!r}, encoding=name), (seed,), 'tiny', search={search})
+"""
+
+
+def write_grid(folder, cells=CELLS // 2, search=None):
+    (config := folder / "tiny.py").write_text(CONFIG)
+    (path := folder / "grid.py").write_text(GRID.format(cells=cells, config=str(config), search=search or {}))
     return path
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    return write_grid(tmp_path_factory.mktemp("grid"))
 
 
 def records(workdir):
@@ -176,24 +187,36 @@ def test_killed_at_random_moments(grid, one_after_the_other, tmp_path):
 
 
 def test_another_engine_resumes(grid, one_after_the_other, tmp_path):
-    cells = reading.read(str(grid))
-    assert drive(list(jobs_of(cells[:2], tmp_path / "run", cores=1)), engines.Local(2), {}) is None
+    cells = grid_file.read(str(grid))
+    Grid(tmp_path / "run", cells[:2]).train(engine=engines.Local(2, cores=1))
     pytest.importorskip("submitit", reason="submitit is an extra")
     flags = ("--engine=slurm", "--resources=cluster=local", "--jobs=3")
     assert sweep(grid, tmp_path / "run", *flags) == one_after_the_other
 
 
-def test_trials_come_first(config, tmp_path):
+def test_trials_come_first(tmp_path):
     """A rate that diverges is not chosen."""
-    path = tmp_path / "grid.py"
-    path.write_text(
-        "from cope_jax.commands.sweep.cells import Cell\n\n\ndef get_cells():\n"
-        f"    yield Cell({str(config)!r}, 'rope', setting='tiny', search={{'optimizer.learning_rate': (1e3, 1e-9)}})\n"
-    )
+    path = write_grid(tmp_path, 1, {"optimizer.learning_rate": (1e3, 1e-9)})
     for _ in range(2):  # the second time, all is known from the disk
-        held = sweep(path, tmp_path / "run")
-        assert {record["learning_rate"] for record in held} == {1e-9}
+        assert {record["learning_rate"] for record in sweep(path, tmp_path / "run")} == {1e-9}
     assert "learning_rate chosen for each encoding from 2 trials" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_grid_ends_with_failures_and_resumes(tmp_path):
+    """A cell that trains, and one that cannot: its table is too short."""
+    path = write_grid(tmp_path, 1)
+    (tmp_path / "bad.py").write_text(path.read_text().replace("'cope'", "'learned(max_length=2)'"))
+    flags = (f"--grid={tmp_path / 'bad.py'}", f"--workdir={tmp_path / 'run'}")
+    words = [sys.executable, "-m", "cope_jax", "sweep", *flags]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("2 cells, 0 finished, 0 failed, 2 to train")
+    assert "learned(max_length=2), seed 0: error: position 7 is outside of the learned table of 2 rows" in done.stderr
+    assert lines[-1].startswith("1 cell failed: rerun the same command to train them")
+    done = subprocess.run([*words, "--only_failed", "--dry_run"], cwd=ROOT, capture_output=True, text=True)
+    assert "2 cells, 1 finished, 1 failed, 1 to train" in done.stderr
+    assert {record["encoding"] for record in sweep(path, tmp_path / "run")} == {"rope", "cope"}
 
 
 def test_a_second_command_is_refused(grid, tmp_path):

@@ -1,5 +1,6 @@
-"""Runs a cell from any process or machine, with a log, a time limit, and a record of its failure."""
+"""Trains a cell in a process of its own, from any process or machine, with a log, a time limit, and its failure."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -9,11 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cope_jax.commands.sweep.cells import FAILED
-from cope_jax.commands.sweep.one_cell import IN_USE, WAITS
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid.claims import WAITS
+from cope_jax.runs.grid.worker import IN_USE
 from cope_jax.storage.mirror import unlink
 
+FAILED = "failed.json"
+"""The file in the folder of a cell that failed, with the last line that it printed and its exit status."""
 LOG = "log.txt"
 GRACE = 60.0
 """Seconds that a cell has to save a checkpoint before it is killed."""
@@ -22,20 +25,22 @@ _STOPPED = (IN_USE, 128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A cell to run; a plain value, which can be sent to another machine.
+    """What an engine runs: a cell and what it needs, as plain values that can be sent to another machine.
 
     Attributes:
       folder: the workdir of the cell.
-      flags: flags of `cope-jax train`, without the workdir.
-      cwd: the folder to run in, which has the package `cope_jax`.
+      cell: the cell as JSON.
+      cwd: the folder to run in, from which relative paths in the config lead.
+      commit: of the checkout, when the grid started; "" if there is none.
       cores: number of cores to claim; 0 leaves the choice to the system.
       devices: number of GPUs to claim; 0 if something else gives the GPUs, or there are none.
       time_limit: seconds after which the cell is stopped and counts as failed; None means no limit.
     """
 
     folder: Path
-    flags: tuple[str, ...]
+    cell: str
     cwd: Path
+    commit: str = ""
     cores: int = 0
     devices: int = 0
     time_limit: float | None = None
@@ -54,15 +59,23 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
     job.folder.mkdir(parents=True, exist_ok=True)
     unlink(job.folder / FAILED)
     log = job.folder / LOG
-    command = [sys.executable, "-m", "cope_jax.commands.sweep.one_cell", str(job.cores), str(job.devices), *job.flags]
-    command.append(f"--workdir={job.folder}")
+    command = [sys.executable, "-m", "cope_jax.runs.grid.worker", job.folder, job.cores, job.devices, job.commit]
     began, asked, late = time.monotonic(), None, False
     with (
         log.open("ab") as output,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, cwd=job.cwd
+            list(map(str, command)),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # so that Ctrl-C on the terminal reaches only this process, which then stops it
+            cwd=job.cwd,
         ) as process,
     ):
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
+            process.stdin.write(f"{job.cell}\n".encode())
+            process.stdin.flush()
         while True:
             try:
                 status = process.wait(timeout=0.1)
@@ -94,7 +107,7 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log; of a progress bar, its last state."""
+    """The last line of a log."""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - 4096))

@@ -1,1 +1,0 @@
-"""Trains the cells of a grid: `cope-jax sweep`."""

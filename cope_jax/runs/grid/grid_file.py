@@ -1,0 +1,41 @@
+"""Reads the cells that a grid file yields."""
+
+import runpy
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from cope_jax.errors import ConfigError
+from cope_jax.runs.grid.cell import Cell
+
+
+def read(path: str) -> list[Cell]:
+    """The cells that `get_cells()` of a grid file yields, unchecked. ConfigError: the file is not a grid."""
+    if Path(path).is_fifo():
+        raise ConfigError(f"the grid {path} is a pipe, which may never end: give a file")
+    wanted = "--grid needs a Python file whose get_cells() yields cells"
+    try:
+        get_cells = runpy.run_path(path).get("get_cells")
+        if not callable(get_cells):
+            raise ConfigError(f"{wanted}, not {path} (it has none)")
+        yielded = get_cells()
+        if not isinstance(yielded, Iterable):
+            raise ConfigError(f"{path} has no cells: get_cells() must yield or return them, not return {yielded!r}")
+        cells = list(yielded)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{wanted}, not {path} ({_reason(error)})") from error
+    if not cells:
+        raise ConfigError(f"{path} has no cells: get_cells() must yield at least one")
+    for cell in cells:
+        if not isinstance(cell, Cell):
+            raise ConfigError(f"{path}: get_cells() must yield cells of cope_jax.runs.grid.cell, not {cell!r}")
+    return cells
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line, and where in the grid file."""
+    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+    lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.name == "get_cells"]
+    return f"line {lines[-1]}: {reason}" if lines else str(reason)

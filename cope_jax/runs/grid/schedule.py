@@ -1,0 +1,159 @@
+"""Runs cells on an engine until none is left, and shows how far they are."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from cope_jax.progress import Progress
+from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.cell_process import FAILED, Job
+from cope_jax.runs.grid.engines import Engine, Waiting
+from cope_jax.training.preemption import GracefulStop
+
+SECONDS = 1.0
+"""The time between two looks at the cells that run."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Seconds to the next try, after each refusal in a row."""
+
+
+class Failure(NamedTuple):
+    """A cell that has failed or is lost, and why in one line."""
+
+    cell: Cell
+    line: str
+
+
+def drive(
+    jobs: Sequence[tuple[Cell, Job]],
+    engine: Engine,
+    *,
+    stop_at_failure: bool = False,
+    finished: Callable[[], object] = lambda: None,
+) -> tuple[int | None, Failure | None]:
+    """Runs cells, at most `engine.slots` at a time.
+
+    A cell that the engine refuses is tried again later, because a limit on submitted jobs may lift. If the engine
+    refuses again and again while none runs, the cells that are left are not trained.
+
+    After Ctrl-C or SIGTERM no cell starts, and those that run save a checkpoint. After a second Ctrl-C,
+    KeyboardInterrupt.
+
+    Args:
+      jobs: the cells, in their order.
+      engine: where they run.
+      stop_at_failure: whether the first failure stops the other cells, as a signal does.
+      finished: called after each cell that has finished.
+
+    Returns:
+      The signal that stopped the cells, and the first failure; None each if there was none.
+    """
+    waiting = list(reversed(jobs))
+    running: dict[Waiting, tuple[Cell, Job, float]] = {}
+    failure: Failure | None = None
+    asked, refusals, next_try = False, 0, 0.0
+    try:
+        with GracefulStop() as stop, _View(jobs) as view:
+            while True:
+                while waiting and len(running) < engine.slots and not asked and time.monotonic() >= next_try:
+                    cell, job = waiting[-1]
+                    try:
+                        running[engine.start(job)] = (cell, job, time.monotonic())
+                    except Exception as error:  # such as a limit on the number of submitted jobs
+                        refusals += 1
+                        if refusals > len(PAUSES) and not running:
+                            view.write(f"the engine refuses the other {len(waiting)} cells: {_in_one_line(error)}")
+                            return None, failure
+                        next_try = time.monotonic() + PAUSES[min(refusals, len(PAUSES)) - 1]
+                    else:
+                        waiting.pop()
+                        refusals = 0
+                if not running and (asked or not waiting):
+                    return stop.number, failure
+                if running:
+                    engine.wait(running, SECONDS)
+                else:
+                    time.sleep(min(SECONDS, max(0.0, next_try - time.monotonic())))
+                for ended in [future for future in running if future.done()]:
+                    cell, job, began = running.pop(ended)
+                    refusals, next_try = 0, 0.0  # what it used is free
+                    line, failed = _outcome(ended), (job.folder / FAILED).exists()
+                    if line is None or failed or not asked:  # else it resumes later
+                        view.end(cell, line, failed, time.monotonic() - began)
+                    if line is None:
+                        finished()
+                    elif failed or not asked:
+                        failure = failure or Failure(cell, line)
+                view.show()
+                if not asked and (stop.number is not None or (stop_at_failure and failure)):
+                    asked = True
+                    engine.stop()
+    finally:
+        if running:  # after a second Ctrl-C
+            engine.stop()
+        engine.close()
+
+
+def _outcome(ended: Waiting) -> str | None:
+    """None if the cell is finished, else why not."""
+    try:
+        return ended.result()
+    except BaseException as error:  # the machine or the engine lost it; it is neither finished nor failed
+        return f"lost ({_in_one_line(error)})"
+
+
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[-1] if str(error) else ''}"
+
+
+class _View:
+    """One bar over the steps of all cells, with the remaining time, and a line for each cell that has ended."""
+
+    def __init__(self, jobs: Sequence[tuple[Cell, Job]]):
+        self._steps = {job.folder: _step(job.folder) for _, job in jobs}
+        self._total = len(jobs)
+        self._ended = self._finished = self._failed = 0
+        steps = sum(cell.config.training.steps for cell, _ in jobs)
+        self._bar = Progress(steps, "step", label=self._label(), done=sum(self._steps.values()))
+
+    def __enter__(self) -> "_View":
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.__exit__(*exception)
+
+    def end(self, cell: Cell, line: str | None, failed: bool, seconds: float) -> None:
+        """Counts a cell that has ended, and says so; `line` says why it is not finished, None if it is."""
+        self._ended += 1
+        self._finished += line is None
+        self._failed += failed
+        self.write(f"[{self._ended}/{self._total}] {cell.name}: {line or 'finished'}, {tqdm.format_interval(seconds)}")
+
+    def write(self, line: str) -> None:
+        self._bar.write(line)
+
+    def show(self) -> None:
+        """Advances the bar to the steps that the cells have done."""
+        steps = {folder: max(step, _step(folder)) for folder, step in self._steps.items()}
+        self._bar.label = self._label()
+        self._bar.advance(sum(steps.values()) - sum(self._steps.values()))
+        self._steps = steps
+
+    def _label(self) -> str:
+        failed = f", {self._failed} failed" if self._failed else ""
+        return f"{self._finished} of {self._total} cells{failed}"
+
+
+def _step(folder: Path) -> int:
+    """The newest step of a cell, from its metrics, which every engine shows."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            return int(json.loads(file.read().splitlines()[-1])["step"])
+    except (OSError, IndexError, ValueError, KeyError, TypeError):  # there is none, or its last line is being written
+        return 0

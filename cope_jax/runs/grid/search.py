@@ -1,0 +1,126 @@
+"""Chooses a value, such as the learning rate, for each setting and label before its cells train."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cope_jax.errors import ConfigError, NonFiniteError
+from cope_jax.models.model import overlay
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.cell_process import FAILED
+from cope_jax.runs.grid.grid import Grid, State
+from cope_jax.runs.grid.worker import STATUS
+from cope_jax.training.experiment_config import ExperimentConfig
+
+SEED = 1_000_000
+"""The seed of trial cells and of their data, which no other cell should have."""
+
+
+def trials(cells: Iterable[Cell]) -> list[Cell]:
+    """The trial cells of all cells that have a `search`: one for each combination of values, setting and label.
+
+    A trial has a seed and data of its own, so what is chosen has not seen the evaluation of the other cells.
+
+    >>> import cope_jax as cj
+    >>> rates = {"optimizer.learning_rate": (1e-3, 3e-3)}
+    >>> cells = [Cell(cj.config("quick", encoding="rope"), (seed,), "copy", search=rates) for seed in range(3)]
+    >>> [trial.name for trial in trials(cells)]
+    ['copy search learning_rate=0.001, rope, seed 1000000', 'copy search learning_rate=0.003, rope, seed 1000000']
+    """
+    known: dict[str, Cell] = {}
+    for cell in cells:
+        for values in _combinations(cell):
+            setting = f"{cell.setting} search {_named(values)}".strip()
+            data = {"training.data_seed": SEED}
+            trial = dataclasses.replace(_with(cell, {**values, **data}), seeds=(SEED,), setting=setting)
+            known.setdefault(trial.name, trial)
+    return list(known.values())
+
+
+def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
+    """The cell with the values whose trial has the lowest loss in distribution, and these values.
+
+    A cell without `search`, or whose trials have all diverged, stays as it is. A trial that failed is never chosen.
+    """
+    losses = {}
+    for trial, values in zip(trials([cell]), _combinations(cell), strict=True):
+        records = workdirs.read_records(trial.folder(workdir) / "result.json")
+        loss = next((row["value"] for row in records if row["metric"] == "loss" and row["kind"] == "split"), math.inf)
+        losses[tuple(values.items())] = loss if math.isfinite(loss) else math.inf
+    best = min(losses, key=lambda values: losses[values], default=())
+    return (_with(cell, dict(best)), dict(best)) if losses.get(best, math.inf) < math.inf else (cell, {})
+
+
+def left(trials: Grid, only_failed: bool = False) -> list[Cell]:
+    """The trials to train: those that failed, and all that have not ended unless `only_failed`."""
+    state = trials.state()
+    failed = [trial for trial in state.failed if not _diverged(trial, trials.workdir)]
+    return failed + ([] if only_failed else state.left)
+
+
+def _diverged(trial: Cell, workdir: Path) -> bool:
+    """Whether a trial ended because its loss was not finite, which is a result and not a failure."""
+    file = trial.folder(workdir) / FAILED
+    return file.exists() and workdirs.read_json(file, status=int)["status"] == STATUS[NonFiniteError]
+
+
+def blocked(cells: Iterable[Cell], tried: State, workdir: Path) -> dict[Cell, str]:
+    """The cells whose values cannot be chosen, with the first trial that has failed or not ended."""
+    lines = {trial.name: line for trial, line in tried.failed.items() if not _diverged(trial, workdir)}
+    lines |= {trial.name: "not trained yet" for trial in tried.left}
+    waiting = {}
+    for cell in cells:
+        names = (trial.name for trial in trials([cell]))
+        if name := next((name for name in names if name in lines), None):
+            waiting[cell] = f"trial {name}: {lines[name]}"
+    return waiting
+
+
+def budget(cells: Sequence[Cell]) -> str:
+    """How much was searched, in words; "" if nothing."""
+    searched = [cell for cell in cells if cell.search]
+    if not searched:
+        return ""
+    counts = {len(_combinations(cell)) for cell in searched}
+    fields = sorted({field.rpartition(".")[2] for cell in searched for field in cell.search})
+    whole = len(searched) == len(cells)
+    where = "" if whole else f" of {', '.join(dict.fromkeys(cell.setting for cell in searched))}"
+    number = " to ".join(map(str, sorted(counts)))
+    return f"{' and '.join(fields)}{where} chosen for each encoding from {number} trials"
+
+
+def choices(cells: Iterable[Cell], workdir: Path) -> list[str]:
+    """A line for each setting and label whose cells have trials: the values that won, or that none did."""
+    searched = {(cell.setting, cell.label): cell for cell in cells if cell.search}
+    return [
+        f"{', '.join(filter(None, names))}: {_named(choose(cell, workdir)[1]) or 'all trials diverged'}"
+        for names, cell in searched.items()
+    ]
+
+
+def _combinations(cell: Cell) -> list[dict[str, Any]]:
+    if not cell.search:
+        return []
+    for field, values in cell.search.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"search of {cell.name}: {field} needs a tuple of values, not {values!r}")
+        if any(value in values[:index] for index, value in enumerate(values)):
+            raise ConfigError(f"search of {cell.name}: {field} has a value twice, {values!r}")
+    return [dict(zip(cell.search, values, strict=True)) for values in itertools.product(*cell.search.values())]
+
+
+def _with(cell: Cell, values: Mapping[str, Any]) -> Cell:
+    config = cell.config.to_dict()
+    for field, value in values.items():
+        for name in reversed(field.split(".")):
+            value = {name: value}
+        config = overlay(config, value)
+    return dataclasses.replace(cell, config=ExperimentConfig.from_mapping(config), search={})
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{field.rpartition('.')[2]}={value}" for field, value in values.items())

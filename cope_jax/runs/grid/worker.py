@@ -1,0 +1,83 @@
+"""Trains one cell in a process of its own: `python -m cope_jax.runs.grid.worker FOLDER CORES DEVICES COMMIT`.
+
+The first line of the standard input is the cell, as JSON. The process stops, as after SIGTERM, when its standard input
+ends, so it never outlives the process that started it. It claims CORES cores of this machine and DEVICES GPUs, and
+waits until they are free. The exit status is that of a command: 2 for a wrong config, 3 for a loss that is not finite,
+4 for a full disk.
+"""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
+from cope_jax.runs.grid import claims
+
+if TYPE_CHECKING:
+    from cope_jax.runs.grid.cell import Cell
+
+IN_USE = 75
+"""The exit status if another process trains the cell."""
+
+STATUS = {ConfigError: 2, NonFiniteError: 3, StorageError: 4}
+"""The exit status of each error that ends a run with one line."""
+
+
+def main() -> None:
+    """Claims what the cell needs, then trains it."""
+    folder, cores, devices, commit = sys.argv[1:]
+    text = b""
+    while not text.endswith(b"\n"):  # not sys.stdin, whose lock would be in use when Python ends
+        text += (read := os.read(0, 2**16))
+        if not read:
+            return
+    threading.Thread(target=_stop_with_input, daemon=True).start()
+    claims.claim_all(int(cores), int(devices))
+    if not claims.wait_for(Path(folder, ".lock")):
+        print(f"another process trains in {folder}, such as a job of an earlier command: rerun when it has ended")
+        sys.exit(IN_USE)
+    from cope_jax.runs.grid.cell import Cell  # now, because JAX counts cores and devices when it starts
+
+    if status := _train(Cell.from_json(text), Path(folder), commit or None):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # else unfinished computation could crash it, or a library print a last line
+
+
+def _stop_with_input() -> None:
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _train(cell: "Cell", folder: Path, commit: str | None) -> int:
+    """Trains a cell, prints its error in one line, and returns the exit status."""
+    from cope_jax.runs import records
+    from cope_jax.runs.experiment import Experiment
+    from cope_jax.runs.workdir import Workdir
+    from cope_jax.training.preemption import Interrupted
+
+    try:
+        experiment = Experiment(cell.config, Workdir(folder).create_task(cell.config))
+        environment = {**records.environment(), "commit": commit}
+        experiment.train(folder, cell.seeds, label=cell.name, fields=cell.fields, environment=environment)
+    except Interrupted as stop:
+        print(stop)
+        return stop.exit_code
+    except Exception as error:
+        if not isinstance(error, tuple(STATUS)):
+            if not (reason := storage_reason(error)):
+                traceback.print_exc()
+                return 1
+            error = StorageError.of(folder, reason)
+        print(f"error: {' '.join(str(error).splitlines())}")
+        return next(status for kind, status in STATUS.items() if isinstance(error, kind))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Cells and the plan of a grid: names, files that yield cells, mistakes, and what is known from the disk."""
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import cope_jax as cj
+from cope_jax.errors import ConfigError
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid import grid_file
+from cope_jax.runs.grid.cell import Cell, plan
+from cope_jax.runs.grid.cell_process import FAILED
+from cope_jax.runs.grid.grid import Grid
+from cope_jax.training import config_files
+
+QUICK = cj.config("quick", encoding="rope")
+GRID = """
+import cope_jax as cj
+from cope_jax.runs.grid.cell import Cell
+
+def quick(name="rope", **changes):
+    return cj.config("quick", encoding=name, **changes)
+
+def get_cells():
+    {body}
+"""
+
+
+def cell(name="rope", seed=0, setting="quick", **changes):
+    return Cell(cj.config("quick", encoding=name, **changes), (seed,), setting)
+
+
+def write_grid(folder, body):
+    path = folder / "grid.py"
+    path.write_text(GRID.format(body=body))
+    return str(path)
+
+
+def finish(cell, workdir, seconds=1.0):
+    """Writes what a finished cell leaves behind."""
+    folder = cell.folder(workdir)
+    folder.mkdir(parents=True)
+    records = [{"value": 0.5, "metric": "loss", "kind": "split", "wall_seconds": seconds}]
+    (folder / "result.json").write_text(json.dumps({"records": records, "environment": {}}))
+
+
+def fail(cell, workdir, line="error: no", status=2):
+    cell.folder(workdir).mkdir(parents=True, exist_ok=True)
+    (cell.folder(workdir) / FAILED).write_text(json.dumps({"line": line, "status": status}))
+
+
+def test_a_cell_has_a_name_and_a_folder():
+    several = Cell(cj.config("quick", encoding="cope(gate=value)"), (3, 4), "two steps")
+    assert several.name == "two steps, cope(gate=value), seeds 3–4"
+    assert several.folder(Path("runs")) == Path("runs/two_steps/cells/cope_gate=value/seeds_3-4")
+    single = Cell(QUICK, (3,), label="mine")
+    assert (single.name, single.folder(Path("runs"))) == ("mine, seed 3", Path("runs/cells/mine/seed_3"))
+    assert (several.fields, single.fields) == ({}, {"system": "mine"})
+
+
+def test_a_cell_is_the_same_after_json():
+    """Also one with a field that is None and a task with a tuple, which flags could not say."""
+    unclipped = dataclasses.replace(QUICK, optimizer=dataclasses.replace(QUICK.optimizer, clip_norm=None))
+    text = cj.ExperimentConfig.from_mapping({"task": {"name": "text", "options": {"sweep": (16, 32), "length": 16}}})
+    for config in (unclipped, text, cj.config("tagger"), cj.config("abilities:recall", encoding="cope(gate=value)")):
+        sent = Cell(config, (1, 2), "a", "b", {"optimizer.learning_rate": (1e-3, 3e-3)})
+        received = Cell.from_json(sent.to_json())
+        assert received.config.recipe() == config.recipe()
+        assert received.to_json() == sent.to_json()
+        assert (received.seeds, received.name) == ((1, 2), "a, b, seeds 1–2")
+
+
+def test_the_plan_keeps_what_is_there(tmp_path):
+    def planned(seeds, width):
+        return [(cell.label, cell.seeds) for cell in plan({"cope": QUICK, "rope": QUICK}, seeds, width, tmp_path)]
+
+    assert planned(3, 1) == [(name, (seed,)) for name in ("cope", "rope") for seed in range(3)]
+    (tmp_path / "cells/rope/seeds_1-2").mkdir(parents=True)
+    (tmp_path / "cells/rope/seeds_5-9").mkdir()
+    assert planned(5, 2) == [
+        *(("cope", seeds) for seeds in ((0, 1), (2, 3), (4,))),
+        *(("rope", seeds) for seeds in ((0,), (1, 2), (3, 4))),
+    ]
+
+
+@pytest.mark.parametrize("read", [grid_file.read, config_files.named])
+def test_a_pipe_is_no_grid_or_config(read, tmp_path):
+    os.mkfifo(path := tmp_path / "pipe.py")
+    with pytest.raises(ConfigError, match="is a pipe"):
+        read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("x = ", "SyntaxError"),
+        ("return []", "has no cells"),
+        ("pass", "must yield or return them, not return None"),
+        ("yield 3", "must yield cells of cope_jax.runs.grid.cell, not 3"),
+        ("yield Cell('quick')", "a cell needs a config, not 'quick': pass cj.config(name)"),
+        ("yield Cell(cj.config('quikc'))", "unknown config 'quikc'"),
+        ("yield Cell(quick('ropes'))", "unknown encoding 'ropes': did you mean 'rope'"),
+        ("yield Cell(quick(training={'stepz': 1}))", "unknown option of config.training"),
+        ("yield Cell(quick(), (-1,))", "the seeds of a cell must be whole numbers of at least 0"),
+        ("yield Cell(quick(), 1)", "the seeds of a cell must be whole numbers of at least 0"),
+        ("yield Cell(quick(), setting='..')", "the setting of a cell needs letters or digits, not '..'"),
+        ("1 / 0; yield", "(line 9: ZeroDivisionError: division by zero)"),
+        ("yield Cell(quick()); yield Cell(quick())", "two cells have the same setting, label and seeds (rope, seed 0)"),
+        (
+            "yield Cell(quick(), (0,), 'a'); yield Cell(cj.config('flip_flop_small'), (1,), 'a')",
+            "the cells of 'a' have different tasks",
+        ),
+        (
+            "yield Cell(quick()); yield Cell(quick(training={'steps': 900}), (1,))",
+            "the cells of '' with rope differ in more than the seed, training.steps (600, not 900)",
+        ),
+        ("yield Cell(quick(task={'options': {'num_blank': 3}}))", "did you mean 'num_blanks'"),
+        ("yield Cell(quick(task={'options': {'num_blanks': -3}}), setting='b')", "cell b, rope, seed 0: "),
+        ("yield Cell(quick(model={'num_layers': 0}))", "num_layers must be at least 1"),
+        ("yield Cell(quick(training={'steps': 20}))", "must be less than training.steps=20"),
+        ("yield Cell(cj.config('elmo_small', encoding='rope'))", "elmo has no attention"),
+    ],
+)
+def test_a_wrong_grid_is_one_line(body, message, tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        Grid(tmp_path, grid_file.read(write_grid(tmp_path, body))).check()
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_cells_is_one_line(tmp_path):
+    for text, message in ((None, "No such file"), ("x = 1\n", "it has none")):
+        path = tmp_path / "other.py"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ConfigError, match=rf"--grid needs a Python file .* \({message}"):
+            grid_file.read(str(path))
+
+
+def test_the_grids_of_the_project_are_sound(tmp_path):
+    for path in (Path(__file__).parents[3] / "experiments" / "grids").glob("*.py"):
+        cells = grid_file.read(str(path))
+        Grid(tmp_path, cells).check()
+        assert len(cells) > 100
+
+
+def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdirs.Workdir, "open", lambda *args: None)
+    cells = [cell(name, seed) for name in ("cope", "rope") for seed in range(2)]
+    finish(cells[0], tmp_path, 30.0)
+    finish(cells[2], tmp_path, 10.0)
+    fail(cells[0], tmp_path, "an earlier failure")
+    fail(cells[1], tmp_path)
+    grid = Grid(tmp_path, cells)
+    state = grid.state()
+    assert (state.finished, state.failed, state.left) == ([cells[0], cells[2]], {cells[1]: "error: no"}, [cells[3]])
+    assert grid.seconds_left([cells[1], cells[3]], state.finished) == 40.0
+    assert grid.seconds_left([cell("fox")], state.finished) == 20.0
+    other = cell(setting="other")
+    finish(other, tmp_path, 80.0)
+    finished = [*state.finished, other]
+    assert grid.seconds_left([cell("fox", setting="other")], finished) == 80.0
+    assert grid.seconds_left([cell("fox")], finished) == 20.0
+    assert grid.seconds_left([cell("fox", setting="third")], finished) == 40.0
+    assert grid.seconds_left(cells, []) is None
+
+
+def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
+    ours = cell()
+    workdirs.Workdir(ours.folder(tmp_path)).open(ours.config, [0])
+    finish_file = ours.folder(tmp_path) / "result.json"
+    finish_file.write_text('{"records": []}')
+    assert Grid(tmp_path, [ours]).state().finished == [ours]
+    with pytest.raises(ConfigError, match=r"other settings, .*training\.steps"):
+        Grid(tmp_path, [cell(training={"steps": 100})]).train()

@@ -1,0 +1,247 @@
+"""How cells run on an engine: failures, refusals, signals, and the bar."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import cope_jax as cj
+from cope_jax.errors import ConfigError, NonFiniteError
+from cope_jax.runs.grid import engines, schedule
+from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.cell_process import FAILED, Job
+from cope_jax.runs.grid.grid import Grid
+from cope_jax.training.preemption import Interrupted
+
+CONFIGS = {name: cj.config("quick", encoding=name) for name in ("rope", "cope", "fox", "none")}
+
+
+@pytest.fixture(autouse=True)
+def no_library(monkeypatch):
+    monkeypatch.setattr(engines.library, "why_not", lambda: None)
+
+
+def jobs_of(folder, seeds=9, names=("rope",)):
+    cells = [Cell(CONFIGS[name], (seed,)) for seed in range(seeds) for name in names]
+    return [(cell, Job(cell.folder(folder), "", folder)) for cell in cells]
+
+
+def local(slots, runner):
+    return engines.Local(slots, 1, runner=runner)
+
+
+def test_cells_that_fail_or_are_lost_do_not_stop_the_others(tmp_path, capsys):
+    started, running, finished, lock = [], [], [], threading.Lock()
+
+    def mocked(job, stopped):
+        with lock:
+            started.append(job.folder)
+            running.append(1)
+        time.sleep(0.01)
+        with lock:
+            most = len(running)
+            running.pop()
+        assert most <= 3
+        if "cope" in job.folder.parts:
+            return "error: it fails"
+        if "fox" in job.folder.parts:
+            raise RuntimeError("the machine is gone")
+        return None
+
+    jobs = jobs_of(tmp_path, 10, CONFIGS)
+    number, failure = schedule.drive(jobs, local(3, mocked), finished=lambda: finished.append(1))
+    assert number is None and failure.cell.label in ("cope", "fox")
+    assert sorted(started) == sorted(job.folder for _, job in jobs)
+    assert len(finished) == 20
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert len(lines) == 40
+    assert lines[-1].startswith("[40/40] ")
+    assert sum(": error: it fails, 00:00" in line for line in lines) == 10
+    assert sum(": lost (RuntimeError: the machine is gone), 00:00" in line for line in lines) == 10
+    assert sum(": finished, 00:00" in line for line in lines) == 20
+
+
+class Limited(engines.Local):
+    """Such as Slurm, which limits the number of submitted jobs: here two, and none at first."""
+
+    def __init__(self, first_refusals):
+        super().__init__(5, 1, runner=lambda job, stopped: time.sleep(0.1))
+        self.submitted, self.tries, self._first = [], 0, first_refusals
+
+    def start(self, job):
+        self.tries += 1
+        if self.tries <= self._first or sum(not future.done() for future in self.submitted) >= 2:
+            raise RuntimeError("submit limit")
+        self.submitted.append(super().start(job))
+        return self.submitted[-1]
+
+
+@pytest.mark.parametrize("first_refusals", [0, 5])
+def test_cells_that_an_engine_refuses_are_tried_again(first_refusals, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(schedule, "PAUSES", (0.01, 0.02, 0.04, 0.08, 0.09))
+    engine = Limited(first_refusals)
+    assert schedule.drive(jobs_of(tmp_path, 6), engine) == (None, None)
+    assert capsys.readouterr().err.count(": finished") == 6
+    assert first_refusals + 6 < engine.tries < first_refusals + 30
+
+
+def test_refusals_while_cells_run_and_refusals_of_other_cells_do_not_add_up(tmp_path, capsys, monkeypatch):
+    """One cell runs at a time, and each is refused twice first; a third refusal in a row would be the last."""
+    monkeypatch.setattr(schedule, "PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(schedule, "SECONDS", 0.01)
+
+    class Reluctant(Limited):
+        def start(self, job):
+            self.tries += 1
+            idle = all(future.done() for future in self.submitted)
+            if not idle or self.refused.setdefault(job.folder, 0) < 2:
+                self.refused[job.folder] = self.refused.get(job.folder, 0) + idle
+                raise RuntimeError("submit limit")
+            self.submitted.append(engines.Local.start(self, job))
+            return self.submitted[-1]
+
+    engine = Reluctant(0)
+    engine.refused = {}
+    assert schedule.drive(jobs_of(tmp_path, 3), engine) == (None, None)
+    assert capsys.readouterr().err.count(": finished") == 3
+    assert engine.tries > 9, "some refusals are while a cell runs"
+
+
+def test_an_engine_that_refuses_everything_ends_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(schedule, "PAUSES", (0.01, 0.02))
+    engine = Limited(1_000_000)
+    began = time.monotonic()
+    assert schedule.drive(jobs_of(tmp_path, 6), engine) == (None, None)
+    assert time.monotonic() - began < 5
+    assert "the engine refuses the other 6 cells: RuntimeError: submit limit" in capsys.readouterr().err
+    assert engine.tries == 3
+
+
+def until_stopped(ended=None, failing="seed_1"):
+    """A runner that runs until it is stopped; the cell in the folder `failing` fails while it stops."""
+
+    def mocked(job, stopped):
+        while not stopped():
+            time.sleep(0.01)
+        ended.append(job.folder.name)
+        job.folder.mkdir(parents=True)
+        if job.folder.name == failing:
+            (job.folder / FAILED).write_text("{}")
+        return "stopped"
+
+    return mocked
+
+
+def test_a_signal_stops_cells_and_starts_no_more(tmp_path, capsys):
+    """Of the two that run, one is interrupted, and the other fails while it stops."""
+    ended = []
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)).start()
+    number, failure = schedule.drive(jobs_of(tmp_path), local(2, until_stopped(ended)))
+    assert (number, failure.cell.name, sorted(ended)) == (signal.SIGTERM, "rope, seed 1", ["seed_0", "seed_1"])
+    assert "[1/9] rope, seed 1: stopped" in capsys.readouterr().err
+
+
+def test_after_a_signal_a_grid_says_what_is_finished(tmp_path, capsys):
+    grid = Grid(tmp_path, [cell for cell, _ in jobs_of(tmp_path)])
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+    with pytest.raises(Interrupted, match=r"^stopped; rerun the same command to resume$") as stopped:
+        grid.train(engine=local(2, until_stopped([], None)))
+    assert stopped.value.exit_code == 130
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "9 of 9 cells to train, 2 at a time"
+    assert lines[-1] == f"0 of 9 cells in {tmp_path} are finished"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "error", "message"),
+    [
+        ("error: too few", 2, ConfigError, "^rope, seed 1: too few$"),
+        ("error: step 3", 3, NonFiniteError, "^rope, seed 1: step 3$"),
+        (
+            "killed by signal 9 (step 5)",
+            -9,
+            RuntimeError,
+            r"seed 1: killed by signal 9 \(step 5\); log.txt in",
+        ),
+    ],
+)
+def test_the_first_failure_stops_the_others_and_is_raised(line, status, error, message, tmp_path):
+    ended = []
+
+    def mocked(job, stopped):
+        if job.folder.name == "seed_1":
+            job.folder.mkdir(parents=True)
+            (job.folder / FAILED).write_text(json.dumps({"line": line, "status": status}))
+            return line
+        return until_stopped(ended)(job, stopped)
+
+    grid = Grid(tmp_path, [cell for cell, _ in jobs_of(tmp_path)])
+    with pytest.raises(error, match=message):
+        grid.train(engine=local(2, mocked))
+    assert ended == ["seed_0"]
+
+
+def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
+    """One cell resumes; its steps are not counted as done now, so the rest takes as long as it takes."""
+    jobs = jobs_of(tmp_path, 2)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for _, job in jobs:
+        job.folder.mkdir(parents=True)
+    (jobs[0][1].folder / "metrics.jsonl").write_text('{"step": 200, "seed": 0}\n')
+    view = schedule._View(jobs)
+    (jobs[0][1].folder / "metrics.jsonl").write_text('{"step": 200, "seed": 0}\n{"step": 400, "seed": 0}\n')
+    (jobs[1][1].folder / "metrics.jsonl").write_text('{"step": 300, "seed": 0}\n{"step": 4')
+    view.end(jobs[1][0], "error: no", True, 1.0)
+    now[0] += 40
+    view.show()
+    assert capsys.readouterr().err.splitlines()[-1] == "0 of 2 cells, 1 failed: 400/1,200 steps, 02:40 left"
+    (jobs[1][1].folder / "metrics.jsonl").write_text('{"step": 600, "seed": 0}\n')
+    now[0] += 40
+    view.show()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("0 of 2 cells, 1 failed: 1,000/1,200 steps, 00:20 left")
+
+
+def test_equal_shares_of_the_cores(monkeypatch):
+    monkeypatch.setattr(engines.claims, "cores", lambda: 5)
+    assert [engines.Local(slots).cores for slots in (1, 2, 6)] == [5, 2, 0]
+
+
+def test_a_ray_of_its_own_sends_no_statistics(monkeypatch):
+    at_start = {}
+    ray = SimpleNamespace(init=lambda **_: at_start.update(os.environ), remote=lambda **_: lambda function: function)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")  # restored after the test
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    engines.Ray(1, None, 1, 0, {})
+    assert at_start["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("local", 1, 0, ["TPU=4"]), "--resources and --address are for --engine=ray and --engine=slurm"),
+        (("local", 64, 0), "a cell needs 64 cores, but this machine shows 4: lower --cores"),
+        (("local", 1, 3), "a cell needs 3 GPUs, but this machine shows 2: lower --gpus"),
+        (("ray", 1, 0, ["disk"]), "--resources takes NAME=VALUE, not 'disk'"),
+        (("ray", 1, 0, ["kind=big"]), "--resources=kind=… must be a number for Ray"),
+    ],
+)
+def test_what_an_engine_cannot_have_is_one_line(given, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines.claims, "cores", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    kind, *needs = given
+    with pytest.raises(ConfigError, match=message):
+        engines.choose(kind, tmp_path, *needs)
+    assert engines.default_slots(1, 2) == 1
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_a_path_that_slurm_would_change_is_one_line(cluster, tmp_path):
+    with pytest.raises(ConfigError, match=r"a%j/slurm has a % in its path, which Slurm replaces: choose another --w"):
+        engines.Slurm(1, tmp_path / "a%j" / "slurm", 1, 0, {}, cluster)

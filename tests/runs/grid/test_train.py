@@ -1,0 +1,128 @@
+"""Cells at the same time, each in its own process: the numbers of one after the other, and no cell is lost."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+import cope_jax as cj
+from cope_jax.errors import ConfigError
+from cope_jax.runs.grid.cell import plan
+from cope_jax.runs.grid.grid import Grid
+from cope_jax.training.preemption import Interrupted
+
+pytestmark = pytest.mark.xdist_group("grid")
+
+
+def grid_of(folder, steps=4, names=("cope", "rope"), seeds=1, width=1):
+    small = {
+        "task": {"options": {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2}},
+        "model": {"num_layers": 1, "block": {"model_dim": 8, "num_heads": 1, "head_dim": 8}},
+        "optimizer": {"warmup_steps": 1},
+        "training": {"steps": steps, "batch_size": 4, "steps_per_dispatch": 2, "evaluate_every": 2},
+        "evaluation": {"examples": 6, "curve_examples": 4, "sweep_examples": 0, "batch_size": 4},
+        "job": {"mesh": {"data": 1}},
+    }
+    configs = {name: cj.config("quick", encoding=name, **small) for name in names}
+    return Grid(folder, plan(configs, seeds, width, folder))
+
+
+def values(grid):
+    """The records without what differs from run to run."""
+    return [{**record, "wall_seconds": 0, "memory_gib": 0} for record in grid.records()]
+
+
+def test_seeds_side_by_side_are_one_cell_which_stays_when_seeds_are_added(tmp_path, capfd):
+    grid, written = grid_of(tmp_path, names=("rope",), seeds=2, width=2), []
+    grid.train(finished=lambda: written.append(grid.write_results()))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[:2] == ["1 of 1 cells to train, 1 at a time", "[1/1] rope, seeds 0–1"]
+    assert [[path.name for path in paths] for paths in written] == [["results.json", "results.csv"]]
+    assert {record["seed"] for record in grid.records()} == {0, 1}
+    assert grid.environment()["backend"] == "cpu"
+    grid.train()
+    assert capfd.readouterr().err == ""
+    more = grid_of(tmp_path, names=("rope",), seeds=3)
+    assert [cell.seeds for cell in more.cells] == [(0, 1), (2,)]
+    assert (more.state().finished, more.state().left) == ([more.cells[0]], [more.cells[1]])
+
+
+@pytest.mark.slow
+def test_results_are_those_of_one_cell_after_the_other(tmp_path, capfd):
+    results = []
+    for jobs in (1, 2):
+        grid = grid_of(tmp_path / str(jobs))
+        grid.train(jobs)
+        results.append(values(grid))
+    assert results[0] == results[1]
+    assert len(results[0]) > 2
+    lines = capfd.readouterr().err.splitlines()
+    assert any(line.startswith("[2/2] ") and ": finished, " in line for line in lines)
+    log = (grid.cells[1].folder(grid.workdir) / "log.txt").read_text()
+    assert log.startswith("rope, seed 0\n") and "\nstep 4: " in log
+
+
+@pytest.mark.slow
+def test_the_one_that_fails_stops_the_others_which_save_a_checkpoint(tmp_path):
+    grid = grid_of(tmp_path, steps=100_000)
+    folder = grid.cells[1].folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "checkpoints").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"^rope, seed 0: .*checkpoints is a file, not a folder"):
+        grid.train(2)
+    assert len(grid.state().left) == len(grid.state().failed) == 1
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_after_a_signal_all_save_a_checkpoint_and_resume(tmp_path, capfd):
+    grid = grid_of(tmp_path, steps=100_000)
+    folders = [cell.folder(tmp_path) for cell in grid.cells]
+
+    def newest(folder):
+        return max((int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()), default=0)
+
+    def lines(folder):
+        path = folder / "metrics.jsonl"
+        return path.read_text().count("\n") if path.exists() else 0
+
+    def interrupt():
+        """Sends the signal when each cell has done more steps."""
+        written = list(map(lines, folders))
+        wait_for(lambda: all(lines(folder) > before for folder, before in zip(folders, written, strict=True)))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    steps = [[0, 0]]
+    for _ in range(2):
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(Interrupted) as stopped:
+            grid.train(2)
+        assert stopped.value.exit_code == 143
+        assert "0 of 2 cells" in capfd.readouterr().err
+        steps.append(list(map(newest, folders)))
+        assert all(now > before for before, now in zip(*steps[-2:], strict=True))
+    assert "resumes from step" in (folders[0] / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named_in_one_line(tmp_path):
+    grid = grid_of(tmp_path, steps=100_000)
+
+    def kill():
+        wait_for(lambda: (grid.cells[0].folder(tmp_path) / "metrics.jsonl").exists())
+        children = subprocess.run(
+            ["pgrep", "-P", str(os.getpid()), "-f", "grid.worker"], capture_output=True, text=True
+        )
+        os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(RuntimeError, match=r"^(cope|rope), seed 0: killed by signal 9 "):
+        grid.train(2)
