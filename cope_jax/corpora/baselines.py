@@ -31,7 +31,8 @@ def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequenc
     labels_of: dict[str, list[Any]] = defaultdict(list)
     for word, label in zip(words, labels, strict=True):
         labels_of[word].append(label)
-    majority, other = {word: majority_label(mine) for word, mine in labels_of.items()}, majority_label(labels)
+    majority = {word: majority_label(mine) for word, mine in labels_of.items()}
+    other = majority_label(labels)
     return [majority.get(word, other) for word in tests]
 
 

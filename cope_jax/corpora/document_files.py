@@ -283,7 +283,8 @@ def rooted(pattern: str) -> tuple[Any, str]:
     folder = pathlib.Path(root or ("/" if fixed.startswith("/") else "."))
     # Its name only looks like a pattern.
     while "/" in below and os.path.isdir(folder / below.partition("/")[0]):
-        folder, below = folder / below.partition("/")[0], below.partition("/")[2].lstrip("/")
+        folder = folder / below.partition("/")[0]
+        below = below.partition("/")[2].lstrip("/")
     return folder, glob.escape(below) if os.path.isfile(folder / below) else below
 
 

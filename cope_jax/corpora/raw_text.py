@@ -212,7 +212,7 @@ class Mixture:
       weights: the weight of each corpus.
       has_words: whether all corpora have an agreed division into words, so that perplexities per
         word can be compared.
-      place: where the texts come from, in words.
+      place: the source of the texts, as text.
 
     Raises:
       ConfigError: `parse_mixture` rejects `corpus`, or there are globs and not exactly one corpus

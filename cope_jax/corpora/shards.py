@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def text(self) -> str:
-        """The content of the file, which includes its own digest."""
+        """The content of the file, with its digest."""
         content = self._content()
         return json.dumps({"digest": _digest(content), **content}, indent=1) + "\n"
 
@@ -155,7 +155,8 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 def records(entries: TokenStream, length: int, packing: Packing, vocab_size: int, *, every: bool) -> Iterator[bytes]:
     """Cuts a stream into examples as `Packed` does, and writes each as a record."""
     pieces, rows = arrange(entries, length, packing)
-    dtype, first = token_type(vocab_size), set(entries.bounds.tolist() if packing == "documents" else [0])
+    dtype = token_type(vocab_size)
+    first = set(entries.bounds.tolist() if packing == "documents" else [0])
     for begin, end in itertools.pairwise(rows.tolist()):
         starts, sizes = pieces.starts[begin:end], pieces.sizes[begin:end]
         spans = [range(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
@@ -259,7 +260,8 @@ class Shards:
 
     def stream(self, shard: Shard) -> TokenStream:
         """The text of a shard. `bounds` are those of documents, or of the stream."""
-        tokens, counted = np.zeros(shard.entries + 1, np.int32), np.ones(shard.entries, bool)
+        tokens = np.zeros(shard.entries + 1, np.int32)
+        counted = np.ones(shard.entries, bool)
         bounds = [0]
         for example in self._read(shard, range(shard.examples)):
             begin = 0

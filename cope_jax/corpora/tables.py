@@ -1,4 +1,4 @@
-"""Reads tables of one's own: files of comma-separated values whose first line names the columns."""
+"""Reads the user's tables: comma-separated values, whose first line names the columns."""
 
 import csv
 import io

@@ -139,7 +139,8 @@ def _request(
     given: Any = stop_token if several else [stop_token]
     stops = [checked(stop, int, "generate.stop_token") for stop in given if stop is not None]
     max_new_tokens = checked(max_new_tokens, int, "generate.max_new_tokens")
-    padded, top_k = checked(padded, int, "generate.padded"), checked(top_k, int | None, "generate.top_k")
+    padded = checked(padded, int, "generate.padded")
+    top_k = checked(top_k, int | None, "generate.top_k")
     temperature = checked(temperature, float, "generate.temperature")
     top_p = checked(top_p, float | None, "generate.top_p")
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)

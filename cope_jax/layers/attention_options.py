@@ -64,7 +64,8 @@ class AttentionOptions(nnx.Module):
         arrays, kept = {"q": q_BLHK, "k": k_BLGK, "v": v_BLGK}, {}
 
         def over_tokens(name: str, x: Array, kernel: Array) -> Array:
-            rows, flat = x.reshape(*x.shape[:2], -1), kernel.astype(x.dtype).reshape(len(kernel), -1)
+            rows = x.reshape(*x.shape[:2], -1)
+            flat = kernel.astype(x.dtype).reshape(len(kernel), -1)
             y, kept[name] = causal_convolution(rows, flat, segment_ids_BL, None if windows is None else windows[name])
             return y.reshape(x.shape)
 

@@ -123,7 +123,8 @@ class RecurrentMixer(nnx.Module):
         kept = {}
 
         def heads(name: str) -> Array:
-            x, kernel = getattr(self, name)(x_BLD), getattr(self, f"{name}_convolution")[...]
+            x = getattr(self, name)(x_BLD)
+            kernel = getattr(self, f"{name}_convolution")[...]
             before = None if state is None else state[name]
             x, kept[name] = causal_convolution(x, kernel.astype(x.dtype), segment_ids_BL, before)
             x = jax.nn.silu(x).reshape(*x.shape[:2], self.shape.num_heads, -1)

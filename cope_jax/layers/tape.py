@@ -107,7 +107,8 @@ class TapeBlock(Block):
         return jnp.concatenate([super()._attention_input(x_BLD).astype(e_BLE.dtype), e_BLE], axis=-1)
 
     def _add(self, x_BLD: Array, attended_BLD: Array, layout: Layout, *keys: Array | None) -> tuple[Array, Array]:
-        (x_BLD, e_BLE), (attended_BLD, moved_BLE) = self._split(x_BLD), self._split(attended_BLD)
+        x_BLD, e_BLE = self._split(x_BLD)
+        attended_BLD, moved_BLE = self._split(attended_BLD)
         x_BLD, fed_BLD = super()._add(x_BLD, attended_BLD, layout, *keys)
         dtype, heads = e_BLE.dtype, (*e_BLE.shape[:2], self.shape.num_heads, -1)
         token_BLD = fed_BLD.astype(dtype)

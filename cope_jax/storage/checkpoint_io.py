@@ -173,7 +173,8 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
     except ConfigError as error:
         verdict, reason = _OTHER, str(error)
     except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
-        verdict, reason = _OUT_OF_REACH if _is_passing(error) else _DAMAGED, _first_cause(error)
+        verdict = _OUT_OF_REACH if _is_passing(error) else _DAMAGED
+        reason = _first_cause(error)
     worst = verdict
     if jax.process_count() > 1:
         worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))

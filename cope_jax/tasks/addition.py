@@ -103,7 +103,9 @@ class Addition(SyntheticTask):
         sizes = rng.integers(most // 2 + 1, most + 1, size=(n, 2))
         digits = rng.integers(10, size=(n, 2, most))  # the least significant first
         shape = (n, self._length(level) + 1)
-        tokens, positions, weights = np.full(shape, PAD), np.zeros(shape, np.int32), np.zeros(shape, bool)
+        tokens = np.full(shape, PAD)
+        positions = np.zeros(shape, np.int32)
+        weights = np.zeros(shape, bool)
         for row, (of_operands, places) in enumerate(zip(digits, sizes, strict=True)):
             operands = [_number(padded[:size]) for padded, size in zip(of_operands, places, strict=True)]
             longest = len(str(max(operands)))

@@ -55,7 +55,7 @@ class BiLM(WordTask):
             sample.
           corpus: "wikitext-2", "ud-ewt" or "both". WikiText-2 is read in plain spelling: `-`
             instead of `@-@`.
-          files: paths or globs of files of your own text, in place of a corpus: see
+          files: paths or globs of files of text, in place of a corpus: see
             `sentences_by_corpus.by_split`.
           length: L, the number of words in a window.
           vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the

@@ -35,7 +35,8 @@ def _cycle_navigation(rng: np.random.Generator, n: int) -> tuple[str, str]:
 
 def _modular_arithmetic(rng: np.random.Generator, n: int) -> tuple[str, str]:
     """Digits and operators in turn; without brackets, products come first."""
-    digits, operators = rng.integers(MODULUS, size=(n + 1) // 2), rng.integers(3, size=n // 2)
+    digits = rng.integers(MODULUS, size=(n + 1) // 2)
+    operators = rng.integers(3, size=n // 2)
     text = str(digits[0])
     terms = [int(digits[0])]
     for operator, digit in zip(operators, digits[1:], strict=False):
@@ -56,7 +57,8 @@ def _expression(rng: np.random.Generator, n: int, operators: str) -> tuple[str, 
         text, value = _expression(rng, n - 2, operators)
         return f"({text})", value
     left = int(rng.integers(1, n - 3))
-    (a, x), (b, y) = _expression(rng, left, operators), _expression(rng, n - 3 - left, operators)
+    a, x = _expression(rng, left, operators)
+    b, y = _expression(rng, n - 3 - left, operators)
     operator = operators[int(rng.integers(len(operators)))]
     value = {"+": x + y, "-": x - y, "*": x * y}[operator]
     return f"({a}{operator}{b})", value % MODULUS

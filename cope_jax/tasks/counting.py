@@ -90,7 +90,8 @@ class Counting(SyntheticTask):
 
     def __init__(self, config: Config):
         c = config
-        variables, numbers = string.ascii_lowercase[: c.num_variables], map(str, range(c.max_value + 1))
+        variables = string.ascii_lowercase[: c.num_variables]
+        numbers = map(str, range(c.max_value + 1))
         levels = {"train": c.pass_weight, "in_distribution": c.pass_weight}
         levels |= {f"pass_{weight:g}": weight for weight in c.ood_pass_weights}
         points = sorted({max(1, round(c.pass_weight * factor)) for factor in (0.2, 0.5, 1, 1.5, 2)})

@@ -95,7 +95,9 @@ class Dyck(SyntheticTask):
         opens_NL = self._opens(rng, n, length)
         kinds_NL = rng.integers(2, size=(n, length))
         tokens_NL, closing_NL = np.zeros((2, n, length), np.int32)
-        stack_ND, depth_N, rows = np.zeros((n, length), np.int32), np.zeros(n, np.int32), np.arange(n)
+        stack_ND = np.zeros((n, length), np.int32)
+        depth_N = np.zeros(n, np.int32)
+        rows = np.arange(n)
         for position in range(length):
             opens_N = opens_NL[:, position]
             depth_N += opens_N

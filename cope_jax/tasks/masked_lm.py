@@ -64,7 +64,7 @@ class MaskedLM(Task):
           data_dir: folder with a folder for each corpus. If None, the task uses the built-in
             sample.
           corpus: "wikitext-2", "ud-ewt" or "both".
-          files: paths or globs of files of your own text, in place of a corpus: see
+          files: paths or globs of files of text, in place of a corpus: see
             `sentences_by_corpus.by_split`.
           length: L, the number of pieces of `[CLS] A [SEP] B [SEP]`.
           vocab_size: maximum size of a learned vocabulary.
@@ -149,7 +149,8 @@ class MaskedLM(Task):
         results = []
         for split in self.evaluation_splits:
             test = _joined(batches(split))
-            likely, overlap = float(np.mean(test["next"] == most)), classifier.accuracy(test)
+            likely = float(np.mean(test["next"] == most))
+            overlap = classifier.accuracy(test)
             results += [
                 Baseline(split, "masked words", "most frequent piece", self.unigram_accuracy(split), "mlm_error"),
                 Baseline(split, "next sentences", "more frequent answer", likely, "nsp_error"),

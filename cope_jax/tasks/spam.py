@@ -116,7 +116,8 @@ class Spam(StoredTask):
 
     def _encoded(self, split: str) -> Batch:
         length, size = self.config.length, self.size(split)
-        inputs_BL, mask_BL = np.full((size, length), self.wordpiece.pad, np.int32), np.zeros((size, length), np.int32)
+        inputs_BL = np.full((size, length), self.wordpiece.pad, np.int32)
+        mask_BL = np.zeros((size, length), np.int32)
         for row, text in enumerate(self.texts(split)):
             ids, _ = self.wordpiece.frame(self.wordpiece.encode(text)[: length - 2])
             inputs_BL[row, : len(ids)] = ids

@@ -101,7 +101,8 @@ class Tagging(StoredTask):
         }
         self._splits: dict[str, _Words | _Pieces] = {}
         for split in SPLITS:
-            lengths, words = [len(sentence.words) for sentence in self._sentences[split]], self._words(split)
+            lengths = [len(sentence.words) for sentence in self._sentences[split]]
+            words = self._words(split)
             if self._pieces:
                 self._splits[split] = _Pieces(lengths, words, self._pieces, config)
             else:

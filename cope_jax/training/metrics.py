@@ -133,7 +133,8 @@ class MetricsWriter:
             if tracker == trackers.TENSORBOARD:
                 self._board = _Board(directory, step + 1)
                 several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in self._labels}
-                self._boards, self._labels = several or dict.fromkeys(seeds, self._board), {}
+                self._boards = several or dict.fromkeys(seeds, self._board)
+                self._labels = {}
                 if config is not None and step == 0:
                     self._board.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")
             else:

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "experiments" / "results" / "abilities.tar.xz"
 TASKS = {setting: tasks.create(name, **options) for setting, (name, options) in SETTINGS.items()}
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
-RESULTS, README, COMMANDS, GALLERY = "experiments/RESULTS.md", "README.md", "docs/commands.md", "docs/gallery.md"
+RESULTS = "experiments/RESULTS.md"
+README = "README.md"
+COMMANDS = "docs/commands.md"
+GALLERY = "docs/gallery.md"
 IN, OUT = grid_cells.IN, grid_cells.OUT
 
 

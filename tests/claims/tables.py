@@ -74,7 +74,10 @@ SELECTIVE, FLIP_FLOP, ONE_LAYER = "Selective copy, 32", "Flip-flop, length", "Fl
 NAVIGATION, COUNTING, COUNTING_3 = "Navigation", "Counting, one", "Counting, three"
 WIKITEXT, CODE, ADDED = "Language models of WikiText-2", "Language models of code", "CoPE added"
 PRETRAINED, REARRANGED = "ELMo and BERT", "Results before and after"
-BERT, SENSES, TAGS, PROBES = "Position encodings of", "Word senses", "Parts of speech", "Layers probed"
+BERT = "Position encodings of"
+SENSES = "Word senses"
+TAGS = "Parts of speech"
+PROBES = "Layers probed"
 SPLITS = ("in distribution", "dense", "sparse")
 PASSES = ("in distribution", "pass 100", "pass 10")
 

@@ -73,7 +73,8 @@ def test_a_failed_export_leaves_nothing_that_a_later_one_cannot_use(tmp_path, be
     source(tmp_path / "in")
     with (tmp_path / "in/a.jsonl").open("a") as file:
         file.write("\n{")
-    wrong, out = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2), tmp_path / "out"
+    wrong = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2)
+    out = tmp_path / "out"
     # Which reads all text before the first shard.
     vocabulary = BYTES if begun else Vocabulary("bpe", size=280)
     with pytest.raises(ConfigError, match=r"line 41 is not a JSON record"):

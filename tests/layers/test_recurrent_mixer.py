@@ -32,7 +32,8 @@ def by_loops(layer, x_LD):
     length, heads, kind = len(x_LD), 2, layer.kind
 
     def projected(name):
-        linear, kernel = getattr(layer, name), np.asarray(getattr(layer, f"{name}_convolution")[...])
+        linear = getattr(layer, name)
+        kernel = np.asarray(getattr(layer, f"{name}_convolution")[...])
         rows = x_LD @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
         out = np.zeros_like(rows)
         for t in range(length):

@@ -55,7 +55,8 @@ def reference(activation="gelu"):
 @functools.cache
 def reference_run(activation="gelu"):
     """(layers' states, MLM logits, NSP logits, two losses), and gradients by names in files."""
-    model, fields = reference(activation), {name: torch.tensor(value) for name, value in batch().items()}
+    model = reference(activation)
+    fields = {name: torch.tensor(value) for name, value in batch().items()}
     labels = torch.where(fields["weights"] > 0, fields["targets"].long(), -100)
     out = model(
         fields["inputs"].long(),

@@ -264,7 +264,8 @@ def test_the_encoding_of_the_model_is_one():
             return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023  # traced within this turn
 
         gradients[sharing] = named(jit(jax.grad(loss))(state))
-    each, shared = gradients["layer"]["blocks/encoding/cope/table"], gradients["model"]["encoding/cope/table"]
+    each = gradients["layer"]["blocks/encoding/cope/table"]
+    shared = gradients["model"]["encoding/cope/table"]
     assert each.shape == (LAYERS, 4, 4) and shared.shape == (4, 4)
     assert not any("blocks/encoding" in path for path in gradients["model"])
     assert not any(path.startswith("encoding") for path in gradients["layer"])

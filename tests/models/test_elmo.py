@@ -134,7 +134,8 @@ def test_measures_are_the_oracles(x64):
 def test_the_gradient_is_pytorchs(x64):
     """Of both directions' loss to every parameter, without clips, which PyTorch's LSTM lacks."""
     torch = pytest.importorskip("torch", reason="PyTorch, the reference here, is not installed")
-    tested, fields = model(np.float64, cell_clip=None, projection_clip=None), batch(dtype=np.float64)
+    tested = model(np.float64, cell_clip=None, projection_clip=None)
+    fields = batch(dtype=np.float64)
     graphdef, state = nnx.split(tested)
     total = lambda state: nnx.merge(graphdef, state).metrics(fields)[0]["loss"][0]  # noqa: E731
     value, gradient = jit(jax.value_and_grad(total))(state)
@@ -178,7 +179,8 @@ def test_the_encoders_have_the_published_sizes(size, count):
 
 def test_two_batches_with_the_state_are_one_twice_as_long_and_reset_begins_anew():
     run = jit(lambda fields, carry: model().metrics(fields, carry))
-    fields, anew = batch(2 * LENGTH) | {"reset": np.zeros(BATCH, np.float32)}, model().initial_carry(BATCH)
+    fields = batch(2 * LENGTH) | {"reset": np.zeros(BATCH, np.float32)}
+    anew = model().initial_carry(BATCH)
     halves = [
         {k: v[:, columns] if v.ndim > 1 else v for k, v in fields.items()}
         for columns in (slice(None, LENGTH), slice(LENGTH, None))

@@ -53,7 +53,8 @@ def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
     """Chunks that divide the length or do not; segments that begin within or between chunks."""
     monkeypatch.setattr(module, "CHUNK", size)
     monkeypatch.setattr(module, "VECTOR_CHUNK", size)
-    given, weights = arrays(kind), np.random.default_rng(9).normal(size=(BATCH, LENGTH, HEADS, VALUES))
+    given = arrays(kind)
+    weights = np.random.default_rng(9).normal(size=(BATCH, LENGTH, HEADS, VALUES))
 
     def loss(given):
         out, _ = ours(given, SEGMENTS)

@@ -166,7 +166,8 @@ def pope(params: Params, sizes: Sizes, base: float = 10000.0, phase: str = "zero
             angle = token.position * base ** (-c / width)
             if token.is_key:
                 angle += min(max(float(params["phase"][token.group, c]), -2 * math.pi), 0.0)
-            out[c], out[width + c] = softplus(vector[c]) * math.cos(angle), softplus(vector[c]) * math.sin(angle)
+            out[c] = softplus(vector[c]) * math.cos(angle)
+            out[width + c] = softplus(vector[c]) * math.sin(angle)
         return out
 
     return Rule(rotate=rotate)

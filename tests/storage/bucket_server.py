@@ -36,7 +36,9 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects: dict[tuple[str, str], tuple[bytes, int]] = {}
-        self.lock, self.generations, self.requests = threading.Lock(), itertools.count(1), itertools.count(1)
+        self.lock = threading.Lock()
+        self.generations = itertools.count(1)
+        self.requests = itertools.count(1)
         self.fault, self.every = "", 1
         self.log: list[str] = []
 

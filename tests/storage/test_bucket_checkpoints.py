@@ -247,7 +247,8 @@ def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server
             each.result(10)
     assert complete(server) == [1]
     monkeypatch.undo()
-    single, other = jax.sharding.SingleDeviceSharding(jax.devices()[3]), meshed((2, 2), ("data", "tensor"))
+    single = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    other = meshed((2, 2), ("data", "tensor"))
     # Any mesh reads it.
     for kernel, bias in ((split, whole), (other("tensor"), other(None)), (single, single)):
         shardings = {"kernel": kernel, "bias": bias}

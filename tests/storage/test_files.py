@@ -123,7 +123,8 @@ def test_a_folder_is_exposed_if_another_user_could_change_it(tmp_path, monkeypat
 
 
 def test_the_group_of_this_user_alone_may_write(tmp_path, monkeypatch):
-    user, group = SimpleNamespace(pw_name="ada", pw_gid=os.getgid()), SimpleNamespace(gr_name="ada", gr_mem=["ada"])
+    user = SimpleNamespace(pw_name="ada", pw_gid=os.getgid())
+    group = SimpleNamespace(gr_name="ada", gr_mem=["ada"])
     monkeypatch.setattr("pwd.getpwuid", lambda number: user)
     monkeypatch.setattr("grp.getgrgid", lambda number: group)
     tmp_path.chmod(0o770)

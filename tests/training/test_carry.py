@@ -56,7 +56,8 @@ MODEL = RNNLMConfig(vocab_size=7, embed_dim=5, hidden_dim=6, num_layers=1, dropo
 
 
 def learner(**changes):
-    optimizer, schedule = create_optimizer(tiny.OPTIMIZER, STEPS), create_schedule(tiny.OPTIMIZER, STEPS)
+    optimizer = create_optimizer(tiny.OPTIMIZER, STEPS)
+    schedule = create_schedule(tiny.OPTIMIZER, STEPS)
     return dataclasses.replace(Learner(MODEL, optimizer, schedule, LENGTH, batch_size=ROWS), **changes)
 
 

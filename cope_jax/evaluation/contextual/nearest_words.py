@@ -44,7 +44,8 @@ class Neighbour:
         '… a *play* again'
         """
         start, stop = max(0, self.place - words), self.place + 1 + words
-        before, after = self.sentence[start : self.place], self.sentence[self.place + 1 : stop]
+        before = self.sentence[start : self.place]
+        after = self.sentence[self.place + 1 : stop]
         parts = ["…"] * (start > 0) + [*before, f"{mark}{self.word}{mark}", *after]
         return " ".join(parts + ["…"] * (stop < len(self.sentence)))
 

@@ -148,7 +148,8 @@ def rank(
             best = max(defined, key=defined.__getitem__, default="")
             mean_with = mean_without = low = high = float("nan")
             if best:
-                mean_with, mean_without = float(gates_N[has[best]].mean()), float(gates_N[~has[best]].mean())
+                mean_with = float(gates_N[has[best]].mean())
+                mean_without = float(gates_N[~has[best]].mean())
                 low, high = bootstrap(gates_N, has[best], rng)
             heads.append(
                 HeadScore(layer, head, aucs, best, (low, high), mean_with, mean_without, identity(gates_N, tokens_N))

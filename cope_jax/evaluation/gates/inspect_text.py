@@ -59,7 +59,8 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     gates_LHBL = head_scores.mean_gates(model, tokens_BL)
     parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]
-    words_N, tokens_N = np.array([piece for parts in parts_BL for piece in parts], object), tokens_BL.reshape(-1)
+    words_N = np.array([piece for parts in parts_BL for piece in parts], object)
+    tokens_N = tokens_BL.reshape(-1)
     # A token that marks the start of a text does not count, unless it is whitespace, which may also
     # end a line.
     counted_N = ~np.isin(tokens_N, codec.begin) | np.array([word.isspace() for word in words_N])

@@ -132,7 +132,7 @@ class Selection(NamedTuple):
     layer: int
     head: int
     tokens: frozenset[str]  # the different tokens with wide gates
-    # The selection in words: what these and all other tokens add to the position of the first
+    # The selection as text: what these and all other tokens add to the position of the first
     # token.
     says: str
 
@@ -245,7 +245,9 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
     rows = {
         name: map_LHQM[chosen.layer, chosen.head, seen.query, : len(tokens)] for name, map_LHQM in seen.maps.items()
     }
-    lines, columns, longest = -(-len(tokens) // PER_ROW), min(len(tokens), PER_ROW), max(map(len, tokens))
+    lines = -(-len(tokens) // PER_ROW)
+    columns = min(len(tokens), PER_ROW)
+    longest = max(map(len, tokens))
     size = (max(COLUMN_WIDTH, TEXT_WIDTH * columns / PER_ROW), 1.1 + lines * (1.1 + 0.075 * longest))
     figure = Figure(figsize=size, layout="constrained")
     for number, axes in enumerate(figure.subplots(lines, 1, squeeze=False)[:, 0]):

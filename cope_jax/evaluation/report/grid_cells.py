@@ -59,7 +59,7 @@ class Tables:
       fixed: those of fixed splits.
       unit: of all errors; plain numbers unless all headline metrics are in %.
       cells: what each table shows, by its name, column and encoding; see `cells_of`.
-      conditions: the unit of each table, and how many steps and seeds its cells have, in words.
+      conditions: the unit of each table, and the numbers of steps and seeds of its cells.
     """
 
     tasks: Mapping[str, Task]
@@ -176,7 +176,7 @@ def _cell(seeds: Mapping[int, float], best: bool, unit: Unit, decimals: int) -> 
 
 
 def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], unit: Unit) -> str:
-    """The unit of a table, and how many steps and seeds its cells have, in words."""
+    """The unit of a table, and the numbers of steps and seeds of its cells."""
     steps = {row["step"] for row in rows}
     seeds = {len(values) for column in columns.values() for values in column.errors.values()}
     ranges = [(steps, "step"), (seeds, "seed")]

@@ -31,7 +31,7 @@ def write(
       tasks: the task of each setting.
       command: returns the command that trains a cell.
       title: the heading of the page.
-      facts: what the page says in addition to versions, in words.
+      facts: what the page says in addition to versions.
     """
     names = {setting: setting or task.name for setting, task in tasks.items()}
     records = [{**row, "setting": row.get("setting") or names[""]} for row in grid.records(state.finished)]
@@ -62,7 +62,7 @@ def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:
 
 
 def _states(grid: Grid, state: State) -> Iterator[tuple[Cell, str]]:
-    """Each cell with how far it is, in words."""
+    """Each cell with its progress."""
     for cell in state.finished:
         yield cell, tqdm.format_interval(grid.records([cell])[0]["wall_seconds"])
     for cell, line in state.failed.items():

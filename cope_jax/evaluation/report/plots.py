@@ -220,7 +220,8 @@ def _error_axis(axes: Axes, task: Task, values: Sequence[float]) -> None:
     The axis of a share, or of values that include 0, starts at 0. Any other axis fits the values,
     and is logarithmic if the highest value is more than four times the lowest.
     """
-    unit, values = unit_of(task.metric), [value for value in values if np.isfinite(value)] or [0.0]
+    unit = unit_of(task.metric)
+    values = [value for value in values if np.isfinite(value)] or [0.0]
     lowest, highest = min(values), max(values)
     if unit.highest is None and lowest > 0:
         axes.margins(y=0.08)

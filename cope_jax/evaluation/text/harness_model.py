@@ -179,7 +179,8 @@ class HarnessModel:
     def _read(self, windows: Windows, label: str) -> tuple[np.ndarray, np.ndarray]:
         """The loss of each target that counts, and True where it is the most probable token."""
         graph, state = nnx.split(self._model)
-        nats, best = np.full(len(windows.tokens), np.nan), np.zeros(len(windows.tokens), bool)
+        nats = np.full(len(windows.tokens), np.nan)
+        best = np.zeros(len(windows.tokens), bool)
         with Progress(len(windows), "row", label=label, leave=False) as progress:
             for batch in windows.batches(self._rows):
                 counts = batch["entries"] >= 0

@@ -59,7 +59,8 @@ def test_positions_are_handed_on():
 
 
 def test_query_counts_from_both_ends_and_the_future_does_not_matter():
-    whole, cut = maps.inspect(model(), VOCABULARY, TOKENS, query=-3), maps.inspect(model(), VOCABULARY, TOKENS[:4])
+    whole = maps.inspect(model(), VOCABULARY, TOKENS, query=-3)
+    cut = maps.inspect(model(), VOCABULARY, TOKENS[:4])
     assert whole.query == cut.query == 3
     assert whole.probability == pytest.approx(cut.probability, rel=1e-5)
     assert plain(maps.strips(whole, 100)) == plain(maps.strips(cut, 100))

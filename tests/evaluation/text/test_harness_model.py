@@ -119,7 +119,8 @@ def test_metrics_of_another_text_are_left_out_of_its_task(decoder, monkeypatch):
     values = dict.fromkeys(("word_perplexity,none", "byte_perplexity,none", "bits_per_byte,short", "acc,none"), 2.0)
     results = {"results": dict.fromkeys([*texts, "choice"], values), "groups": {"all": values}}
     records, left_out = harness_model.records(results, model.lost)
-    words, figures = {"word_perplexity", "acc"}, {"word_perplexity", "byte_perplexity", "bits_per_byte (short)", "acc"}
+    words = {"word_perplexity", "acc"}
+    figures = {"word_perplexity", "byte_perplexity", "bits_per_byte (short)", "acc"}
     for task, kept in {"same": figures, "choice": figures, "spaces": words, "unknown": {"acc"}, "all": {"acc"}}.items():
         assert {record["metric"] for record in records if record["task"] == task} == kept
     no_words = "no perplexity per word, no bits per byte: the tokenizer loses words (1)"
