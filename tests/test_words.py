@@ -88,7 +88,7 @@ NOT_YET = (
     "cope_jax/configs",
     "cope_jax/encodings",
     "cope_jax/evaluation/report/comparison.py",
-    "cope_jax/evaluation/report/grid_table.py",
+    "cope_jax/evaluation/report/results_table.py",
     "cope_jax/runs",
     "experiments",
     "tests/attention",

@@ -22,7 +22,7 @@ import cope_jax
 from cope_jax import tasks
 from cope_jax.cli import jobs, outputs
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.report import grid_report, grid_table
+from cope_jax.evaluation.report import grid_report, results_table
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.registry import unknown
 from cope_jax.runs.grid import engines, grid_file, search
@@ -159,7 +159,7 @@ def show(grid: Grid, state: State, budget: str) -> None:
     command = shlex.join(["python", "-m", "cope_jax", "sweep", *sys.argv[1:]])
     tables, (page, *paths) = grid_report.write(grid, state, made, lambda _: command, title, facts)
     paths += grid.write_results()
-    paths.append(write_atomically(grid.workdir / "table.md", grid_table.markdown(tables)))
-    paths.append(save(grid_table.picture(tables, title), grid.workdir / "table.png"))
+    paths.append(write_atomically(grid.workdir / "table.md", results_table.markdown(tables)))
+    paths.append(save(results_table.picture(tables, title), grid.workdir / "table.png"))
     outputs.list_files(paths)
     print(f"all results as a page: {shown(page)}")

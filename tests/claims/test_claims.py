@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cope_jax import encodings
-from cope_jax.evaluation.report import grid_cells, grid_table
+from cope_jax.evaluation.report import grid_cells, results_table
 from experiments.grids import abilities
 from tests.claims import grid, records
 from tests.claims import tables as claims_of_tables
@@ -72,11 +72,11 @@ def test_other_records_do_not_support_it(claim):
 
 
 def test_the_tables_and_the_page_are_those_of_the_records():
-    names = list(dict.fromkeys(cell.encoding for cell in abilities.get_cells()))
+    names = list(dict.fromkeys(cell.label for cell in abilities.get_cells()))
     order = {(setting, name): (n, m) for n, setting in enumerate(records.TASKS) for m, name in enumerate(names)}
     rows = sorted(ARCHIVED.rows, key=lambda row: order[row["setting"], row["encoding"]])
     tables_shown = grid_cells.create(rows, records.TASKS)
-    assert " ".join(grid_table.markdown(tables_shown).split()) in PAGES[RESULTS]
+    assert " ".join(results_table.markdown(tables_shown).split()) in PAGES[RESULTS]
     page = (ROOT / "docs" / "abilities.html").read_text()
     data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page)[1])
     assert data["views"] == json.loads(json.dumps(tables_shown.cells, default=dataclasses.asdict))

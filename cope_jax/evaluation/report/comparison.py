@@ -4,16 +4,17 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from cope_jax.evaluation.report.grid_cells import MANY_SEEDS, cells_of, column_of, lowest
+from cope_jax.evaluation.report.results_table import results_table
 from cope_jax.evaluation.report.table import MISSING, Table, console, words
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.records import Record, Summary, select, summarise
+from cope_jax.runs.records import Record, select, summarise
 from cope_jax.tasks import Task
 from cope_jax.training.metrics import unit_of
 
 Paper = Mapping[str, Mapping[str, str]]
 """Results of the paper as text, by encoding and split, in the task's headline metric."""
 
-MANY_SEEDS = 3  # from this number of seeds on, a cell also shows median, best and worst
 _PAPER = "  the paper"
 
 
@@ -31,37 +32,27 @@ def table(
     If `metric` is None, the table shows the task's headline metric. The paper's result of an encoding is in the row
     below the measured result.
     """
-    metric, splits = metric or task.metric, task.evaluation_splits
-    unit = unit_of(metric)
-    summaries = {
-        (encoding, split): summarise(
-            unit.scale * record["value"] for record in select(records, encoding=encoding, split=split, metric=metric)
-        )
-        for encoding in encodings
-        for split in splits
-    }
-    places = {
-        split: unit.places(held.mean for encoding in encodings if (held := summaries[encoding, split]))
-        for split in splits
-    }
-    rows: list[list[str]] = []
-    bold = set()
-    for encoding in encodings:
-        for column, split in enumerate(splits, start=1):
-            if _is_best(summaries[encoding, split], [summaries[other, split] for other in encodings]):
-                bold.add((len(rows), column))
-        runs = select(records, encoding=encoding)
-        cells = ["\n".join(_cell(summaries[encoding, split], places[split])) for split in splits]
-        rows.append([encoding, *cells, f"{runs[0]['parameters']:,}" if runs else MISSING, _time(runs)])
-        if encoding in (paper or {}):
-            rows.append([_PAPER, *((paper or {})[encoding].get(split, MISSING) for split in splits), "", ""])
+    metric, paper = metric or task.metric, paper or {}
+    unit, splits = unit_of(metric), task.evaluation_splits
+    measured = [row for row in select(records, metric=metric) if row["encoding"] in encodings]
+    columns = {words(split): column_of(measured, [split]) for split in splits}
+    names = [name for encoding in encodings for name in ([encoding, _PAPER] if encoding in paper else [encoding])]
+    shown = results_table("", names, cells_of(columns, unit, lowest, spread=True))
+    rows = []
+    for above, (name, *texts) in zip(["", *names], shown.rows, strict=False):
+        runs = select(records, encoding=name)
+        costs = [f"{runs[0]['parameters']:,}" if runs else MISSING, _time(runs)]
+        if name == _PAPER:
+            texts, costs = [paper[above].get(split, MISSING) for split in splits], ["", ""]
+        rows.append([name, *texts, *costs])
     variant = "".join(f", {name}" for name in dict.fromkeys(record.get("variant") for record in records) if name)
     title = f"{task.name}{variant}: {words(metric)}{unit.suffix(', ')} (lower is better)"
-    headings = ["encoding", *map(words, splits), "params", "time"]
     caption = _caption(records)
-    if unit.scale == 100 and all(held and held.minimum == 100 for held in summaries.values()):
+    errors = [column.errors.get(encoding, {0: math.nan}) for column in columns.values() for encoding in encodings]
+    if unit.scale == 100 and all(value == 1 for seeds in errors for value in seeds.values()):
         caption += "; every error is 100 %, so look at the other metrics and the loss in results.csv"
-    return Table(title, headings, rows, caption=caption, bold=bold)
+    headings = [*shown.headings, "params", "time"]
+    return dataclasses.replace(shown, title=title, headings=headings, rows=rows, caption=caption)
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
@@ -100,9 +91,10 @@ def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:
 def _column(records: Sequence[Record], metric: str, names: Sequence[tuple[int, str]]) -> list[str]:
     """Formats the value of a metric for each (seed, split) in `names`, all with the same number of decimals."""
     unit = unit_of(metric)
-    values = {(r["seed"], r["split"]): unit.scale * r["value"] for r in select(records, metric=metric)}
+    values = {(row["seed"], row["split"]): unit.scale * row["value"] for row in select(records, metric=metric)}
     decimals = unit.places(values[name] for name in names if name in values)
-    return [_cell(summarise([values[name]] if name in values else []), decimals)[0] for name in names]
+    shown = {name: "not finite" if math.isnan(value) else f"{value:,.{decimals}f}" for name, value in values.items()}
+    return [shown.get(name, MISSING) for name in names]
 
 
 def _size(experiment: Experiment) -> str:
@@ -125,26 +117,6 @@ def _markdown_table(
     name = shown.title.partition(":")[0]
     title = f"**{name}**, {words(metric)}{unit_of(metric).suffix(' in ')}, lower is better. {shown.caption}."
     return f"{title}\n\n{dataclasses.replace(shown, title='', headings=headings, rows=rows).markdown()}"
-
-
-def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
-    """Whether a cell has the lowest mean of its column; if all means are equal, no cell is best."""
-    means = [other.mean for other in column if other and not math.isnan(other.mean)]
-    return summary is not None and summary.mean in means and summary.mean == min(means) < max(means)
-
-
-def _cell(summary: Summary | None, decimals: int) -> list[str]:
-    """The lines of one cell."""
-    if summary is None:
-        return [MISSING]
-    if math.isnan(summary.mean):  # the value of at least one seed is NaN
-        return ["not finite"]
-    mean, median, low, high = (
-        f"{value:,.{decimals}f}" for value in (summary.mean, summary.median, summary.minimum, summary.maximum)
-    )
-    lines = [mean if summary.std is None else f"{mean} ± {summary.std:,.{decimals}f}"]
-    swings = summary.count >= MANY_SEEDS and summary.minimum < summary.maximum
-    return [*lines, median, f"[{low}, {high}]"] if swings else lines
 
 
 def _caption(records: Sequence[Record]) -> str:

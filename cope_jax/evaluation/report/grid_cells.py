@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ class Column(NamedTuple):
 
 
 IN, OUT = "in distribution", "out of distribution"
+
+MANY_SEEDS = 3
+"""From this number of seeds on, a comparison also shows median, best and worst."""
 
 RANK = "mean rank"
 """The heading of the column of mean ranks."""
@@ -83,7 +86,7 @@ def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
         rows,
         fixed,
         unit,
-        {view: cells_of(columns, unit) for view, columns in views.items()},
+        {view: cells_of(columns, unit) | _ranks(columns) for view, columns in views.items()},
         {view: _conditions(columns, fixed, unit) for view, columns in views.items()},
     )
 
@@ -101,44 +104,70 @@ def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
         known += [] if row["split"] in known else [row["split"]]
     if len(splits) == 1:
         (names,) = splits.values()
-        return {"all splits": {words(name): _column(rows, [name]) for name in names}}
+        return {"all splits": {words(name): column_of(rows, [name]) for name in names}}
     views: dict[str, dict[str, Column]] = {IN: {}, OUT: {}}
     for setting, names in splits.items():
         selected = [row for row in rows if row["setting"] == setting]
-        views[IN][setting] = _column(selected, names[:1])
-        views[OUT][setting] = _column(selected, names[1:] or names)
+        views[IN][setting] = column_of(selected, names[:1])
+        views[OUT][setting] = column_of(selected, names[1:] or names)
     return views
 
 
-def _column(rows: Sequence[Record], splits: Sequence[str]) -> Column:
+def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     """The mean error over splits, of each encoding and seed."""
     values_of: dict[str, dict[int, list[float]]] = {}
     examples: dict[str, int] = {}
     for row in rows:
         if row["split"] in splits:
             values_of.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
-            examples[row["split"]] = row["examples"]
+            examples[row["split"]] = row.get("examples", 0)
     errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in values_of.items()}
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
     return Column(errors, sum(examples.values()) if bounded else None)
 
 
-def cells_of(columns: Mapping[str, Column], unit: Unit) -> dict[str, dict[str, Cell]]:
-    """The cell of each column and encoding, and the column of mean ranks."""
+def best_shown(column: Column) -> set[str]:
+    """The encodings that no other is shown to be better than, in a column with any difference."""
+    return significance.indistinguishable(column.errors, column.examples)
+
+
+def lowest(column: Column) -> set[str]:
+    """The encodings with the lowest mean, in a column with any difference."""
+    means = {name: fmean(seeds.values()) for name, seeds in column.errors.items()}
+    known = [mean for mean in means.values() if not math.isnan(mean)]
+    return {name for name, mean in means.items() if known and mean == min(known) < max(known)}
+
+
+def cells_of(
+    columns: Mapping[str, Column],
+    unit: Unit,
+    best: Callable[[Column], set[str]] = best_shown,
+    spread: bool = False,
+) -> dict[str, dict[str, Cell]]:
+    """The cell of each column and encoding.
+
+    Args:
+      columns: the columns, by heading.
+      unit: of all errors.
+      best: returns the best encodings of a column.
+      spread: whether cells of at least `MANY_SEEDS` seeds also show median, best and worst.
+    """
     cells = {}
-    for column, (errors, examples) in columns.items():
-        best = significance.indistinguishable(errors, examples)
-        decimals = unit.places(unit.scale * fmean(seeds.values()) for seeds in errors.values())
-        cells[column] = {name: _cell(seeds, name in best, unit, decimals) for name, seeds in errors.items()}
-    return cells | _ranks({column: entry.errors for column, entry in columns.items()})
+    for heading, column in columns.items():
+        marked = best(column)
+        decimals = unit.places(unit.scale * fmean(seeds.values()) for seeds in column.errors.values())
+        cells[heading] = {
+            name: _cell(seeds, name in marked, unit, decimals, spread) for name, seeds in column.errors.items()
+        }
+    return cells
 
 
-def _ranks(columns: Mapping[str, Errors]) -> dict[str, dict[str, Cell]]:
+def _ranks(columns: Mapping[str, Column]) -> dict[str, dict[str, Cell]]:
     """The column of mean ranks, of the encodings that all columns have; {} for a single column."""
-    common = set.intersection(*(set(errors) for errors in columns.values()))
+    common = set.intersection(*(set(column.errors) for column in columns.values()))
     means = {
-        column: {name: fmean(errors[name].values()) for name in errors if name in common}
-        for column, errors in columns.items()
+        heading: {name: fmean(seeds.values()) for name, seeds in column.errors.items() if name in common}
+        for heading, column in columns.items()
     }
     if len(columns) < 2 or len(common) < 2:
         return {}
@@ -155,12 +184,15 @@ def _ranks(columns: Mapping[str, Errors]) -> dict[str, dict[str, Cell]]:
     }
 
 
-def _cell(seeds: Mapping[int, float], best: bool, unit: Unit, decimals: int) -> Cell:
+def _cell(seeds: Mapping[int, float], best: bool, unit: Unit, decimals: int, spread: bool) -> Cell:
     values = [seeds[seed] for seed in sorted(seeds)]
     mean = fmean(values)
     if not math.isfinite(mean):
         return Cell(None, "not finite", "A loss was not finite.", few=True)
-    shown = [mean, stdev(values)] if len(values) > 1 else [mean]
+
+    def figure(value: float) -> str:
+        return f"{unit.scale * value:,.{decimals}f}"
+
     symbol = unit.suffix(" ")
     lines = [f"mean {unit.scale * mean:.3g}{symbol}, median {unit.scale * median(values):.3g}{symbol}"]
     lines.append(f"worst {unit.scale * max(values):.3g}{symbol}, best {unit.scale * min(values):.3g}{symbol}")
@@ -171,7 +203,9 @@ def _cell(seeds: Mapping[int, float], best: bool, unit: Unit, decimals: int) -> 
             f"(95 % interval: {100 * share.low:.0f} to {100 * share.high:.0f} %)"
         )
     lines.append("seeds: " + ", ".join(f"{unit.scale * value:.3g}" for value in values[:25]))
-    text = " ± ".join(f"{unit.scale * value:,.{decimals}f}" for value in shown)
+    text = " ± ".join(map(figure, [mean, stdev(values)] if len(values) > 1 else [mean]))
+    if spread and len(values) >= MANY_SEEDS and min(values) < max(values):
+        text += f"\n{figure(median(values))}\n[{figure(min(values))}, {figure(max(values))}]"
     return Cell(mean, text, "\n".join(lines), best, len(seeds) < significance.LEAST)
 
 

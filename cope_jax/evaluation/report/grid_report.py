@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cope_jax.evaluation.report import grid_cells, grid_table, page
+from cope_jax.evaluation.report import grid_cells, page, results_table
 from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.grid import Grid, State
@@ -51,7 +51,7 @@ def write(
     line = "; ".join([*filter(None, facts), page.versions(grid.environment(state.finished))])
     rows = ({**row, "setting": names[row["setting"]]} for row in curves(grid, state.finished))
     written = page.write(grid.workdir / "report.html", title, tables, rows, runs, line)
-    return tables, [written, write_atomically(grid.workdir / "table.tex", grid_table.latex(tables))]
+    return tables, [written, write_atomically(grid.workdir / "table.tex", results_table.latex(tables))]
 
 
 def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:

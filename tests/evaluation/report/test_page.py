@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import grid_cells, grid_table, page, page_charts
+from cope_jax.evaluation.report import grid_cells, page, page_charts, results_table
 from cope_jax.evaluation.report.plots import error_by_length
 from tests.evaluation.browser import browse, needs_browser
 
@@ -92,7 +92,7 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
 
 
 def test_the_tables_as_markdown():
-    lines = grid_table.markdown(known(rows())).splitlines()
+    lines = results_table.markdown(known(rows())).splitlines()
     assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack &lt;b> | mean rank |"]
     assert lines[4:6] == [
         "| `cope` | **0.0 ± 0.0** | 20.0 ± 8.2 | 1.2 |",
@@ -106,7 +106,7 @@ def test_the_tables_as_markdown():
 
 def test_the_tables_for_latex(tmp_path):
     changed = [row | {"encoding": row["encoding"].replace("rope", "my_rope")} for row in rows()]
-    first, second, third = grid_table.latex(known(changed)).split("\n\n")
+    first, second, third = results_table.latex(known(changed)).split("\n\n")
     assert (first, third.splitlines()[:2]) == (r"% needs \usepackage{booktabs}", [r"\begin{table}", r"\centering"])
     assert second.splitlines()[2].startswith(r"\caption{Errors, in distribution. Mean")
     assert second.splitlines()[2].endswith("The errors are token error: recall, stack <b>.}")
@@ -126,7 +126,7 @@ def test_the_tables_for_latex(tmp_path):
 
 
 def test_the_tables_as_a_picture():
-    left, right = grid_table.picture(known(rows()), "A grid").axes
+    left, right = results_table.picture(known(rows()), "A grid").axes
     assert [axes.get_title() for axes in (left, right)] == list(VIEWS)
     texts = {text.get_position(): (text.get_text(), text.get_fontweight()) for text in left.texts}
     assert texts == {

@@ -1,6 +1,7 @@
 """The tables of a grid, encodings by settings, as Markdown, as LaTeX and as a picture."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import rc_context
@@ -14,14 +15,15 @@ from cope_jax.evaluation.report.table import MISSING, Table, escaped, words
 
 def markdown(tables: Tables) -> str:
     """The tables of errors as GitHub Markdown, with a legend."""
-    parts = [_table(tables, view, "`").markdown() for view in tables.cells]
+    parts = [results_table(view, tables.encodings, columns, "`").markdown() for view, columns in tables.cells.items()]
     return "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {escaped(_metrics(tables))}"]) + "\n"
 
 
 def latex(tables: Tables) -> str:
     """The tables of errors for LaTeX's package booktabs, each with a caption."""
     parts = ["% needs \\usepackage{booktabs}"]
-    for table in (_table(tables, view) for view in tables.cells):
+    for view, columns in tables.cells.items():
+        table = results_table(view, tables.encodings, columns)
         caption = _latex(f"Errors, {table.title}. {legend(tables.unit, 'Bold')} {_metrics(tables)}")
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}", r"\toprule"]
@@ -45,13 +47,12 @@ def _metrics(tables: Tables) -> str:
     return f"The errors are {'; '.join(named)}."
 
 
-def _table(tables: Tables, view: str, quote: str = "") -> Table:
-    """One of the tables, with `quote` around the names of encodings."""
-    columns = tables.cells[view]
-    cells = [[column.get(name) for column in columns.values()] for name in tables.encodings]
-    rows = [[f"{quote}{n}{quote}", *map(_text, row)] for n, row in zip(tables.encodings, cells, strict=True)]
+def results_table(title: str, rows: Sequence[str], columns: Mapping[str, Mapping[str, Cell]], quote: str = "") -> Table:
+    """A row for each encoding, with `quote` around its name, and a column of cells by encoding for each heading."""
+    cells = [[column.get(name) for column in columns.values()] for name in rows]
+    texts = [[f"{quote}{name}{quote}", *map(_text, row)] for name, row in zip(rows, cells, strict=True)]
     bold = {(n, m) for n, row in enumerate(cells) for m, cell in enumerate(row, start=1) if cell and cell.best}
-    return Table(view, ["encoding", *columns], rows, bold=bold)
+    return Table(title, ["encoding", *columns], texts, bold=bold)
 
 
 @rc_context(STYLE)
