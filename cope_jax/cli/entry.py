@@ -1,13 +1,11 @@
 """Starts every command, and parses its flags."""
 
 import contextlib
-import hashlib
 import importlib
 import io
 import itertools
 import os
 import pkgutil
-import platform
 import re
 import resource
 import signal
@@ -27,8 +25,9 @@ from cope_jax.cli.exits import clear_errors, no_late_words, one_line
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.registry import check_plain_numbers, unknown
-from cope_jax.storage.files import cache_folder, in_bucket, private_folder
+from cope_jax.storage.files import in_bucket
 from cope_jax.storage.mirror import mirrored
+from cope_jax.storage.programs import keep_programs
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
@@ -194,38 +193,6 @@ def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
             for folder, url in urls.items() if not full else ():
                 error.args = tuple(str(text).replace(folder, url) for text in error.args)
             raise
-
-
-def keep_programs() -> None:
-    """Keeps compiled programs in the user's cache folder, so that the next run of a command starts sooner.
-
-    JAX's own settings, such as JAX_COMPILATION_CACHE_DIR, take precedence. Each kind of CPU has its own folder, because
-    a program for another CPU may end with an illegal instruction. In a folder that another user could change, nothing
-    is kept, because programs are run, and a line says so, also for the C++ library for attention, which lies there too.
-    """
-    folder = cache_folder()
-    if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
-        path = folder / "programs" / kind_of_cpu()
-        with contextlib.suppress(OSError):  # it cannot be created
-            if reason := private_folder(path):
-                print(
-                    f"warning: {reason}, so no compiled programs are kept, and attention runs without its C++ library: "
-                    "remove their access, or set XDG_CACHE_HOME to a folder of your own",
-                    file=sys.stderr,
-                )
-            else:
-                jax.config.update("jax_compilation_cache_dir", str(path))
-                os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)  # for processes that this one starts
-
-
-def kind_of_cpu() -> str:
-    """A name for what the CPU can do: its architecture and, on Linux, a digest of its model and features."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    return f"{platform.machine()}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 
 def help_text(module: str, argv: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 IN_USE = 75
 """The exit status if another process trains the cell."""
 
-STATUS = {ConfigError: 2, NonFiniteError: 3, StorageError: 4}
+STATUS: dict[type[Exception], int] = {ConfigError: 2, NonFiniteError: 3, StorageError: 4}
 """The exit status of each error that ends a run with one line."""
 
 
@@ -59,8 +59,10 @@ def _train(cell: "Cell", folder: Path, commit: str | None) -> int:
     from cope_jax.runs import records
     from cope_jax.runs.experiment import Experiment
     from cope_jax.runs.workdir import Workdir
+    from cope_jax.storage.programs import keep_programs
     from cope_jax.training.preemption import Interrupted
 
+    keep_programs()
     try:
         experiment = Experiment(cell.config, Workdir(folder).create_task(cell.config))
         environment = {**records.environment(), "commit": commit}
