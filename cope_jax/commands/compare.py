@@ -29,8 +29,7 @@ from cope_jax.cli.flag_values import read_names
 from cope_jax.evaluation.report import comparison, grid_report, plots
 from cope_jax.evaluation.report.table import console
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.grid import cell as cells
-from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.cell import Cell, plan
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.workdir import Workdir
 from cope_jax.storage.files import write_atomically
@@ -60,26 +59,25 @@ def main() -> None:
     """Trains the cells that are not finished, then shows all results."""
     config, workdir = entry.read_config(_CONFIG.value), Path(_WORKDIR.value)
     known = functools.partial(encodings.EncodingConfig.parse, defaults=config.encodings)
-    configs = {
-        label: dataclasses.replace(config, encoding=label) for label in read_names("encodings", _ENCODINGS.value, known)
-    }
+    labels = read_names("encodings", _ENCODINGS.value, known)
+    configs = {label: dataclasses.replace(config, encoding=label) for label in labels}
     distributed.join()
     task = tasks.create(config.task.name, **config.task.options)
-    for config_of_cell in configs.values():  # finds all mistakes in the config before training starts
-        Experiment.check(config_of_cell, task)
+    for of_label in configs.values():  # finds all mistakes in the config before training starts
+        Experiment.check(of_label, task)
     # On a CPU, vmap over seeds is slower than one seed after the other.
     width = config.seeds_side_by_side or (1 if jax.default_backend() == "cpu" else _SEEDS.value)
+    planned = functools.partial(plan, configs, _SEEDS.value, width, workdir)
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
             if first:
                 stack.enter_context(Workdir(workdir).locked())
-                # Before the workdir is taken for this config.
-                Grid(workdir, cells.plan(configs, _SEEDS.value, width, workdir)).state()
+                Grid(workdir, planned()).state()  # before the workdir is taken for this config
                 Workdir(workdir).open(config)
                 if task.origin():
                     print(f"{task.name}: {task.origin()}")
         Workdir(workdir).follow_first()
-        grid = Grid(workdir, cells.plan(configs, _SEEDS.value, width, workdir))
+        grid = Grid(workdir, planned())
         grid.train(jobs.number(len(grid.cells)), finished=grid.write_results if first else None)
         if first:
             show(grid, config, task)
@@ -93,17 +91,17 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
     paths.append(write_atomically(grid.workdir / "table.md", comparison.markdown(task, records, labels, paper)))
     title = ", ".join(filter(None, (task.name, config.variant)))
     _, (page, latex) = grid_report.write(grid, grid.state(), {"": task}, command, title)
-    curves = list(grid_report.curves(grid, grid.cells))
-    drawn, skipped = plots.write_plots(grid.workdir, task, records, curves, labels, config.model.name)
+    curves, model = list(grid_report.curves(grid, grid.cells)), config.model.name
+    drawn, skipped = plots.write_plots(grid.workdir, task, records, curves, labels, model)
     out = console()
     out.print(comparison.table(task, records, labels, paper=paper).rich())
     out.print(*map(shown, [*paths, latex, *drawn]), *skipped, sep="\n", soft_wrap=True, highlight=False)
     out.print(f"all results as a page: {shown(page)}", soft_wrap=True, highlight=False)
     displayed = {cell.folder(grid.workdir).parent.name for cell in grid.cells}
     if others := {path.parts[-3] for path in grid.workdir.glob("cells/*/*/result.json")} - displayed:
-        names = ", ".join(sorted(others))
-        print(f"finished in {shown(grid.workdir)} but not shown: {names} (name them in --encodings too)")
-    outputs.name_next(grid.cells[0].folder(grid.workdir), config.model.name)
+        line = f"but not shown: {', '.join(sorted(others))} (name them in --encodings too)"
+        print(f"finished in {shown(grid.workdir)} {line}")
+    outputs.name_next(grid.cells[0].folder(grid.workdir), model)
 
 
 def command(cell: Cell) -> str:
@@ -114,8 +112,8 @@ def command(cell: Cell) -> str:
     fields = {**config_flags.get_override_values(flag), "encoding": cell.label}
     given = [f"--config={config_flags.get_config_filename(flag)}"]
     given += [f"--config.{name}={value}" for name, value in fields.items()]
-    folder = cell.folder(Path(_WORKDIR.value))
-    return shlex.join(["python", "-m", "cope_jax", "train", *given, f"--seed={cell.seeds[0]}", f"--workdir={folder}"])
+    given += [f"--seed={cell.seeds[0]}", f"--workdir={cell.folder(Path(_WORKDIR.value))}"]
+    return shlex.join(["python", "-m", "cope_jax", "train", *given])
 
 
 def is_changed() -> bool:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from cope_jax import tasks
 from cope_jax.evaluation.report import grid_cells, page, results_table
 from cope_jax.evaluation.report.grid_cells import Tables
+from cope_jax.evaluation.report.plot_style import save
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.grid import Grid, State
 from cope_jax.runs.records import Record
@@ -18,7 +20,7 @@ from cope_jax.training.metrics import read_curves
 def write(
     grid: Grid,
     state: State,
-    tasks: Mapping[str, Task],
+    task_of: Mapping[str, Task],
     command: Callable[[Cell], str],
     title: str,
     facts: tuple[str, ...] = (),
@@ -28,14 +30,18 @@ def write(
     Args:
       grid: the grid.
       state: the state of the cells to show.
-      tasks: the task of each setting.
+      task_of: the task of each setting.
       command: returns the command that trains a cell.
       title: the heading of the page.
       facts: what the page says in addition to versions.
     """
-    names = {setting: setting or task.name for setting, task in tasks.items()}
-    records = [{**row, "setting": row.get("setting") or names[""]} for row in grid.records(state.finished)]
-    tables = grid_cells.create(records, {names[setting]: task for setting, task in tasks.items()})
+    names = {setting: setting or task.name for setting, task in task_of.items()}
+    records = [
+        {**row, "setting": names[cell.setting], "encoding": cell.label}
+        for cell in state.finished
+        for row in grid.records([cell])
+    ]
+    tables = grid_cells.create(records, {names[setting]: task for setting, task in task_of.items()})
     runs = [
         page.PageRun(
             names.get(cell.setting, cell.setting),
@@ -52,6 +58,23 @@ def write(
     rows = ({**row, "setting": names[row["setting"]]} for row in curves(grid, state.finished))
     written = page.write(grid.workdir / "report.html", title, tables, rows, runs, line)
     return tables, [written, write_atomically(grid.workdir / "table.tex", results_table.latex(tables))]
+
+
+def write_all(grid: Grid, state: State, command: Callable[[Cell], str], budget: str = "") -> list[Path]:
+    """Writes the results of all finished cells, and returns the paths, first that of the page.
+
+    The files are report.html, results.json, results.csv, table.tex, table.md and table.png. `budget` says what was
+    searched.
+    """
+    settings = {cell.setting: cell.config.task for cell in state.finished}
+    made = {setting: tasks.create(task.name, **task.options) for setting, task in settings.items()}
+    total = len(state.finished) + len(state.failed) + len(state.left)
+    facts = (f"{len(state.finished)} of {total} cells finished, {len(state.failed)} failed", budget)
+    title = grid.workdir.resolve().name
+    tables, (page, latex) = write(grid, state, made, command, title, facts)
+    text = write_atomically(grid.workdir / "table.md", results_table.markdown(tables))
+    picture = save(results_table.picture(tables, title), grid.workdir / "table.png")
+    return [page, *grid.write_results(), latex, text, picture]
 
 
 def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:

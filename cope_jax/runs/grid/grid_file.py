@@ -5,8 +5,19 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+import cope_jax
 from cope_jax.errors import ConfigError
+from cope_jax.registry import unknown
 from cope_jax.runs.grid.cell import Cell
+
+
+def find(name: str) -> str:
+    """The path of a grid that is given by its name in experiments/grids, or by its path."""
+    folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
+    known = {file.stem: str(file) for file in folder.glob("*.py")}
+    if name not in known and not Path(name).is_file() and "/" not in name and not name.endswith(".py"):
+        raise ConfigError(f"{unknown('grid', name, known)}; or give the path of a grid file, such as ./{name}.py")
+    return known.get(name, name)
 
 
 def read(path: str) -> list[Cell]:
