@@ -89,9 +89,9 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
     records, paths = grid.records(), grid.write_results()
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(grid.workdir / "table.md", comparison.markdown(task, records, labels, paper)))
-    title = ", ".join(filter(None, (task.name, config.variant)))
+    model, title = config.model.name, ", ".join(filter(None, (task.name, config.variant)))
     _, (page, latex) = grid_report.write(grid, grid.state(), {"": task}, command, title)
-    curves, model = list(grid_report.curves(grid, grid.cells)), config.model.name
+    curves = list(grid_report.curves(grid, grid.cells))
     drawn, skipped = plots.write_plots(grid.workdir, task, records, curves, labels, model)
     out = console()
     out.print(comparison.table(task, records, labels, paper=paper).rich())
@@ -118,5 +118,5 @@ def command(cell: Cell) -> str:
 
 def is_changed() -> bool:
     """Whether flags change the recipe of the config file. If so, results are not comparable with the paper's."""
-    changed = config_flags.get_override_values(flags.FLAGS["config"])
-    return not all(re.fullmatch(SAME_RECIPE, name) for name in changed)
+    names = config_flags.get_override_values(flags.FLAGS["config"])
+    return not all(re.fullmatch(SAME_RECIPE, name) for name in names)
