@@ -82,8 +82,8 @@ def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Read
 def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
     """The number of texts, their size in UTF-8 bytes, and a digest of the texts in their order.
 
-    >>> found = fingerprint(["ab", "c"])
-    >>> found["documents"], found["bytes"], found["sha256"][:8]
+    >>> content = fingerprint(["ab", "c"])
+    >>> content["documents"], content["bytes"], content["sha256"][:8]
     (2, 3, 'eb508569')
     """
     documents, octets, digest = 0, 0, hashlib.sha256()

@@ -181,8 +181,8 @@ def deciding_options(config: Any) -> dict[str, Any]:
     """The options that decide what a model computes, by flag name without `config.model.`.
 
     >>> from cope_jax.models.decoder import DecoderOptions
-    >>> found = deciding_options(DecoderOptions())
-    >>> found["num_layers"], found["block.num_kv_heads"], "block.dropout" in found
+    >>> decisive = deciding_options(DecoderOptions())
+    >>> decisive["num_layers"], decisive["block.num_kv_heads"], "block.dropout" in decisive
     (2, 2, False)
     """
     others = {"name", "layout", "encoding", "vocab_size", "max_length", "block"}

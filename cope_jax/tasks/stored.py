@@ -137,7 +137,7 @@ class WordTask(StoredTask):
     A subclass passes to `__init__`:
 
       vocabulary: the words to predict.
-      fields: a dict from each split to its fields, arrays `[N]` by name, which are cut into windows.
+      fields: maps each split to its fields, arrays `[N]` by name, which are cut into windows.
     """
 
     def __init__(self, config: Any, vocabulary: Vocabulary, fields: Mapping[str, Mapping[str, np.ndarray]]):

@@ -75,7 +75,7 @@ class Task(Persistent, abc.ABC):
     A subclass passes to `__init__`:
 
       vocab_size: the number of different tokens to predict.
-      lengths: a dict from each split, "train" first, to L, the number of inputs of a padded sequence.
+      lengths: maps each split, "train" first, to L, the number of inputs of a padded sequence.
 
     Attributes:
       abilities: what the task measures, names in `ABILITIES`; empty for tasks of real data.

@@ -105,8 +105,9 @@ def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
     - "digit": the piece has a digit.
     - "bracket": the piece has one of ( ) [ ] { }.
 
-    >>> found = features(["It", " is", " 3", ".", "5", " m", ".", "\n", "So"])
-    >>> [np.flatnonzero(found[name]).tolist() for name in ("word start", "sentence end", "punctuation", "digit")]
+    >>> rows = features(["It", " is", " 3", ".", "5", " m", ".", "\n", "So"])
+    >>> names = ("word start", "sentence end", "punctuation", "digit")
+    >>> [np.flatnonzero(rows[name]).tolist() for name in names]
     [[0, 1, 2, 4, 5, 8], [6], [3, 6], [2, 4]]
     """
     befores = ["", *(piece[-1:] for piece in parts)]

@@ -78,8 +78,9 @@ def difference(
     where p and q are the mean errors, each with one more wrong and one more right example. It is 1
     if the encoding of the lower mean has the higher ranks.
 
-    >>> found = difference(dict(enumerate([0.5, 0.6, 0.55, 0.5])), dict(enumerate([0.1, 0.1, 0.12, 0.0])), examples=500)
-    >>> round(found.mean, 4), round(found.p, 3)
+    >>> first, second = [0.5, 0.6, 0.55, 0.5], [0.1, 0.1, 0.12, 0.0]
+    >>> compared = difference(dict(enumerate(first)), dict(enumerate(second)), examples=500)
+    >>> round(compared.mean, 4), round(compared.p, 3)
     (0.4575, 0.029)
 
     Args:
