@@ -23,9 +23,10 @@ def given() -> int | None:
 
 
 def number(cells: int, default: int | None = None) -> int:
-    """The number of cells to train at the same time, of `cells` in all; `default` replaces the number of cores.
+    """How many of `cells` cells train at a time; `default` replaces the number of cores.
 
-    The shares of the cores depend only on the command and the machine, so a resumed cell has as many threads.
+    The shares of the cores depend only on the command and the machine, so a resumed cell has as
+    many threads.
 
     Raises:
       ConfigError: more than one job on an accelerator, or in one of several processes.

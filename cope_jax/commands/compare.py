@@ -1,14 +1,14 @@
-r"""Compares encodings on one task: trains each with several seeds, and shows errors in a table and plots.
+r"""Compares encodings on one task, each with several seeds, and shows errors in a table and plots.
 
 cope-jax compare --config=quick --encodings=cope,rope,relative,learned --seeds=1 --workdir=runs/quick
 
-Every finished cell (an encoding with a seed) is kept, and the others keep their newest checkpoint. After an
-interruption, the same command resumes and gives the same numbers. You can add encodings and seeds later. The table and
-plots show only the encodings and seeds that the command names.
+Every finished cell (an encoding with a seed) is kept, and the others keep their newest checkpoint.
+After an interruption, the same command resumes and gives the same numbers. You can add encodings
+and seeds later. The table and plots show only the encodings and seeds that the command names.
 
-Writes report.html, a page with all results, results.json, results.csv, table.md, table.tex and plots into the workdir.
-The folder of a cell is cells/ENCODING/seed_N, or seeds_M-N for seeds that are trained together. cope-jax evaluate
-and cope-jax inspect accept this folder in --model.
+Writes report.html, a page with all results, results.json, results.csv, table.md, table.tex and
+plots into the workdir. The folder of a cell is cells/ENCODING/seed_N, or seeds_M-N for seeds that
+are trained together. cope-jax evaluate and cope-jax inspect accept this folder in --model.
 """
 
 import contextlib

@@ -3,10 +3,10 @@ r"""Trains all cells of a grid, on this machine or on many, and shows all result
 cope-jax sweep --grid=abilities --workdir=runs/abilities --dry_run
 cope-jax sweep --grid=experiments/grids/abilities.py --workdir=runs/abilities
 
-A grid file yields cells: a config and a seed each. A cell trains in a process of its own, in the folder
-SETTING/cells/ENCODING/seed_N. These folders show what is finished, so you can interrupt the command at any time and
-rerun it, also with another engine. A cell that fails does not stop the others; --only_failed trains such cells again.
-More is in docs/grids.md.
+A grid file yields cells: a config and a seed each. A cell trains in a process of its own, in the
+folder SETTING/cells/ENCODING/seed_N. These folders show what is finished, so you can interrupt the
+command at any time and rerun it, also with another engine. A cell that fails does not stop the
+others; --only_failed trains such cells again. More is in docs/grids.md.
 """
 
 import contextlib

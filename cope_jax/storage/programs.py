@@ -13,11 +13,12 @@ from cope_jax.storage.files import cache_folder, private_folder
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in the user's cache folder, so that the next run of a command starts sooner.
+    """Keeps compiled programs in the user's cache folder, so that the next command starts sooner.
 
-    JAX's own settings, such as JAX_COMPILATION_CACHE_DIR, take precedence. Each kind of CPU has its own folder, because
-    a program for another CPU may end with an illegal instruction. In a folder that another user could change, nothing
-    is kept, because programs are run, and a line says so, also for the C++ library for attention, which lies there too.
+    JAX's own settings, such as JAX_COMPILATION_CACHE_DIR, take precedence. Each kind of CPU has its
+    own folder, because a program for another CPU may end with an illegal instruction. In a folder
+    that another user could change, nothing is kept, because programs are run, and a line says so,
+    also for the C++ library for attention, which lies there too.
     """
     folder = cache_folder()
     if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:

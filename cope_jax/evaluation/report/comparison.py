@@ -27,10 +27,10 @@ def table(
 ) -> Table:
     """The comparison as a table: a row for each encoding, a column for each evaluation split.
 
-    A cell shows mean ± std over seeds, with errors in per cent. With three or more seeds it also shows median and
-    [best, worst], because errors out of distribution vary strongly between seeds. The best cell of each column is bold.
-    If `metric` is None, the table shows the task's headline metric. The paper's result of an encoding is in the row
-    below the measured result.
+    A cell shows mean ± std over seeds, with errors in per cent. With three or more seeds it also
+    shows median and [best, worst], because errors out of distribution vary strongly between seeds.
+    The best cell of each column is bold. If `metric` is None, the table shows the task's headline
+    metric. The paper's result of an encoding is in the row below the measured result.
     """
     metric, paper = metric or task.metric, paper or {}
     unit, splits = unit_of(metric), task.evaluation_splits
@@ -56,19 +56,20 @@ def table(
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
-    """The comparison as GitHub Markdown: the `table` of the headline metric, then of each metric with other values."""
+    """The comparison as Markdown: the `table` of the headline metric, then of other metrics."""
     values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper)]
     for metric in task.other_metrics:
         own = [record["value"] for record in select(records, metric=metric)]
-        # If each sequence has one token to predict, both errors are equal; for words, both perplexities are equal.
+        # If each sequence has one token to predict, both errors are equal; for words, both
+        # perplexities are equal.
         if metric != task.metric and own and own != values:
             parts.append(_markdown_table(task, records, encodings, metric))
     return "\n\n".join([*parts, "Bold: the lowest mean of the column."]) + "\n"
 
 
 def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:
-    """Prints a title and a table of metrics by seed and evaluation split (errors in %, losses in nats)."""
+    """Prints a table of metrics by seed and evaluation split (errors in %, losses in nats)."""
     metrics = list(dict.fromkeys(record["metric"] for record in records))
     metrics.sort(key=lambda metric: not metric.endswith("error"))
     seeds = list(dict.fromkeys(record["seed"] for record in records))
@@ -84,12 +85,12 @@ def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:
         headings = ["seed", *headings]
         rows = [[str(seed), *row] for (seed, _), row in zip(names, rows, strict=True)]
     out = console()
-    out.print(title, markup=False, soft_wrap=True)  # not the table's own, which would be broken at its width
+    out.print(title, markup=False, soft_wrap=True)  # the table's own would be broken
     out.print(Table("", headings, rows, text_columns=len(headings) - len(metrics)).rich())
 
 
 def _column(records: Sequence[Record], metric: str, names: Sequence[tuple[int, str]]) -> list[str]:
-    """Formats the value of a metric for each (seed, split) in `names`, all with the same number of decimals."""
+    """Formats a metric for each (seed, split) in `names`, all with the same number of decimals."""
     unit = unit_of(metric)
     values = {(row["seed"], row["split"]): unit.scale * row["value"] for row in select(records, metric=metric)}
     decimals = unit.places(values[name] for name in names if name in values)

@@ -63,8 +63,8 @@ def write(
 def write_all(grid: Grid, state: State, command: Callable[[Cell], str], budget: str = "") -> list[Path]:
     """Writes the results of all finished cells, and returns the paths, first that of the page.
 
-    The files are report.html, results.json, results.csv, table.tex, table.md and table.png. `budget` says what was
-    searched.
+    The files are report.html, results.json, results.csv, table.tex, table.md and table.png.
+    `budget` says what was searched.
     """
     settings = {cell.setting: cell.config.task for cell in state.finished}
     made = {setting: tasks.create(task.name, **task.options) for setting, task in settings.items()}

@@ -48,7 +48,7 @@ def _metrics(tables: Tables) -> str:
 
 
 def results_table(title: str, rows: Sequence[str], columns: Mapping[str, Mapping[str, Cell]], quote: str = "") -> Table:
-    """A row for each encoding, with `quote` around its name, and a column of cells by encoding for each heading."""
+    """A row for each name, with `quote` around it, and a column of cells for each heading."""
     cells = [[column.get(name) for column in columns.values()] for name in rows]
     texts = [[f"{quote}{name}{quote}", *map(_text, row)] for name, row in zip(rows, cells, strict=True)]
     bold = {(n, m) for n, row in enumerate(cells) for m, cell in enumerate(row, start=1) if cell and cell.best}

@@ -1,1 +1,1 @@
-"""Trains many runs: cells, the plan of what is missing, engines that train it, and the search of learning rates."""
+"""Trains many runs: cells, what is missing, engines that train it, and the search of rates."""

@@ -25,10 +25,12 @@ class Cell:
     Attributes:
       config: the config of the run.
       seeds: the seeds; one program trains them together.
-      setting: the name of the column. All cells of a setting have the same task. "" if the grid has only one setting.
+      setting: the name of the column. All cells of a setting have the same task. "" if the grid has
+        only one setting.
       label: the name of the row; if empty, the encoding.
-      search: values to try for some fields, by their dotted paths, such as {"optimizer.learning_rate": (1e-3, 3e-3)}.
-        One trial for each combination runs before the cells of a setting and row: see `cope_jax.runs.grid.search`.
+      search: values to try for some fields, by their dotted paths, such as
+        {"optimizer.learning_rate": (1e-3, 3e-3)}. One trial for each combination runs before the
+        cells of a setting and row: see `cope_jax.runs.grid.search`.
 
     Raises:
       ConfigError: a value has the wrong type, or a name has no letter or digit.
@@ -102,9 +104,11 @@ def folder_name(label: str) -> str:
 
 
 def plan(configs: Mapping[str, ExperimentConfig], seeds: int, width: int, workdir: Path) -> list[Cell]:
-    """Lists the cells of each config, by label; the cells of one label together have the seeds from 0 to `seeds` − 1.
+    """Lists the cells of each config, by label.
 
-    The list has the cells that are already in the workdir, and new cells of at most `width` seeds for all other seeds.
+    The cells of one label together have the seeds from 0 to `seeds` − 1.
+    The list has the cells that are already in the workdir, and new cells of at most `width` seeds
+    for all other seeds.
     """
     cells = []
     for label, config in configs.items():

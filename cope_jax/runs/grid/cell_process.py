@@ -1,4 +1,4 @@
-"""Trains a cell in a process of its own, from any process or machine, with a log, a time limit, and its failure."""
+"""Trains a cell in a process of its own, with a log, a time limit, and its failure."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from cope_jax.runs.grid.worker import IN_USE
 from cope_jax.storage.mirror import unlink
 
 FAILED = "failed.json"
-"""The file in the folder of a cell that failed, with the last line that it printed and its exit status."""
+"""The file of a cell that failed, with the last line that it printed and its exit status."""
 LOG = "log.txt"
 GRACE = 60.0
 """Seconds that a cell has to save a checkpoint before it is killed."""
@@ -25,7 +25,7 @@ _STOPPED = (IN_USE, 128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What an engine runs: a cell and what it needs, as plain values that can be sent to another machine.
+    """A cell and what it needs, as plain values that can be sent to another machine.
 
     Attributes:
       folder: the workdir of the cell.
@@ -47,14 +47,15 @@ class Job:
 
 
 def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
-    """Runs a cell to its end and returns None, or the last line of what it printed if it failed or was stopped.
+    """Runs a cell to its end. Returns None, or its last line if it failed or was stopped.
 
-    A failure is also written to failed.json. A stop is not, because the cell resumes, and neither is a folder that
-    another process uses, which may finish the cell. The output is in log.txt.
+    A failure is also written to failed.json. A stop is not, because the cell resumes, and neither
+    is a folder that another process uses, which may finish the cell. The output is in log.txt.
 
     Args:
       job: the cell.
-      stopped: whether to stop now. The cell then saves a checkpoint. KeyboardInterrupt stops it in the same way.
+      stopped: whether to stop now. The cell then saves a checkpoint. KeyboardInterrupt stops it in
+        the same way.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     unlink(job.folder / FAILED)
@@ -68,7 +69,8 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # so that Ctrl-C on the terminal reaches only this process, which then stops it
+            # So that Ctrl-C on the terminal reaches only this process, which then stops it.
+            start_new_session=True,
             cwd=job.cwd,
         ) as process,
     ):

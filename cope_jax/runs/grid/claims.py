@@ -1,4 +1,4 @@
-"""Cores and GPUs of this machine that one process claims for itself, and the lock of a run that still saves."""
+"""Cores and GPUs that a process claims for itself, and the lock of a run that still saves."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ WAITS = "waits for cores or GPUs that other cells use"
 
 
 def cores() -> int:
-    """The number of cores that this process may use; 1 if a process cannot be bound to cores, as on macOS.
+    """The number of cores of this process; 1 if it cannot be bound to cores, as on macOS.
 
     A container may also limit the time on all cores (cgroups' cpu.max).
     """
@@ -48,7 +48,7 @@ def gpus() -> list[str]:
 
 
 def claim_all(cores: int, devices: int) -> None:
-    """Binds this process to cores, and shows GPUs to it, that no other cell uses; 0 leaves the choice to the system."""
+    """Claims cores and GPUs for this process; 0 leaves the choice to the system."""
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = [str(core) for core in sorted(os.sched_getaffinity(0))]
         os.sched_setaffinity(0, map(int, claim("core", allowed, min(cores, len(allowed)))))
@@ -57,9 +57,10 @@ def claim_all(cores: int, devices: int) -> None:
 
 
 def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
-    """Claims `count` of some things of this machine, such as cores, until the process ends; waits until they are free.
+    """Claims `count` of some things, such as cores, until the process ends; waits for free ones.
 
-    The locks are files in a folder of this user, so all processes of all grids on a machine share the cores.
+    The locks are files in a folder of this user, so all processes of all grids on a machine share
+    the cores.
     """
     if len(names) < count:
         sys.exit(f"error: the cell needs {count} {kind}s, but this machine shows {len(names)}")
@@ -88,7 +89,7 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
 
 
 def _lock_folder() -> Path:
-    """A folder of this user alone; of those above it nothing is required, because locks are neither read nor run."""
+    """A folder of this user alone. Others may own those above it: locks are neither read nor run."""
     folders = [Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"]
     if cache := cache_folder():
         folders.append(cache / f"locks-{socket.gethostname()}")  # several machines may share it
@@ -104,7 +105,7 @@ def _lock_folder() -> Path:
 
 
 def wait_for(lock: Path, seconds: float = 120.0) -> bool:
-    """Waits until no process has a lock, because what a killed command started may still save its checkpoint.
+    """Waits until no process has a lock: what a killed command started may still save a checkpoint.
 
     Returns whether the lock is free.
     """

@@ -1,7 +1,7 @@
 """Where cells run: on this machine, on a Ray cluster, or as jobs of Slurm.
 
-An engine runs at most `slots` cells at a time. The state of a grid is on disk only, so a grid may continue with another
-engine, and a lost engine loses only the work since the last checkpoints.
+An engine runs at most `slots` cells at a time. The state of a grid is on disk only, so a grid may
+continue with another engine, and a lost engine loses only the work since the last checkpoints.
 """
 
 import concurrent.futures
@@ -37,7 +37,8 @@ class Engine(Protocol):
 
     Attributes:
       slots: the number of cells at a time.
-      cores: the number of cores that the process of a cell claims; 0 leaves the choice to the system.
+      cores: the number of cores that the process of a cell claims; 0 leaves the choice to the
+        system.
       devices: the number of GPUs that it claims; 0 if the engine gives the GPUs, or there are none.
     """
 
@@ -61,8 +62,8 @@ class Engine(Protocol):
 class Local:
     """Processes on this machine, each with its own cores, and GPUs if the cells need any.
 
-    With cores=None, all cells have an equal share of the cores, however many of them train at the moment. So a cell
-    that resumes has the same number of threads, and the same rounding.
+    With cores=None, all cells have an equal share of the cores, however many of them train at the
+    moment. So a cell that resumes has the same number of threads, and the same rounding.
     """
 
     def __init__(self, slots: int, cores: int | None = None, devices: int = 0, runner: Callable[..., str | None] = run):
@@ -87,11 +88,12 @@ class Local:
 
 
 class Ray:
-    """Tasks of Ray: of the cluster at `address`, or of a Ray that starts on this machine and ends with the grid."""
+    """Tasks of Ray, of the cluster at `address` or of a Ray on this machine that ends with the grid."""
 
     def __init__(self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]):
         self._ray = _library("ray")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that starts here sends nothing to its makers
+        # A Ray that starts here sends nothing to its makers.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             self._ray.init(
                 address=address or "local",
@@ -127,7 +129,7 @@ class Ray:
 
 
 class Slurm:
-    """Jobs of Slurm, by submitit; `cluster` is "slurm", or "local" for processes without Slurm, as in tests."""
+    """Jobs of Slurm, by submitit; `cluster` is "slurm", or "local" for processes without Slurm."""
 
     def __init__(self, slots: int, folder: Path, cores: int, devices: int, options: dict[str, Any], cluster: str):
         if "%" in str(folder.absolute()):  # the path of a log is a pattern

@@ -1,4 +1,4 @@
-"""A grid: many runs in one folder. What is finished is known from the folder, so any process can continue it."""
+"""A grid: many runs in one folder, which shows what is finished."""
 
 import dataclasses
 import json
@@ -51,8 +51,9 @@ class Grid:
     >>> print(f"{len(grid.state().left)} cells to train, such as {grid.cells[-1].name}")
     6 cells to train, such as rope, seed 2
 
-    `grid.train(jobs=2)` then trains two cells at a time, and `grid.records()` returns what they measured. After an
-    interruption, the same call resumes, also with another engine, and gives the same numbers.
+    `grid.train(jobs=2)` then trains two cells at a time, and `grid.records()` returns what they
+    measured. After an interruption, the same call resumes, also with another engine, and gives the
+    same numbers.
 
     Args:
       workdir: the folder of all cells.
@@ -72,7 +73,7 @@ class Grid:
                 )
 
     def check(self) -> None:
-        """Checks every cell. ConfigError: a cell is wrong, or cells of one setting do not belong together."""
+        """Checks every cell. ConfigError: one is wrong, or those of a setting do not fit together."""
         settings: dict[str, Any] = {}
         recipes: dict[tuple[str, str], Any] = {}
         made: dict[str, Task] = {}
@@ -102,7 +103,7 @@ class Grid:
                 )
 
     def state(self, cells: Iterable[Cell] | None = None) -> State:
-        """Reads how far cells are. ConfigError: the folder of a finished cell belongs to other settings."""
+        """Reads how far cells are. ConfigError: a finished cell has other settings."""
         state = State([], {}, [])
         for cell in self.cells if cells is None else cells:
             folder = cell.folder(self.workdir)
@@ -128,17 +129,21 @@ class Grid:
         """Trains the cells that have no result.
 
         Args:
-          jobs: the number of cells at a time, each in its own process with an equal share of the cores. If it is 1,
-            this process trains them, and consecutive cells that differ only in their seeds share a program.
+          jobs: the number of cells at a time, each in its own process with an equal share of the
+            cores. If it is 1, this process trains them, and consecutive cells that differ only in
+            their seeds share a program.
           engine: where to train; it replaces `jobs`.
           cells: what to train; None means all cells that have no result.
-          time_limit: seconds after which an engine stops a cell, which then counts as failed; None means no limit.
-          stop_at_failure: whether the first failure of an engine stops the other cells, and is raised.
+          time_limit: seconds after which an engine stops a cell, which then counts as failed; None
+            means no limit.
+          stop_at_failure: whether the first failure of an engine stops the other cells, and is
+            raised.
           finished: called after each cell that has finished.
 
         Raises:
           Interrupted: Ctrl-C or SIGTERM stopped the cells, which have saved checkpoints.
-          ConfigError, NonFiniteError, StorageError, RuntimeError: the error of the first cell that failed.
+          ConfigError, NonFiniteError, StorageError, RuntimeError: the error of the first cell that
+            failed.
         """
         if cells is None:
             if processes.is_first():
@@ -164,14 +169,15 @@ class Grid:
     def _train_here(self, cells: Sequence[Cell], finished: Callable[[], object]) -> None:
         environment = recording.environment()  # now, since the checkout may change while this runs
         experiments: dict[str, Experiment] = {}  # only the last, with its compiled programs
-        made: dict[str, Task] = {}  # only the last, kept because reading and cutting up a long text takes minutes
+        made: dict[str, Task] = {}  # only the last, kept because reading a long text takes minutes
         for number, cell in enumerate(cells):
             config, key = cell.config, repr(cell.config)
             if key not in experiments:
                 if repr(config.task) not in made:
                     made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
                 experiments = {key: Experiment(config, made[repr(config.task)])}
-            # The peak of memory includes that of all earlier runs of this process, so only the first run has one.
+            # The peak of memory includes that of all earlier runs of this process, so only the
+            # first run has one.
             fields = {**cell.fields, **({"memory_gib": None} if number else {})}
             label = f"[{self.cells.index(cell) + 1}/{len(self.cells)}] {cell.name}"
             folder = cell.folder(self.workdir)
@@ -217,7 +223,7 @@ class Grid:
         ]
 
     def environment(self, cells: Iterable[Cell] | None = None) -> recording.Record:
-        """The environment of the first result; `others` has those of cells trained elsewhere or at another commit."""
+        """The environment of the first result; `others` has those that differ."""
         results = [self._result(cell) for cell in (self.cells if cells is None else cells)]
         known: list[recording.Record] = []
         for result in filter(Path.exists, results):
@@ -230,10 +236,10 @@ class Grid:
         return recording.write_results(self.workdir, self.records(), self.environment())
 
     def seconds_left(self, waiting: Iterable[Cell], finished: Iterable[Cell]) -> float | None:
-        """The estimated training time of cells, one after the other, from the time of the finished ones.
+        """The estimated training time of cells, one after the other.
 
-        A cell takes as long as finished cells of its setting and label, or else of its setting, or else as all finished
-        cells on average. None: no cell is finished.
+        A cell takes as long as finished cells of its setting and label, or else of its setting, or
+        else as all finished cells on average. None: no cell is finished.
         """
         times: dict[tuple[str, ...], list[float]] = {}
         for cell in finished:

@@ -21,7 +21,7 @@ def find(name: str) -> str:
 
 
 def read(path: str) -> list[Cell]:
-    """The cells that `get_cells()` of a grid file yields, unchecked. ConfigError: the file is not a grid."""
+    """The cells that a grid file yields, unchecked. ConfigError: the file is not a grid."""
     if Path(path).is_fifo():
         raise ConfigError(f"the grid {path} is a pipe, which may never end: give a file")
     wanted = "--grid needs a Python file whose get_cells() yields cells"

@@ -37,11 +37,11 @@ def drive(
 ) -> tuple[int | None, Failure | None]:
     """Runs cells, at most `engine.slots` at a time.
 
-    A cell that the engine refuses is tried again later, because a limit on submitted jobs may lift. If the engine
-    refuses again and again while none runs, the cells that are left are not trained.
+    A cell that the engine refuses is tried again later, because a limit on submitted jobs may lift.
+    If the engine refuses again and again while none runs, the cells that are left are not trained.
 
-    After Ctrl-C or SIGTERM no cell starts, and those that run save a checkpoint. After a second Ctrl-C,
-    KeyboardInterrupt.
+    After Ctrl-C or SIGTERM no cell starts, and those that run save a checkpoint. After a second
+    Ctrl-C, KeyboardInterrupt.
 
     Args:
       jobs: the cells, in their order.
@@ -102,7 +102,7 @@ def _outcome(ended: Waiting) -> str | None:
     """None if the cell is finished, else why not."""
     try:
         return ended.result()
-    except BaseException as error:  # the machine or the engine lost it; it is neither finished nor failed
+    except BaseException as error:  # the engine lost it; it is neither finished nor failed
         return f"lost ({_in_one_line(error)})"
 
 
@@ -111,7 +111,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 class _View:
-    """One bar over the steps of all cells, with the remaining time, and a line for each cell that has ended."""
+    """A bar over the steps of all cells, and a line for each cell that has ended."""
 
     def __init__(self, jobs: Sequence[tuple[Cell, Job]]):
         self._steps = {job.folder: _step(job.folder) for _, job in jobs}
@@ -128,7 +128,7 @@ class _View:
         self._bar.__exit__(*exception)
 
     def end(self, cell: Cell, line: str | None, failed: bool, seconds: float) -> None:
-        """Counts a cell that has ended, and says so; `line` says why it is not finished, None if it is."""
+        """Counts a cell that has ended; `line` says why it is not finished, None if it is."""
         self._ended += 1
         self._finished += line is None
         self._failed += failed
@@ -155,5 +155,5 @@ def _step(folder: Path) -> int:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             return int(json.loads(file.read().splitlines()[-1])["step"])
-    except (OSError, IndexError, ValueError, KeyError, TypeError):  # there is none, or its last line is being written
+    except (OSError, IndexError, ValueError, KeyError, TypeError):  # none, or being written
         return 0

@@ -21,15 +21,17 @@ SEED = 1_000_000
 
 
 def trials(cells: Iterable[Cell]) -> list[Cell]:
-    """The trial cells of all cells that have a `search`: one for each combination of values, setting and label.
+    """The trials of all cells with a `search`: one for each combination, setting and label.
 
-    A trial has a seed and data of its own, so what is chosen has not seen the evaluation of the other cells.
+    A trial has a seed and data of its own, so what is chosen has not seen the evaluation of the
+    other cells.
 
     >>> import cope_jax as cj
     >>> rates = {"optimizer.learning_rate": (1e-3, 3e-3)}
     >>> cells = [Cell(cj.config("quick", encoding="rope"), (seed,), "copy", search=rates) for seed in range(3)]
     >>> [trial.name for trial in trials(cells)]
-    ['copy search learning_rate=0.001, rope, seed 1000000', 'copy search learning_rate=0.003, rope, seed 1000000']
+    ['copy search learning_rate=0.001, rope, seed 1000000', 'copy search learning_rate=0.003, rope,
+    seed 1000000']
     """
     known: dict[str, Cell] = {}
     for cell in cells:
@@ -44,7 +46,8 @@ def trials(cells: Iterable[Cell]) -> list[Cell]:
 def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
     """The cell with the values whose trial has the lowest loss in distribution, and these values.
 
-    A cell without `search`, or whose trials have all diverged, stays as it is. A trial that failed is never chosen.
+    A cell without `search`, or whose trials have all diverged, stays as it is. A trial that failed
+    is never chosen.
     """
     losses = {}
     for trial, values in zip(trials([cell]), _combinations(cell), strict=True):
@@ -63,13 +66,13 @@ def left(trials: Grid, only_failed: bool = False) -> list[Cell]:
 
 
 def _diverged(trial: Cell, workdir: Path) -> bool:
-    """Whether a trial ended because its loss was not finite, which is a result and not a failure."""
+    """Whether the loss of a trial was not finite, which is a result and not a failure."""
     file = trial.folder(workdir) / FAILED
     return file.exists() and workdirs.read_json(file, status=int)["status"] == STATUS[NonFiniteError]
 
 
 def blocked(cells: Iterable[Cell], tried: State, workdir: Path) -> dict[Cell, str]:
-    """The cells whose values cannot be chosen, with the first trial that has failed or not ended."""
+    """The cells that wait, each with its first trial that has failed or not ended."""
     lines = {trial.name: line for trial, line in tried.failed.items() if not _diverged(trial, workdir)}
     lines |= {trial.name: "not trained yet" for trial in tried.left}
     waiting = {}
@@ -94,7 +97,7 @@ def budget(cells: Sequence[Cell]) -> str:
 
 
 def choices(cells: Iterable[Cell], workdir: Path) -> list[str]:
-    """A line for each setting and label whose cells have trials: the values that won, or that none did."""
+    """A line for each setting and label that had trials: the values that won, or that none did."""
     searched = {(cell.setting, cell.label): cell for cell in cells if cell.search}
     return [
         f"{', '.join(filter(None, names))}: {_named(choose(cell, workdir)[1]) or 'all trials diverged'}"

@@ -1,9 +1,9 @@
-"""Trains one cell in a process of its own: `python -m cope_jax.runs.grid.worker FOLDER CORES DEVICES COMMIT`.
+"""Trains one cell: `python -m cope_jax.runs.grid.worker FOLDER CORES DEVICES COMMIT`.
 
-The first line of the standard input is the cell, as JSON. The process stops, as after SIGTERM, when its standard input
-ends, so it never outlives the process that started it. It claims CORES cores of this machine and DEVICES GPUs, and
-waits until they are free. The exit status is that of a command: 2 for a wrong config, 3 for a loss that is not finite,
-4 for a full disk.
+The first line of the standard input is the cell, as JSON. The process stops, as after SIGTERM, when
+its standard input ends, so it never outlives the process that started it. It claims CORES cores of
+this machine and DEVICES GPUs, and waits until they are free. The exit status is that of a command:
+2 for a wrong config, 3 for a loss that is not finite, 4 for a full disk.
 """
 
 import os
@@ -40,12 +40,13 @@ def main() -> None:
     if not claims.wait_for(Path(folder, ".lock")):
         print(f"another process trains in {folder}, such as a job of an earlier command: rerun when it has ended")
         sys.exit(IN_USE)
-    from cope_jax.runs.grid.cell import Cell  # now, because JAX counts cores and devices when it starts
+    # Now, because JAX counts cores and devices when it starts.
+    from cope_jax.runs.grid.cell import Cell
 
     if status := _train(Cell.from_json(text), Path(folder), commit or None):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # else unfinished computation could crash it, or a library print a last line
+        os._exit(status)  # else computation could crash it, or a library print a last line
 
 
 def _stop_with_input() -> None:
