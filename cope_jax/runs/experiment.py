@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from cope_jax import tasks
 from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.models.model import attends
-from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least, checked
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
@@ -110,7 +109,6 @@ class Experiment:
         environment: Record | None = None,
         profile: Profile | None = None,
         verbose: bool = False,
-        progress: Callable[..., Progress] = Progress,
     ) -> list[Record]:
         """Trains one model per seed, side by side in `workdir`, and measures the models.
 
@@ -127,7 +125,6 @@ class Experiment:
           environment: versions and commit to save with the run; None means the current ones.
           profile: steps to profile; None profiles nothing.
           verbose: True prints a few facts about a new run, and writes all facts to summary.txt.
-          progress: creates the progress bar.
 
         Returns:
           A record for each seed, split and metric: see `cope_jax.runs.records`.
@@ -171,7 +168,6 @@ class Experiment:
                 metric=self.task.metric,
                 recipe=self.config.recipe(),
                 start=start,
-                progress=progress,
             )
             state, seconds = run.train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)

@@ -50,7 +50,6 @@ class Run:
       recipe: the settings of the run, for TensorBoard or another tracker.
       start: returns parameters that a new run uses instead of initialised parameters: see
         `Program.init`.
-      progress: creates the bar.
     """
 
     program: Program
@@ -66,7 +65,6 @@ class Run:
     metric: str = "loss"
     recipe: Any = None
     start: Callable[[], PyTree] = dict
-    progress: Callable[..., Progress] = Progress
     _lost: dict[int, int] = dataclasses.field(default_factory=dict, init=False)
 
     def train(self) -> tuple[TrainState, float]:
@@ -103,7 +101,7 @@ class Run:
             metrics = stack.enter_context(
                 MetricsWriter(self.workdir, step, self.seeds, self.recipe, first, self.job.tracker)
             )
-            bar = stack.enter_context(self.progress(self.config.steps, "step", done=step, active=first))
+            bar = stack.enter_context(Progress(self.config.steps, "step", done=step, active=first))
             if heading := ": ".join(filter(None, (self.label, f"resumes from step {step:,}" if step else ""))):
                 bar.write(heading)
             if self.profile is not None:

@@ -46,7 +46,7 @@ class Job:
     time_limit: float | None = None
 
 
-def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
+def run(job: Job, stopped: Callable[[], int] = lambda: 0) -> str | None:
     """Runs a cell to its end. Returns None, or its last line if it failed or was stopped.
 
     A failure is also written to failed.json. A stop is not, because the cell resumes, and neither
@@ -54,8 +54,8 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
 
     Args:
       job: the cell.
-      stopped: whether to stop now. The cell then saves a checkpoint. KeyboardInterrupt stops it in
-        the same way.
+      stopped: returns 0 while the cell may run, 1 if it must save a checkpoint and stop, and 2 if
+        it must end at once. KeyboardInterrupt stops it too.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     unlink(job.folder / FAILED)
@@ -90,7 +90,7 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
                 if asked is None and (late or stopped()):
                     asked = now
                     process.terminate()
-                elif asked is not None and now - asked > GRACE:
+                elif asked is not None and (now - asked > GRACE or stopped() > 1):
                     os.killpg(process.pid, signal.SIGKILL)
             except KeyboardInterrupt:
                 asked = time.monotonic()

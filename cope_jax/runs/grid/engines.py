@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -53,7 +52,7 @@ class Engine(Protocol):
         """Returns when a cell has ended, or after some time."""
 
     def stop(self) -> None:
-        """Asks all cells to save a checkpoint and to stop."""
+        """Asks all cells to save a checkpoint and to stop; asked again, to end at once."""
 
     def close(self) -> None:
         """Frees the engine, after all cells have ended."""
@@ -69,19 +68,19 @@ class Local:
     def __init__(self, slots: int, cores: int | None = None, devices: int = 0, runner: Callable[..., str | None] = run):
         self.slots, self.devices, self._runner = slots, devices, runner
         self.cores = claims.cores() // slots if cores is None else cores
-        self._stopped = threading.Event()
+        self._stops = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(slots)
         if not devices:
             library.why_not()  # compiles the C++ library once, so that all cells use it or none does
 
     def start(self, job: Job) -> Waiting:
-        return self._pool.submit(self._runner, job, self._stopped.is_set)
+        return self._pool.submit(self._runner, job, lambda: self._stops)
 
     def wait(self, started: Collection[Any], seconds: float) -> None:
         concurrent.futures.wait(started, seconds, concurrent.futures.FIRST_COMPLETED)
 
     def stop(self) -> None:
-        self._stopped.set()
+        self._stops += 1
 
     def close(self) -> None:
         self._pool.shutdown()

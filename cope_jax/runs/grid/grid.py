@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -197,19 +198,25 @@ class Grid:
         jobs = [(cell, Job(cell.folder(folder), cell.to_json(), cwd, commit, *needs)) for cell in cells]
         number, failure = drive(jobs, engine, stop_at_failure=stop_at_failure, finished=finished)
         if failure and stop_at_failure:
-            raise self._error(failure)
+            self._raise(failure)
         if number is not None:
             raise Interrupted("stopped; rerun the same command to resume", number)
 
-    def _error(self, failure: Failure) -> Exception:
-        """The error that a cell ended with, in its own process."""
+    def _raise(self, failure: Failure) -> None:
+        """Raises the error that a cell ended with, in its own process."""
         folder = failure.cell.folder(self.workdir)
-        status = workdirs.read_json(folder / FAILED, status=int)["status"] if (folder / FAILED).exists() else 1
-        kinds = {number: kind for kind, number in STATUS.items()}
         line = f"{failure.cell.name}: {failure.line.removeprefix('error: ')}"
-        if status in kinds:
-            return kinds[status](line)
-        return RuntimeError(f"{line}; log.txt in {folder} has its output: rerun with --jobs=1")
+        if not (folder / FAILED).exists():
+            if failure.line.startswith("lost ("):
+                raise RuntimeError(line)
+            # A signal to all processes may reach the cell first, or another process trains it.
+            hint = "" if "rerun" in line else "; rerun the same command to resume"
+            raise Interrupted(f"{line}{hint}", signal.SIGTERM)
+        status = workdirs.read_json(folder / FAILED, status=int)["status"]
+        for kind, number in STATUS.items():
+            if status == number:
+                raise kind(line)
+        raise RuntimeError(f"{line}; log.txt in {folder} has its output: rerun with --jobs=1")
 
     def _result(self, cell: Cell) -> Path:
         return cell.folder(self.workdir) / "result.json"

@@ -100,6 +100,14 @@ def test_a_stopped_cell_has_not_failed(program):
     assert not (job.folder / FAILED).exists()
 
 
+def test_a_cell_that_must_end_at_once_does_not_save(program):
+    job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("step 5", flush=True); time.sleep(60)')
+    since = time.monotonic()
+    assert run(job, lambda: int(time.monotonic() - since)) == "step 5"
+    assert time.monotonic() - since < 20
+    assert not (job.folder / FAILED).exists()
+
+
 def test_the_last_line_of_a_progress_bar(tmp_path):
     (tmp_path / "log").write_text("first\n 10%|#  |\r 20%|## |\r\n\n")
     assert last_line(tmp_path / "log") == "20%|## |"

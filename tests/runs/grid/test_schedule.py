@@ -186,6 +186,36 @@ def test_the_first_failure_stops_the_others_and_is_raised(line, status, error, m
     assert ended == ["seed_0"]
 
 
+def test_a_cell_that_a_signal_to_all_ends_first_is_a_stop(tmp_path):
+    grid = Grid(tmp_path, [cell for cell, _ in jobs_of(tmp_path)])
+    with pytest.raises(Interrupted, match=r"^rope, seed \d: stopped at step 5; rerun the same command") as stopped:
+        grid.train(engine=local(2, lambda job, stopped: "stopped at step 5"))
+    assert stopped.value.exit_code == 143
+
+
+def test_a_second_ctrl_c_ends_cells_at_once(tmp_path):
+    """The first only asks them to save a checkpoint."""
+    levels = []
+
+    def mocked(job, stopped):
+        while stopped() < 2:
+            levels.append(stopped())
+            time.sleep(0.01)
+        return "killed"
+
+    def interrupt():
+        for _ in range(2):
+            time.sleep(0.3)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            if not levels or not levels[-1]:
+                time.sleep(1.5)  # the loop asks the cells once a second
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        schedule.drive(jobs_of(tmp_path), local(2, mocked))
+    assert {0, 1} == set(levels)
+
+
 def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
     """One cell resumes; its steps are not counted as done now, so the rest takes as long as it takes."""
     jobs = jobs_of(tmp_path, 2)
