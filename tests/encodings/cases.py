@@ -142,6 +142,13 @@ class Result(NamedTuple):
 
 def build(spec: str, seed: int = 0, sizes: Sizes = SIZES, dtype: Any = np.float64) -> tuple[nnx.GraphDef, nnx.State]:
     """The encoding, every parameter random: a table that starts at zero would hide its gradient."""
+    graphdef, state = _built(spec, seed, sizes, np.dtype(dtype), jax.config.jax_enable_x64)
+    return graphdef, jax.tree.map(lambda leaf: leaf, state)
+
+
+@functools.cache
+def _built(spec: str, seed: int, sizes: Sizes, dtype: Any, x64: bool) -> tuple[nnx.GraphDef, nnx.State]:
+    del x64  # part of the key: constants of encodings depend on it
     encoding = encodings.create(spec, **_arguments(sizes), rngs=nnx.Rngs(seed))
     rng = np.random.default_rng(seed)
     graphdef, state = nnx.split(encoding)
@@ -185,6 +192,7 @@ def _arguments(sizes: Sizes) -> dict[str, int]:
     )
 
 
+@functools.cache
 def parts(spec: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     """(name, options) of each part."""
     return encodings.EncodingConfig.parse(spec).parts

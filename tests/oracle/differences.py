@@ -1,6 +1,6 @@
 """Gradients by central differences."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -28,3 +28,28 @@ def gradients(
             gradient[index] = (above - below) / (2 * step)
         result[name] = gradient
     return result
+
+
+def slopes(
+    function: Callable[[Mapping[str, np.ndarray]], float],
+    at: Mapping[str, np.ndarray],
+    gradients_of: Mapping[str, np.ndarray],
+    count: int = 3,
+    step: float = 1e-5,
+) -> Iterator[tuple[str, float, float]]:
+    """(name, slope by the gradient, slope by a central difference) along random directions, `count` for each array.
+
+    A wrong entry of a gradient changes the slope along every direction, so a few directions find it as all entries of
+    `gradients` do, in a small part of the time. The directions have entries ±1/√n and length 1: no point moves further
+    than `step`.
+
+    >>> ((name, slope, difference),) = slopes(lambda at: at["a"] ** 2, {"a": 3.0}, {"a": 6.0}, count=1)
+    >>> name, abs(slope), abs(round(difference, 6))
+    ('a', 6.0, 6.0)
+    """
+    at, rng = {name: np.array(value, np.float64) for name, value in at.items()}, np.random.default_rng(1)
+    for name, value in at.items():
+        for _ in range(count):
+            direction = rng.choice([-1.0, 1.0], value.shape) / max(value.size, 1) ** 0.5
+            above, below = (function(at | {name: value + sign * step * direction}) for sign in (1, -1))
+            yield name, float(np.sum(gradients_of[name] * direction)), float(above - below) / (2 * step)

@@ -1,5 +1,7 @@
 """A server of buckets on this machine, and a mirror of a folder there."""
 
+import tempfile
+
 import pytest
 
 from cope_jax.storage import bucket as objects
@@ -8,6 +10,12 @@ from cope_jax.storage.mirror import Mirror
 from tests.storage.bucket_server import serving
 from tests.storage.saving import URL
 from tests.training.conftest import fast_compile as fast_compile
+
+
+@pytest.fixture(autouse=True)
+def temporary_files(tmp_path_factory, monkeypatch):
+    """Mirrors, and what cannot be copied into a bucket, lie below pytest's folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
 
 
 @pytest.fixture
