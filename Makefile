@@ -71,7 +71,7 @@ $(READY): pyproject.toml constraints.txt
 $(PLAIN): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing into .venv: this takes a minute or two, once."
-	@$(call INSTALL,$(BIN)) '.$(ACCELERATOR:%=[%])' | $(DOTS)
+	@$(call INSTALL,$(BIN)) '.[lab$(ACCELERATOR:%=,%)]' | $(DOTS)
 	@$(call COMPARE_HASHES,$(BIN))
 	@touch $@
 

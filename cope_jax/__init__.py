@@ -47,7 +47,14 @@ __all__ = [*_PLACES]
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_PLACES[name])
+    try:
+        module = importlib.import_module(_PLACES[name])
+    except ModuleNotFoundError as error:
+        from cope_jax.errors import not_installed
+
+        if line := not_installed(error):
+            raise ModuleNotFoundError(f"cope_jax.{name}: {line}", name=error.name) from None
+        raise
     value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value

@@ -6,9 +6,12 @@ from cope_jax.cli import interrupts
 def main() -> None:
     """Runs the command that the first argument names."""
     interrupts.install()  # first, because the imports of a command take seconds
-    from cope_jax.cli import entry
+    from cope_jax.cli.exits import clear_errors
 
-    entry.run_command()
+    with clear_errors():  # also of imports: an extra may not be installed
+        from cope_jax.cli import entry
+
+        entry.run_command()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,16 @@ STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _BUCKET_LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google")
 
 
+EXTRAS = {
+    "lab": (
+        *("array_record", "grain", "importlib_resources", "matplotlib", "ml_collections", "requests"),
+        *("safetensors", "tensorboardX", "tensorflow_datasets", "tqdm", "vl_convert"),
+    ),
+    "text": ("gensim", "h5py", "sklearn", "tokenizers"),
+}
+"""Modules that the package alone does not install, by the extra that does."""
+
+
 class ConfigError(ValueError):
     """Wrong input that the user can fix: a one-line message says what is wrong and what to do.
 
@@ -38,6 +48,17 @@ class StorageError(OSError):
         cannot write to runs/cope (No space left on device): complete files are intact; free space and rerun the command
         """
         return cls(f"cannot write to {path} ({reason}): complete files are intact; free space and rerun the command")
+
+
+def not_installed(error: ModuleNotFoundError) -> str | None:
+    """The line for a module of an extra that is not installed, None for other modules.
+
+    >>> not_installed(ModuleNotFoundError(name="grain.python"))
+    "grain is not installed: pip install 'cope-jax[lab]'"
+    """
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return extra and f"{module} is not installed: pip install 'cope-jax[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:
@@ -96,7 +117,7 @@ def bucket_error(error: BaseException | None) -> StorageError | ConfigError | No
     """
     while error is not None:
         if isinstance(error, ImportError) and (missing := re.search("gcsfs|s3fs", str(error))):
-            return ConfigError(f"{missing[0]}, which reads buckets, is not installed: pip install -e '.[buckets]'")
+            return ConfigError(f"{missing[0]}, which reads buckets, is not installed: pip install 'cope-jax[buckets]'")
         if type(error).__module__.partition(".")[0] in _BUCKET_LIBRARIES:
             return StorageError(
                 f"a bucket cannot be used now ({first_line(error)}): what is stored is intact; check the network and "

@@ -1,14 +1,17 @@
 """The names of `import cope_jax as cj`, and what an import leaves alone."""
 
 import doctest
+import importlib.metadata
 import inspect
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import cope_jax as cj
 
@@ -50,6 +53,52 @@ def test_every_name_has_an_example(name):
 def test_importing_the_package_imports_no_jax():
     code = "import sys, cope_jax; print(sorted({'jax', 'flax', 'numpy'} & sys.modules.keys()))"
     assert python(code) == "[]\n"
+
+
+LIGHT = """
+import runpy, sys
+sys.path[:0] = [{root!r}, {packages!r}]
+import numpy as np
+import cope_jax as cj
+import jax
+from flax import nnx
+encoding = cj.encodings.create("cope", num_heads=2, head_dim=4, npos_max=8, rngs=nnx.Rngs(0))
+q = k = v = jax.random.normal(jax.random.key(0), (1, 16, 2, 4))
+for how in ("full", "blockwise", "auto"):
+    out, gradient = jax.value_and_grad(lambda q: cj.attend(q, k, v, encoding=encoding, implementation=how).sum())(q)
+    assert np.isfinite(out) and np.isfinite(gradient).all()
+print(len(cj.encodings.names()), len(cj.tasks.names()), len(cj.models.names()))
+try:
+    cj.Experiment
+except ModuleNotFoundError as error:
+    print(error)
+sys.argv = ["cope-jax", "train", "--config=quick"]
+runpy.run_module("cope_jax", run_name="__main__")
+"""
+
+
+def test_the_core_dependencies_are_enough_for_attention(tmp_path):
+    """A folder has links to the packages that `pip install cope-jax` brings, and Python sees no others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting, known = [Requirement(text) for text in project["dependencies"]], set()
+    while waiting:
+        requirement = waiting.pop()
+        if requirement.name in known or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        known.add(requirement.name)
+        distribution = importlib.metadata.distribution(requirement.name)
+        waiting += map(Requirement, distribution.requires or [])
+        for name in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            if not (tmp_path / name).exists():
+                (tmp_path / name).symlink_to(distribution.locate_file(name))
+    code = LIGHT.format(root=str(ROOT), packages=str(tmp_path))
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 2, done.stderr
+    counts = " ".join(str(len(package.names())) for package in (cj.encodings, cj.tasks, cj.models))
+    missing = r"\w+ is not installed: pip install 'cope-jax\[lab\]'\n"
+    assert re.fullmatch(rf"{counts}\ncope_jax\.Experiment: {missing}", done.stdout)
+    assert re.fullmatch(f"error: {missing}", done.stderr)
 
 
 def test_importing_everything_changes_nothing():

@@ -63,7 +63,7 @@ def constraints() -> list[Requirement]:
 
 def requirements() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
-    wanted = PROJECT["dependencies"] + extras["notebooks"] + extras["test"] + extras["dev"]
+    wanted = PROJECT["dependencies"] + extras["lab"] + extras["notebooks"] + extras["test"] + extras["dev"]
     return [requirement for requirement in map(Requirement, wanted) if requirement.name != PROJECT["name"]]
 
 

@@ -13,13 +13,19 @@ from typing import Any, NoReturn
 import jax
 
 from cope_jax.cli import interrupts
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError, bucket_error, first_line, storage_reason
+from cope_jax.errors import (
+    ConfigError,
+    NonFiniteError,
+    StorageError,
+    bucket_error,
+    first_line,
+    not_installed,
+    storage_reason,
+)
 from cope_jax.training.preemption import Interrupted
 
 _OTHERS = 3.0  # how many seconds the other processes of a run may be behind the first
 _WRONG_PATHS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
-_TEXT = ("gensim", "h5py", "sklearn", "tokenizers")
-"""Libraries of the extra "text", which are imported where they are needed."""
 
 
 @contextlib.contextmanager
@@ -46,9 +52,9 @@ def clear_errors() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if clear := bucket_error(error):
             _leave(2, f"error: {clear}")
-        if error.name not in _TEXT:
-            raise
-        _leave(2, f"error: {error.name} is not installed: pip install -e '.[text]'")
+        if line := not_installed(error):
+            _leave(2, f"error: {line}")
+        raise
     except Exception as error:
         if clear := bucket_error(error):
             _leave(4 if isinstance(clear, StorageError) else 2, f"error: {clear}")

@@ -233,6 +233,6 @@ def test_without_jax_triton_it_says_how_to_install_it(monkeypatch):
     encoding = encodings.create("rope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
     x = jnp.ones((1, 70, 2, 16))
     monkeypatch.setattr(gpu_attention.importlib.util, "find_spec", lambda name: None)
-    assert "pip install -e '.[gpu-kernels]'" in gpu_attention.why_not(
+    assert "pip install 'cope-jax[gpu-kernels]'" in gpu_attention.why_not(
         encoding, prepare(x, x, x, encoding=encoding), H200
     )

@@ -206,7 +206,9 @@ def test_what_the_libraries_for_buckets_raise_is_one_line():
     assert isinstance(error, StorageError)
     assert str(error).startswith("a bucket cannot be used now (no credentials): what is stored is intact; check the")
     missing = bucket_error(ImportError("Install s3fs to access S3"))
-    assert isinstance(missing, ConfigError) and str(missing).endswith("is not installed: pip install -e '.[buckets]'")
+    assert isinstance(missing, ConfigError) and str(missing).endswith(
+        "is not installed: pip install 'cope-jax[buckets]'"
+    )
     assert bucket_error(ImportError("no module x")) is None and bucket_error(OSError("the disk is full")) is None
 
 

@@ -117,7 +117,7 @@ def test_without_torch_its_contenders_are_left_out(monkeypatch):
     monkeypatch.delitem(sys.modules, "tools.benchmark.torch_contenders", raising=False)
     monkeypatch.delattr("tools.benchmark.torch_contenders", raising=False)
     for name in TORCH:
-        with pytest.raises(LeftOut, match=r"torch is not installed: run pip install -e '.\[bench\]'"):
+        with pytest.raises(LeftOut, match=r"torch is not installed: run pip install 'cope-jax\[bench\]'"):
             contenders.find(name)(PROBLEM)
 
 

@@ -5,7 +5,7 @@ python -m tools.benchmark --only=attention --lengths=512,1024,2048,4096 --workdi
 The contenders are timed in turns. Writes benchmark.json (all times and their medians), benchmark.md and plots of time
 against length into the workdir. JAX splits the heads of attention, and the batch of a training step, over its devices.
 A CPU has one device for each core. The sections memory and decode use one device; with --devices=1, all sections use
-one device. The PyTorch contenders need `pip install -e '.[bench]'`. Ctrl-C ends the benchmark and keeps what was
+one device. The PyTorch contenders need `pip install 'cope-jax[bench]'`. Ctrl-C ends the benchmark and keeps what was
 measured.
 """
 

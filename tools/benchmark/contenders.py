@@ -241,7 +241,7 @@ def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, 
 
         return getattr(torch_contenders, function)(*arguments)
     except ModuleNotFoundError as error:
-        raise LeftOut(f"{error.name} is not installed: run pip install -e '.[bench]'") from error
+        raise LeftOut(f"{error.name} is not installed: run pip install 'cope-jax[bench]'") from error
 
 
 CONTENDERS: dict[str, Contender] = {

@@ -123,7 +123,7 @@ def describe(name: str) -> Topology:
     options: dict[str, Any] = {"topology_name": name, **chip.options}
     if chip.platform == "tpu":
         if importlib.util.find_spec("libtpu") is None:
-            raise ConfigError("compiling for TPUs needs libtpu: run pip install -e '.[tpu-compile]'")
+            raise ConfigError("compiling for TPUs needs libtpu: run pip install 'cope-jax[tpu-compile]'")
         os.environ.update(_TPU_ENVIRONMENT)
     else:
         plugin = f"pip install 'jax-cuda13-plugin[with-cuda]=={jax.__version__}'"

@@ -45,7 +45,7 @@ def train_word2vec(
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
-        raise ConfigError("word2vec needs gensim: run pip install -e '.[text]'") from error
+        raise ConfigError("word2vec needs gensim: run pip install 'cope-jax[text]'") from error
     options = dataclasses.asdict(config)
     width, lowercase = options.pop("width"), options.pop("lowercase")
     text = [[word.lower() for word in sentence] if lowercase else list(sentence) for sentence in sentences]

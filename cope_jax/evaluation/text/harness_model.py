@@ -256,7 +256,7 @@ def as_lm(model: HarnessModel) -> Any:
     try:
         from lm_eval.api.model import LM
     except ModuleNotFoundError as error:
-        raise ConfigError("lm_eval is not installed: pip install -e '.[harness]'") from error
+        raise ConfigError("lm_eval is not installed: pip install 'cope-jax[harness]'") from error
 
     class Adapter(LM):
         def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:

@@ -229,4 +229,4 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{name} is not installed: pip install -e '.[sweep]'") from error
+        raise ConfigError(f"{name} is not installed: pip install 'cope-jax[sweep]'") from error

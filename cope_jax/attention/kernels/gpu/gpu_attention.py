@@ -24,7 +24,7 @@ from cope_jax.attention.kernels import arguments
 from cope_jax.attention.kernels.arguments import GATES, Arrays
 from cope_jax.encodings import Encoding
 
-INSTALL = "pip install -e '.[gpu-kernels]'"
+INSTALL = "pip install 'cope-jax[gpu-kernels]'"
 NARROWEST, WIDEST = 16, 256  # heads
 CAPABILITIES = {"A100": 80, "H100": 90, "H200": 90, "B200": 100}
 """Compute capabilities by a word in the name of a GPU: those whose shared memory holds the blocks below."""
