@@ -56,8 +56,6 @@ def run_command() -> None:
             raise unknown("command", name, command_names())
     sys.argv = [f"cope-jax {name}", *sys.argv[2:]]
     module = importlib.import_module(f"cope_jax.commands.{name}")
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"cope_jax.commands.{name}.__main__")
     run(module.main, getattr(module, "MIRRORED", FOLDERS))
 
 

@@ -43,17 +43,12 @@ def main() -> None:
         elif kind == "configs":
             found = _documents({name: Path(config_files.find(name)) for name in config_files.names()})
         else:
-            found = _documents({name: module_of(entry.COMMANDS / name) for name in entry.command_names()})
+            found = _documents({name: entry.COMMANDS / f"{name}.py" for name in entry.command_names()})
         width = 2 + max(map(len, found))
         columns, margin = shutil.get_terminal_size().columns, " " * (width + 2)
         rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in found.items())
         blocks.append("\n".join([kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]))
     print("\n\n".join(blocks))
-
-
-def module_of(path: Path) -> Path:
-    """The file of a command."""
-    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def _documents(files: Mapping[str, Path]) -> dict[str, str]:
