@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, PerHead
 from cope_jax.encodings.common import default_slopes
 from cope_jax.errors import ConfigError
 
@@ -38,14 +38,9 @@ class ALiBi(Encoding):
             raise ConfigError(
                 f"alibi.slopes has {len(config.slopes)} entries for {shape.num_heads} heads: give one for each head"
             )
+        self.slopes = PerHead(default_slopes(shape.num_heads) if config.slopes is None else config.slopes)
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         dtype = pairs.logits.dtype
-        slopes_1H11 = jnp.asarray(self._slopes(), dtype)[None, :, None, None]
+        slopes_1H11 = jnp.asarray(self.slopes.values, dtype)[None, :, None, None]
         return pairs.logits - slopes_1H11 * jnp.abs(pairs.distance).astype(dtype), carry
-
-    def of_head(self, head: int) -> "ALiBi":
-        return self._one_head(config=ALiBiConfig((self._slopes()[head],)))
-
-    def _slopes(self) -> tuple[float, ...]:
-        return default_slopes(self.shape.num_heads) if self.config.slopes is None else self.config.slopes

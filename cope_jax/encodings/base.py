@@ -30,7 +30,7 @@ replace only the functions of `cope_jax.ops`.
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -74,6 +74,13 @@ class AttentionShape:
     @property
     def width(self) -> int:
         return self.num_heads * self.head_dim if self.model_dim is None else self.model_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class PerHead:
+    """Constants of an encoding, one for each query head."""
+
+    values: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +222,12 @@ class Encoding(nnx.Module):
         self.config = config
         self.shape = shape
 
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        scores = {"initial_carry", "score", "saturated", "tail", "done", "sink"} & vars(cls).keys()
+        if "native_score" not in vars(cls) and (scores or cls.native_score is not Encoding.native_score):
+            cls.native_score = lambda *_: None  # type: ignore[method-assign]  # described by no one
+
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
         """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
         del positions_BL
@@ -291,7 +304,8 @@ class Encoding(nnx.Module):
     def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
         """Returns what `score` adds to the logits as data; None if this data cannot express it.
 
-        Call `native_score_of`, which knows whether a subclass changes `score` but not this method.
+        It is None for a class that overrides `score` but not this method, and for subclasses of a class that overrides
+        this method: the description belongs to the class that wrote it.
         """
         del v_BGMK, k_features
         return NativeScore()
@@ -305,26 +319,34 @@ class Encoding(nnx.Module):
         return {}
 
     def of_head(self, head: int) -> Self:
-        """Returns the encoding for one query head with its key head.
+        """Returns the encoding for one query head with its key head, which gives what it gives among all heads.
 
-        Attention of this head alone must give the same result as with all heads. An encoding with parameters or
-        constants for each head slices them with `_one_head`.
+        Parameters say which of their axes goes over the heads, `nnx.Param(..., axes=("embed", "heads"))`, or
+        "kv_heads"; constants for each head are a `PerHead`.
 
         Raises:
           ConfigError: the heads depend on each other.
         """
-        del head
         if not self.traits.splits_heads:
             raise ConfigError(f"{type(self).__name__} mixes all heads: it cannot run for one head alone")
-        return self._one_head()
-
-    def _one_head(self, **attributes: Any) -> Self:
-        """Returns a copy for one head; `attributes`, such as this head's parameters, replace attributes of the copy."""
+        index = {"heads": head, "kv_heads": head * self.shape.kv_heads // self.shape.num_heads}
         one = copy.copy(self)
         one.shape = dataclasses.replace(self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width)
-        for name, value in attributes.items():
-            setattr(one, name, value)
+        for name, value in vars(self).items():
+            if isinstance(value, Encoding):
+                setattr(one, name, value.of_head(head))
+            elif isinstance(value, PerHead):
+                setattr(one, name, PerHead(value.values[head : head + 1]))
+            elif isinstance(value, nnx.Variable):
+                setattr(one, name, _of_head(value, index))
         return one
+
+
+def _of_head(variable: nnx.Variable[Any], index: Mapping[str, int]) -> nnx.Variable[Any]:
+    """Returns the slice of a parameter for one head; `axes` names the last axes."""
+    axes = variable.get_metadata().get("axes", ())
+    here = tuple(slice(index[axis], index[axis] + 1) if axis in index else slice(None) for axis in axes)
+    return variable.replace(variable[(..., *here)]) if index.keys() & set(axes) else variable
 
 
 ENCODINGS: Registry[type[Encoding]] = Registry("encoding")

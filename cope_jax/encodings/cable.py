@@ -1,7 +1,7 @@
 """Context-aware biases for length extrapolation."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,12 +51,16 @@ class CABLE(Encoding):
     def __init__(self, config: CABLEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(0, "cable", stddev=config.stddev)
-        size = (shape.width, shape.num_heads)
-        self.step_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
+
+        def kernel() -> nnx.Param[Array]:
+            normal = jax.random.normal(rngs.params(), (shape.width, shape.num_heads))
+            return nnx.Param(config.stddev * normal, axes=("embed", "heads"))
+
+        self.step_kernel = kernel()
         if config.form == "code":
-            self.step_bias = nnx.Param(jnp.zeros((shape.num_heads,)))
+            self.step_bias = nnx.Param(jnp.zeros((shape.num_heads,)), axes=("heads",))
         else:
-            self.slope_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
+            self.slope_kernel = kernel()
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.form == "code":
@@ -72,12 +76,3 @@ class CABLE(Encoding):
         if self.config.form == "paper":
             sums_BHLM = pairs.q_features[1][..., None] * sums_BHLM
         return pairs.logits - sums_BHLM, carry._replace(sums=after_BHL)
-
-    def of_head(self, head: int) -> "CABLE":
-        here = slice(head, head + 1)
-        own: dict[str, Any] = {"step_kernel": nnx.Param(self.step_kernel[...][:, here])}
-        if self.config.form == "code":
-            own["step_bias"] = nnx.Param(self.step_bias[...][here])
-        else:
-            own["slope_kernel"] = nnx.Param(self.slope_kernel[...][:, here])
-        return self._one_head(**own)

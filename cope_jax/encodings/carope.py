@@ -46,13 +46,10 @@ class CARoPE(TurnedByTokens):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(0, "carope", stddev=config.stddev)
         even_head_dim("carope", shape.head_dim)
-        self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
+        kernel = config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads))
+        self.kernel = nnx.Param(kernel, axes=("embed", "kv_heads"))
 
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
         f_BMG = 1 / (1 + jax.nn.softplus(project("carope", tokens.x, self.kernel[...])))
         powers_C = jnp.arange(1, self.shape.head_dim // 2 + 1, dtype=f_BMG.dtype)
         return f_BMG[..., None] ** powers_C[None, None, None], ()
-
-    def of_head(self, head: int) -> "CARoPE":
-        group = head * self.shape.kv_heads // self.shape.num_heads
-        return self._one_head(kernel=nnx.Param(self.kernel[...][:, group : group + 1]))

@@ -11,7 +11,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs, Tokens, Traits
-from cope_jax.encodings.native_score import NativeScore, native_score_of
+from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 
 
@@ -101,7 +101,7 @@ class Composed(Encoding):
         return next((logit for logit in sinks if logit is not None), None)
 
     def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
-        scores = [native_score_of(part, v_BGMK, k_features[name]) for name, part in self.parts.items()]
+        scores = [part.native_score(v_BGMK, k_features[name]) for name, part in self.parts.items()]
         counting = [score for score in scores if score is None or score.gates is not None]
         return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 
@@ -116,9 +116,6 @@ class Composed(Encoding):
         return {
             key if counts[key] == 1 else f"{name}.{key}": one for name, own in maps.items() for key, one in own.items()
         }
-
-    def of_head(self, head: int) -> "Composed":
-        return self._one_head(**{name: part.of_head(head) for name, part in self.parts.items()})
 
 
 def _of(name: str, pairs: Pairs) -> Pairs:

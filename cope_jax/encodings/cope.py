@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, PerHead, Tokens, Traits
 from cope_jax.encodings.common import layer_input
 from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
@@ -74,7 +74,10 @@ class CoPE(Encoding):
             self.hidden_bias = nnx.Param(jax.random.uniform(rngs.params(), (config.hidden,), minval=-1.0, maxval=1.0))
             self.table = nnx.Param(jnp.zeros((config.hidden, shape.head_dim)))
         elif config.position == "learned_slope":
-            self.slopes = nnx.Param(jnp.zeros((shape.num_heads,)))
+            self.slopes = nnx.Param(jnp.zeros((shape.num_heads,)), axes=("heads",))
+        else:
+            exponents = (-8.0 * head / shape.num_heads for head in range(shape.num_heads))
+            self.fixed_slopes = PerHead(tuple(-config.slope * 2.0**exponent for exponent in exponents))
         if config.gate == "separate_key":
             self.gate_key = nnx.Param(
                 jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))(
@@ -129,17 +132,6 @@ class CoPE(Encoding):
             return NativeScore(gates, gate_keys, table=self._table_NK(jnp.float32))
         return NativeScore(gates, gate_keys, slopes=self._slopes_1H11(jnp.float32).reshape(-1))
 
-    def of_head(self, head: int) -> "CoPE":
-        own: dict[str, Any] = {}
-        if self.config.position == "slope":
-            own["config"] = dataclasses.replace(self.config, slope=-self._slopes()[head])
-        elif self.config.position == "learned_slope":
-            own["slopes"] = nnx.Param(self.slopes[...][head : head + 1])
-        if self.config.gate == "separate_key":
-            group = head * self.shape.kv_heads // self.shape.num_heads
-            own["gate_key"] = nnx.Param(self.gate_key[...][:, group : group + 1])
-        return self._one_head(**own)
-
     def _gates(self, pairs: Pairs) -> Array:
         if self.config.gate == "query_key":
             gate_logits_BHLM = pairs.logits
@@ -173,11 +165,7 @@ class CoPE(Encoding):
         table_NK = self.table[...].astype(dtype)
         return table_NK / self.shape.head_dim**0.5 if self.config.scale_position_logits else table_NK
 
-    def _slopes(self) -> list[float]:
-        heads = self.shape.num_heads
-        return [-self.config.slope * 2.0 ** (-8.0 * h / heads) for h in range(heads)]
-
     def _slopes_1H11(self, dtype: Any) -> Array:
         learned = self.config.position == "learned_slope"
-        slopes_H = self.slopes[...].astype(dtype) if learned else jnp.asarray(self._slopes(), dtype)
+        slopes_H = self.slopes[...].astype(dtype) if learned else jnp.asarray(self.fixed_slopes.values, dtype)
         return slopes_H[None, :, None, None]

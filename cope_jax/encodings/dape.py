@@ -41,7 +41,7 @@ class DAPE(Encoding):
     f mixes all heads, so this encoding cannot run for one head alone, and kernels refuse it.
 
     Raises:
-      ConfigError: `keys` is even or below 1, or `of_head` is called.
+      ConfigError: `keys` is even or below 1.
     """
 
     Config = DAPEConfig

@@ -63,8 +63,9 @@ class DaRoPE(Encoding):
         check_at_least(2, "darope", base=config.base)
         check_at_least(0, "darope", stddev=config.stddev)
         self.length = length
-        self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
-        self.alpha = nnx.Param(jnp.full((shape.kv_heads,), config.alpha))
+        kernel = config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads))
+        self.kernel = nnx.Param(kernel, axes=("embed", "kv_heads"))
+        self.alpha = nnx.Param(jnp.full((shape.kv_heads,), config.alpha), axes=("kv_heads",))
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         return project("darope", tokens.x, self.kernel[...]), ()
@@ -87,8 +88,3 @@ class DaRoPE(Encoding):
         shape = (*content_BMG.shape, fast)
         near = jnp.broadcast_to(positions_BM11 * rates_111C[..., :fast], shape)
         return jnp.concatenate([near, place * rates_111C[..., fast:]], axis=-1)
-
-    def of_head(self, head: int) -> "DaRoPE":
-        group = head * self.shape.kv_heads // self.shape.num_heads
-        kernel, alpha = self.kernel[...][:, group : group + 1], self.alpha[...][group : group + 1]
-        return self._one_head(kernel=nnx.Param(kernel), alpha=nnx.Param(alpha))

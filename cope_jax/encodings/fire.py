@@ -48,8 +48,9 @@ class FIRE(Encoding):
         hidden, heads = config.hidden, shape.num_heads
         self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (hidden,)))
         self.hidden_bias = nnx.Param(jnp.zeros((hidden,)))
-        self.out_kernel = nnx.Param(jax.random.normal(rngs.params(), (hidden, heads)) / hidden**0.5)
-        self.out_bias = nnx.Param(jnp.zeros((heads,)))
+        out_kernel = jax.random.normal(rngs.params(), (hidden, heads)) / hidden**0.5
+        self.out_kernel = nnx.Param(out_kernel, axes=(None, "heads"))
+        self.out_bias = nnx.Param(jnp.zeros((heads,)), axes=("heads",))
         self.c = nnx.Param(jnp.full((), config.c))
         self.threshold_scale = nnx.Param(jnp.ones(()))
 
@@ -66,7 +67,3 @@ class FIRE(Encoding):
         weights = (w[...].astype(dtype) for w in (self.hidden_kernel, self.hidden_bias, self.out_kernel))
         bias_BHLM = relu_network(progress_BLM, *weights) + self.out_bias[...].astype(dtype)[None, :, None, None]
         return pairs.logits + bias_BHLM, carry
-
-    def of_head(self, head: int) -> "FIRE":
-        kernel, bias = self.out_kernel[...][:, head : head + 1], self.out_bias[...][head : head + 1]
-        return self._one_head(out_kernel=nnx.Param(kernel), out_bias=nnx.Param(bias))

@@ -1,7 +1,7 @@
 """Forgetting attention."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -65,12 +65,14 @@ class FoX(Encoding):
         if config.prune is not None and not config.prune > 0:
             raise ConfigError(f"fox.prune must be positive, got {config.prune}")
         if config.gate == "token":
-            self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, heads)))
-            self.bias = nnx.Param(jnp.full((heads,), config.bias))
+            kernel = config.stddev * jax.random.normal(rngs.params(), (shape.width, heads))
+            self.kernel = nnx.Param(kernel, axes=("embed", "heads"))
+            bias = jnp.full((heads,), config.bias)
         else:
             # log σ(b) = −softplus(−b) = −1/T.
             tokens = np.geomspace(2.0, config.longest, heads)
-            self.bias = nnx.Param(jnp.asarray([-inverse_softplus(1 / token) for token in tokens]))
+            bias = jnp.asarray([-inverse_softplus(1 / token) for token in tokens])
+        self.bias = nnx.Param(bias, axes=("heads",))
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.gate == "token":
@@ -87,9 +89,3 @@ class FoX(Encoding):
 
     def done(self, carry: Carry) -> Array | None:
         return None if self.config.prune is None else carry.sums < -self.config.prune
-
-    def of_head(self, head: int) -> "FoX":
-        own: dict[str, Any] = {"bias": nnx.Param(self.bias[...][head : head + 1])}
-        if self.config.gate == "token":
-            own["kernel"] = nnx.Param(self.kernel[...][:, head : head + 1])
-        return self._one_head(**own)

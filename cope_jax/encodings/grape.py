@@ -53,19 +53,12 @@ class GRAPE(TurnedByTokens):
         check_at_least(2, "grape", base=config.base)
         if not 0 < config.step <= 100:
             raise ConfigError(f"grape.step must lie in (0, 100], got {config.step}")
-        steps = shape.kv_heads if config.per_head else 1
-        self.kernel = nnx.Param(jnp.zeros((shape.width, steps)))
-        self.bias = nnx.Param(jnp.full((steps,), inverse_softplus(config.step)))
+        steps, axis = (shape.kv_heads, "kv_heads") if config.per_head else (1, None)
+        self.kernel = nnx.Param(jnp.zeros((shape.width, steps)), axes=("embed", axis))
+        self.bias = nnx.Param(jnp.full((steps,), inverse_softplus(config.step)), axes=(axis,))
         rates = frequencies(config.base, even_head_dim("grape", shape.head_dim))
         self.log_frequencies = nnx.Param(jnp.asarray(np.log(rates), jnp.float32))
 
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
         steps = jax.nn.softplus(project("grape", tokens.x, self.kernel[...], self.bias[...]))
         return steps[..., None] * jnp.exp(self.log_frequencies[...].astype(steps.dtype))[None, None, None], ()
-
-    def of_head(self, head: int) -> "GRAPE":
-        if not self.config.per_head:
-            return self._one_head()
-        group = head * self.shape.kv_heads // self.shape.num_heads
-        kernel, bias = self.kernel[...][:, group : group + 1], self.bias[...][group : group + 1]
-        return self._one_head(kernel=nnx.Param(kernel), bias=nnx.Param(bias))

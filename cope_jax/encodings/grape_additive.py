@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, PerHead, Tokens
 from cope_jax.encodings.common import default_slopes, inverse_softplus
 
 
@@ -39,9 +39,10 @@ class GRAPEAdditive(Encoding):
 
     def __init__(self, config: GRAPEAdditiveConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        self.slopes = default_slopes(shape.num_heads)
-        self.direction = nnx.Param(jax.random.normal(rngs.params(), (shape.num_heads, shape.head_dim)))
-        self.rate = nnx.Param(jnp.full((shape.num_heads,), inverse_softplus(1.0)))
+        self.slopes = PerHead(default_slopes(shape.num_heads))
+        direction = jax.random.normal(rngs.params(), (shape.num_heads, shape.head_dim))
+        self.direction = nnx.Param(direction, axes=("heads", None))
+        self.rate = nnx.Param(jnp.full((shape.num_heads,), inverse_softplus(1.0)), axes=("heads",))
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         vectors = tokens.q if self.config.gate == "query" else tokens.k
@@ -49,15 +50,10 @@ class GRAPEAdditive(Encoding):
         u_HK = self.direction[...].astype(dtype)
         u_HK /= jnp.linalg.norm(u_HK, axis=-1, keepdims=True) * self.shape.head_dim**0.5
         vectors_BMHK = jnp.repeat(vectors.astype(dtype), heads // vectors.shape[2], axis=2)
-        rates_H = jnp.asarray(self.slopes, dtype) * jax.nn.softplus(self.rate[...].astype(dtype))
+        rates_H = jnp.asarray(self.slopes.values, dtype) * jax.nn.softplus(self.rate[...].astype(dtype))
         return rates_H[None, None] * jax.nn.softplus(jnp.sum(vectors_BMHK * u_HK[None, None], axis=-1)), ()
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         by_query = self.config.gate == "query"
         rates = pairs.q_features[..., None] if by_query else pairs.k_features[:, :, None]
         return pairs.logits - rates * jnp.abs(pairs.distance).astype(pairs.logits.dtype), carry
-
-    def of_head(self, head: int) -> "GRAPEAdditive":
-        direction, rate = self.direction[...][head : head + 1], self.rate[...][head : head + 1]
-        own = {"direction": nnx.Param(direction), "rate": nnx.Param(rate)}
-        return self._one_head(slopes=(self.slopes[head],), **own)

@@ -20,7 +20,7 @@ class LearnedSink(Encoding):
 
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        self.logits = nnx.Param(jnp.zeros((shape.num_heads,)))
+        self.logits = nnx.Param(jnp.zeros((shape.num_heads,)), axes=("heads",))
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         logits_H = self.logits[...].astype(accumulator_dtype(q_BHLK.dtype))
@@ -28,6 +28,3 @@ class LearnedSink(Encoding):
 
     def sink(self, carry: Carry) -> Array:
         return carry.constants
-
-    def of_head(self, head: int) -> "LearnedSink":
-        return self._one_head(logits=nnx.Param(self.logits[...][head : head + 1]))

@@ -1,9 +1,8 @@
 """What an encoding adds to the logits, as data for kernels that are written by hand."""
 
-import inspect
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from cope_jax.array_types import Array, PyTree
+from cope_jax.array_types import Array
 
 
 class NativeScore(NamedTuple):
@@ -24,15 +23,3 @@ class NativeScore(NamedTuple):
     gate_keys: Array | None = None
     table: Array | None = None
     slopes: Array | None = None
-
-
-def native_score_of(encoding: Any, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
-    """Returns `encoding.native_score(…)`, or None if a subclass overrides what the method describes."""
-    kinds = type(encoding).__mro__
-    own = next(number for number, kind in enumerate(kinds) if "native_score" in vars(kind))
-    described = {"initial_carry", "score", "saturated", "tail", "done", "sink"}
-    # The private methods that it may call count too.
-    functions = (name for name, value in vars(kinds[own]).items() if inspect.isfunction(value))
-    described |= {name for name in functions if name.startswith("_") and not name.startswith("__")}
-    changed = any(described & set(vars(kind)) for kind in kinds[:own])
-    return None if changed else encoding.native_score(v_BGMK, k_features)

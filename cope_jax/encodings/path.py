@@ -1,7 +1,6 @@
 """Position encoding by accumulated Householder transformations."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,15 +63,17 @@ class PaTH(Encoding):
         initial, groups = jax.nn.initializers.lecun_normal(), shape.kv_heads
         self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
         out = initial(rngs.params(), (config.rank, groups * shape.head_dim))
-        self.out = nnx.Param(out.reshape(config.rank, groups, shape.head_dim))
+        self.out = nnx.Param(out.reshape(config.rank, groups, shape.head_dim), axes=(None, "kv_heads", None))
         bound = config.width**-0.5
         size = (config.width, groups, shape.head_dim)
-        self.convolution = nnx.Param(jax.random.uniform(rngs.params(), size, minval=-bound, maxval=bound))
-        self.beta_kernel = nnx.Param(initial(rngs.params(), (shape.width, groups)))
-        self.beta_bias = nnx.Param(jnp.zeros((groups,)))
+        convolution = jax.random.uniform(rngs.params(), size, minval=-bound, maxval=bound)
+        self.convolution = nnx.Param(convolution, axes=(None, "kv_heads", None))
+        self.beta_kernel = nnx.Param(initial(rngs.params(), (shape.width, groups)), axes=("embed", "kv_heads"))
+        self.beta_bias = nnx.Param(jnp.zeros((groups,)), axes=("kv_heads",))
         if config.forget:
-            self.forget_kernel = nnx.Param(0.02 * jax.random.normal(rngs.params(), (shape.width, shape.num_heads)))
-            self.forget_bias = nnx.Param(jnp.full((shape.num_heads,), config.bias))
+            forget_kernel = 0.02 * jax.random.normal(rngs.params(), (shape.width, shape.num_heads))
+            self.forget_kernel = nnx.Param(forget_kernel, axes=("embed", "heads"))
+            self.forget_bias = nnx.Param(jnp.full((shape.num_heads,), config.bias), axes=("heads",))
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         coordinates = project("path", tokens.x, self.into[...])
@@ -105,20 +106,6 @@ class PaTH(Encoding):
             return logits_BHLM, carry._replace(state=state)
         sums_BHLM, after_BHL = sum_over_nearer(pairs.k_features["log_f"], pairs, carry.sums)
         return logits_BHLM + sums_BHLM, carry._replace(sums=after_BHL, state=state)
-
-    def of_head(self, head: int) -> "PaTH":
-        here = slice(head * self.shape.kv_heads // self.shape.num_heads, None)
-        here = slice(here.start, here.start + 1)
-        own: dict[str, Any] = {
-            "out": nnx.Param(self.out[...][:, here]),
-            "convolution": nnx.Param(self.convolution[...][:, here]),
-            "beta_kernel": nnx.Param(self.beta_kernel[...][:, here]),
-            "beta_bias": nnx.Param(self.beta_bias[...][here]),
-        }
-        if self.config.forget:
-            own["forget_kernel"] = nnx.Param(self.forget_kernel[...][:, head : head + 1])
-            own["forget_bias"] = nnx.Param(self.forget_bias[...][head : head + 1])
-        return self._one_head(**own)
 
 
 def _transformed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:

@@ -50,7 +50,8 @@ class PoPE(Encoding):
         check_at_least(2, "pope", base=config.base)
         size = (shape.kv_heads, shape.head_dim)
         uniform = jax.random.uniform(rngs.params(), size, minval=-2 * math.pi, maxval=0.0)
-        self.phase = nnx.Param(uniform if config.phase == "uniform" else jnp.zeros(size))
+        phase = uniform if config.phase == "uniform" else jnp.zeros(size)
+        self.phase = nnx.Param(phase, axes=("kv_heads", None))
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
         turned = self._polar(x_BLHK, positions_BL, jnp.zeros((), accumulator_dtype(x_BLHK.dtype)))
@@ -67,10 +68,6 @@ class PoPE(Encoding):
         angles = jnp.asarray(positions_BL).astype(dtype)[:, :, None, None] * rates[None, None, None] + phase
         length = jax.nn.softplus(x_BLHK.astype(dtype))
         return jnp.concatenate([length * jnp.cos(angles), length * jnp.sin(angles)], axis=-1)
-
-    def of_head(self, head: int) -> "PoPE":
-        group = head * self.shape.kv_heads // self.shape.num_heads
-        return self._one_head(phase=nnx.Param(self.phase[...][group : group + 1]))
 
 
 def _clipped(phase: Array) -> Array:

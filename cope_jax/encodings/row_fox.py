@@ -54,8 +54,8 @@ class RowFoX(Encoding):
         if config.gate == "separate":
             initial = jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))
             size = (shape.width, shape.num_heads, config.width)
-            self.query = nnx.Param(initial(rngs.params(), size))
-            self.key = nnx.Param(initial(rngs.params(), size))
+            self.query = nnx.Param(initial(rngs.params(), size), axes=("embed", "heads", None))
+            self.key = nnx.Param(initial(rngs.params(), size), axes=("embed", "heads", None))
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         indices_BM1, count_B = token_indices(tokens.k, state)
@@ -76,9 +76,3 @@ class RowFoX(Encoding):
         log_gates_BHLM = jnp.where(pairs.mask & ~own_B1LM, jax.nn.log_sigmoid(gate_logits), zero)
         sums_BHLM = carry.sums[..., None] + suffix_sum(log_gates_BHLM)
         return pairs.logits + sums_BHLM, carry._replace(sums=sums_BHLM[..., 0])
-
-    def of_head(self, head: int) -> "RowFoX":
-        if self.config.gate == "query_key":
-            return self._one_head()
-        query, key = (nnx.Param(kernel[...][:, head : head + 1]) for kernel in (self.query, self.key))
-        return self._one_head(query=query, key=key)

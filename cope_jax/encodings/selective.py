@@ -18,9 +18,6 @@ class Selective(Encoding):
     Leviathan et al. (arXiv 2410.02703). F is the same for all heads. It sums over queries, so the rows of the logits
     depend on the earlier queries: only full attention can run this encoding. In packed documents, the first token is
     the first that the query sees. It has no parameters, and is for causal attention.
-
-    Raises:
-      ConfigError: `of_head` is called, because the first head decides for all.
     """
 
     traits = Traits(causal_only=True, splits_keys=False, splits_queries=False, splits_heads=False)

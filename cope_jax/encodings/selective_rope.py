@@ -81,18 +81,19 @@ class SelectiveRoPE(TurnedByTokens):
         self.slices = shape.num_heads
         pairs, initial = even_head_dim("selective_rope", shape.head_dim) // 2, jax.nn.initializers.lecun_normal()
         self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
-        self.out = nnx.Param(
-            initial(rngs.params(), (config.rank, shape.kv_heads * pairs)).reshape(-1, shape.kv_heads, pairs)
-        )
+        out = initial(rngs.params(), (config.rank, shape.kv_heads * pairs))
+        self.out = nnx.Param(out.reshape(-1, shape.kv_heads, pairs), axes=(None, "kv_heads", None))
         if config.width:
             bound = config.width**-0.5
             size = (config.width, shape.kv_heads, pairs)
-            self.convolution = nnx.Param(jax.random.uniform(rngs.params(), size, minval=-bound, maxval=bound))
+            convolution = jax.random.uniform(rngs.params(), size, minval=-bound, maxval=bound)
+            self.convolution = nnx.Param(convolution, axes=(None, "kv_heads", None))
         if config.bias:
-            self.log_bias = nnx.Param(jnp.zeros((shape.kv_heads, pairs)))
+            self.log_bias = nnx.Param(jnp.zeros((shape.kv_heads, pairs)), axes=("kv_heads", None))
         if config.gate:
-            self.gate_kernel = nnx.Param(initial(rngs.params(), (shape.width, shape.kv_heads)))
-            self.gate_bias = nnx.Param(jnp.zeros((shape.kv_heads,)))
+            gate_kernel = initial(rngs.params(), (shape.width, shape.kv_heads))
+            self.gate_kernel = nnx.Param(gate_kernel, axes=("embed", "kv_heads"))
+            self.gate_bias = nnx.Param(jnp.zeros((shape.kv_heads,)), axes=("kv_heads",))
 
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
         x_BMD = None if tokens.x is None else _normalised(tokens.x, self.slices)
@@ -120,19 +121,6 @@ class SelectiveRoPE(TurnedByTokens):
             return config.largest * frequencies(config.theta, self.shape.head_dim)
         raw = np.tan(np.linspace(0.0, config.theta * math.pi / 2, pairs))  # tan(a/2), which keeps small a
         return config.largest * raw / raw[-1]
-
-    def of_head(self, head: int) -> "SelectiveRoPE":
-        group = head * self.shape.kv_heads // self.shape.num_heads
-        here = slice(group, group + 1)
-        own: dict[str, Any] = {"out": nnx.Param(self.out[...][:, here])}
-        if self.config.width:
-            own["convolution"] = nnx.Param(self.convolution[...][:, here])
-        if self.config.bias:
-            own["log_bias"] = nnx.Param(self.log_bias[...][here])
-        if self.config.gate:
-            own["gate_kernel"] = nnx.Param(self.gate_kernel[...][:, here])
-            own["gate_bias"] = nnx.Param(self.gate_bias[...][here])
-        return self._one_head(**own)
 
 
 def _normalised(x_BMD: Array, number: int) -> Array:

@@ -55,7 +55,8 @@ class T5(Encoding):
                 "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2 (num_buckets / 4 if bidirectional), got "
                 f"num_buckets={config.num_buckets} and max_distance={config.max_distance}"
             )
-        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads)))
+        table = config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads))
+        self.table = nnx.Param(table, axes=(None, "heads"))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on a boundary.
@@ -67,9 +68,6 @@ class T5(Encoding):
             bucket_BLM += self.side * (distance_BLM < 0).astype(jnp.int32)
         bias_BHLM = jnp.moveaxis(take_from_table(self.table[...], bucket_BLM), -1, 1)
         return pairs.logits + bias_BHLM.astype(pairs.logits.dtype), carry
-
-    def of_head(self, head: int) -> "T5":
-        return self._one_head(table=nnx.Param(self.table[...][:, head : head + 1]))
 
 
 def buckets(num_buckets: int, max_distance: int) -> np.ndarray:

@@ -35,8 +35,10 @@ class TRA(Encoding):
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         bound, heads = shape.width**-0.5, shape.num_heads
-        self.kernel = nnx.Param(jax.random.uniform(rngs.params(), (shape.width, heads), minval=-bound, maxval=bound))
-        self.bias = nnx.Param(jax.random.uniform(rngs.params(), (heads,), minval=-bound, maxval=bound))
+        kernel = jax.random.uniform(rngs.params(), (shape.width, heads), minval=-bound, maxval=bound)
+        self.kernel = nnx.Param(kernel, axes=("embed", "heads"))
+        bias = jax.random.uniform(rngs.params(), (heads,), minval=-bound, maxval=bound)
+        self.bias = nnx.Param(bias, axes=("heads",))
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         return jax.nn.log_sigmoid(project("tra", tokens.x, self.kernel[...], self.bias[...])), ()
@@ -54,7 +56,3 @@ class TRA(Encoding):
 
     def sink(self, carry: Carry) -> Array:
         return jnp.full_like(carry.sums, _SINK)
-
-    def of_head(self, head: int) -> "TRA":
-        kernel, bias = self.kernel[...][:, head : head + 1], self.bias[...][head : head + 1]
-        return self._one_head(kernel=nnx.Param(kernel), bias=nnx.Param(bias))

@@ -55,8 +55,9 @@ class Wall(Encoding):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(0, "wall", stddev=config.stddev)
         size = (shape.num_heads, shape.head_dim)
-        self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, *size)))
-        self.bias = nnx.Param(jnp.full(size, config.bias))
+        kernel = config.stddev * jax.random.normal(rngs.params(), (shape.width, *size))
+        self.kernel = nnx.Param(kernel, axes=("embed", "heads", None))
+        self.bias = nnx.Param(jnp.full(size, config.bias), axes=("heads", None))
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         return jax.nn.log_sigmoid(project("wall", tokens.x, self.kernel[...], self.bias[...])), ()
@@ -67,10 +68,6 @@ class Wall(Encoding):
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         logits_BHLM, state = _decayed_logits(pairs, carry.state)
         return logits_BHLM, carry._replace(state=state)
-
-    def of_head(self, head: int) -> "Wall":
-        here = slice(head, head + 1)
-        return self._one_head(kernel=nnx.Param(self.kernel[...][:, here]), bias=nnx.Param(self.bias[...][here]))
 
 
 def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:

@@ -8,7 +8,6 @@ from flax import nnx
 from cope_jax import attention, encodings
 from cope_jax.attention import fused
 from cope_jax.attention.tiles import needs_one_block
-from cope_jax.encodings.native_score import native_score_of
 from tests.encodings.cases import features_of
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "encodings.md"
@@ -25,7 +24,7 @@ def reasons(name):
     couples = None if encoding.traits.splits_queries else "it couples the queries"
     around = "it needs all keys in one block" if needs_one_block(encoding, inputs) else None
     on_tpus = couples or fused.why_not(encoding, inputs, None, interpret=True)
-    native = native_score_of(encoding, inputs.v, inputs.k_features) is not None
+    native = encoding.native_score(inputs.v, inputs.k_features) is not None
     return [None, couples, couples or around, couples, on_tpus, None if native else "its score is not CoPE's or none"]
 
 

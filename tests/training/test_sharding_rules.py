@@ -126,6 +126,12 @@ def test_every_kind_of_block_has_its_places(block, missing):
     assert {path: tuple(spec) for path, spec in flat(specs_of).items() if path in MATRICES}.items() <= MATRICES.items()
 
 
+def test_what_an_encoding_has_for_each_head_is_split_with_the_heads():
+    _, specs_of = specs(encoding=EncodingConfig.parse("fox+t5"))
+    split = {path.split("/")[-1]: tuple(spec) for path, spec in flat(specs_of).items() if "encoding" in path}
+    assert split == {"kernel": (None, "fsdp", "tensor"), "bias": (None, "tensor"), "table": (None, None, "tensor")}
+
+
 def test_biases_follow_the_outputs_and_a_tied_table_has_no_output():
     _, specs_of = specs(tie_embeddings=True)
     specs_of = flat(specs_of)

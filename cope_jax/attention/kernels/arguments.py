@@ -8,7 +8,7 @@ import numpy as np
 from cope_jax.array_types import Array
 from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.encodings import Encoding
-from cope_jax.encodings.native_score import NativeScore, native_score_of
+from cope_jax.encodings.native_score import NativeScore
 
 GATES = (None, "logits", "keys")  # the kernels use the places in this tuple
 TYPES = (jnp.float32, jnp.bfloat16)
@@ -28,7 +28,7 @@ class Arrays(NamedTuple):
 
 def score_of(encoding: Encoding, inputs: Inputs) -> NativeScore | None:
     """What the encoding adds to the logits; None if the kernels do not know it."""
-    return native_score_of(encoding, inputs.v, inputs.k_features)
+    return encoding.native_score(inputs.v, inputs.k_features)
 
 
 def why_not(kernels: str, encoding: Encoding, inputs: Inputs) -> str | None:
