@@ -3,17 +3,6 @@
 from tests.runs.grid.test_cells import write_grid
 
 
-def test_wrong_flags_are_one_line(start, tmp_path):
-    path = write_grid(tmp_path, "yield Cell(quick())")
-    for flags, message in (
-        ((f"--grid={path}", "--engine=cloud"), "engine"),
-        (("--grid=nothing",), "or give the path of a grid file, such as ./nothing.py"),
-        ((f"--grid={path}", "--gpus=1", "--jobs=1"), "a cell needs 1 GPUs, but this machine shows 0"),
-    ):
-        done = start("sweep", *flags, f"--workdir={tmp_path / 'run'}").wait()
-        assert (done.status, message in done.error) == (2, True), done.err
-
-
 def test_a_dry_run_counts_cells_and_trials(start, tmp_path):
     path = write_grid(tmp_path, "yield Cell(quick(), search={'optimizer.learning_rate': (1e-3, 3e-3)})")
     done = start("sweep", f"--grid={path}", f"--workdir={tmp_path / 'run'}", "--dry_run").wait()

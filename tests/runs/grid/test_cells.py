@@ -140,11 +140,18 @@ def test_a_file_without_cells_is_one_line(tmp_path):
             grid_file.read(str(path))
 
 
-def test_the_grids_of_the_project_are_sound(tmp_path):
-    for path in (Path(__file__).parents[3] / "experiments" / "grids").glob("*.py"):
-        cells = grid_file.read(str(path))
-        Grid(tmp_path, cells).check()
-        assert len(cells) > 100
+@pytest.mark.parametrize("name", ["abilities", "abilities_v2"])
+def test_the_grids_of_the_project_are_sound(name, tmp_path):
+    cells = grid_file.read(grid_file.find(name))
+    Grid(tmp_path, cells).check()
+    assert len(cells) > 100
+
+
+def test_a_grid_is_found_by_name_or_path():
+    assert Path(grid_file.find("abilities")) == Path(__file__).parents[3] / "experiments" / "grids" / "abilities.py"
+    assert grid_file.find("my/grid.py") == "my/grid.py"
+    with pytest.raises(ConfigError, match=r"unknown grid 'abilitie': did you mean 'abilities'.*such as ./abilitie.py"):
+        grid_file.find("abilitie")
 
 
 def test_the_state_is_read_from_disk(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import cope_jax as cj
 from cope_jax.errors import ConfigError
 from cope_jax.runs.grid.cell import plan
 from cope_jax.runs.grid.grid import Grid
+from cope_jax.runs.workdir import Workdir, write_json
 from cope_jax.training.preemption import Interrupted
 
 pytestmark = pytest.mark.xdist_group("grid")
@@ -35,19 +36,41 @@ def values(grid):
     return [{**record, "wall_seconds": 0, "memory_gib": 0} for record in grid.records()]
 
 
-def test_seeds_side_by_side_are_one_cell_which_stays_when_seeds_are_added(tmp_path, capfd):
-    grid, written = grid_of(tmp_path, names=("rope",), seeds=2, width=2), []
+def test_in_this_process_cells_share_a_program_and_stay_when_seeds_are_added(tmp_path, capfd, monkeypatch):
+    made, trained, written = [], [], []
+
+    class Mocked:
+        def __init__(self, config, task):
+            made.append((config.encoding, task))
+
+        def train(self, folder, seeds, *, label, fields, environment):
+            trained.append((seeds, label, fields))
+            config = next(cell.config for cell in grid.cells if cell.folder(tmp_path) == folder)
+            Workdir(folder).open(config, seeds)
+            records = [{"seed": seed, "value": 0.5} for seed in seeds]
+            write_json(folder / "result.json", {"records": records, "environment": environment})
+
+    monkeypatch.setattr("cope_jax.runs.grid.grid.Experiment", Mocked)
+    grid = grid_of(tmp_path, seeds=3, width=2)
     grid.train(finished=lambda: written.append(grid.write_results()))
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[:2] == ["1 of 1 cells to train, 1 at a time", "[1/1] rope, seeds 0–1"]
-    assert [[path.name for path in paths] for paths in written] == [["results.json", "results.csv"]]
-    assert {record["seed"] for record in grid.records()} == {0, 1}
+    assert capfd.readouterr().err == "4 of 4 cells to train, 1 at a time\n"
+    assert [name for name, _ in made] == ["cope", "rope"] and made[0][1] is made[1][1]
+    assert trained == [
+        ((0, 1), "[1/4] cope, seeds 0–1", {}),
+        ((2,), "[2/4] cope, seed 2", {"memory_gib": None}),
+        ((0, 1), "[3/4] rope, seeds 0–1", {"memory_gib": None}),
+        ((2,), "[4/4] rope, seed 2", {"memory_gib": None}),
+    ]
+    assert [[path.name for path in paths] for paths in written] == 4 * [["results.json", "results.csv"]]
+    assert [record["seed"] for record in grid.records()] == [0, 1, 2, 0, 1, 2]
     assert grid.environment()["backend"] == "cpu"
     grid.train()
-    assert capfd.readouterr().err == ""
-    more = grid_of(tmp_path, names=("rope",), seeds=3)
-    assert [cell.seeds for cell in more.cells] == [(0, 1), (2,)]
-    assert (more.state().finished, more.state().left) == ([more.cells[0]], [more.cells[1]])
+    assert (capfd.readouterr().err, len(trained)) == ("", 4)
+    more = grid_of(tmp_path, names=("rope",), seeds=4)
+    assert [cell.seeds for cell in more.cells] == [(0, 1), (2,), (3,)]
+    assert (more.state().finished, more.state().left) == (more.cells[:2], more.cells[2:])
+    with pytest.raises(ConfigError, match=r"other settings, config\.training\.steps"):
+        grid_of(tmp_path, steps=6, seeds=3).train()
 
 
 @pytest.mark.slow
