@@ -137,7 +137,7 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         assert importlib.util.find_spec(module)
 
 
-COMMON = ("cope_jax.cli.distributed", "cope_jax.cli.jobs")
+COMMON = ("cope_jax.cli.distributed", "cope_jax.cli.engine_flags", "cope_jax.cli.jobs")
 
 
 def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
