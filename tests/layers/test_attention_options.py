@@ -114,7 +114,8 @@ def test_decoding_gives_what_the_whole_gives(encoding, x64):
     graph, state = decoder(encoding, **OPTIONS)
     tokens = np.random.default_rng(3).integers(0, 11, (2, 8)).astype(np.int32)
     lengths = np.array([5, 2], np.int32)
-    padded = np.stack([np.concatenate([np.zeros(5 - n, np.int32), row[:n]]) for n, row in zip(lengths, tokens)])  # noqa: B905
+    pairs = zip(lengths, tokens, strict=False)
+    padded = np.stack([np.concatenate([np.zeros(5 - n, np.int32), row[:n]]) for n, row in pairs])
 
     @jit
     def whole(state, tokens):

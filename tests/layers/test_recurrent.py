@@ -186,7 +186,9 @@ def test_what_stands_behind_the_end_is_not_read(reverse):
 
     @jit
     def run(state, x):
-        outputs = lambda state, x: total(nnx.merge(graphdef, state)(x, lengths_B=LENGTHS, reverse=reverse))  # noqa: E731
+        def outputs(state, x):
+            return total(nnx.merge(graphdef, state)(x, lengths_B=LENGTHS, reverse=reverse))
+
         return jax.value_and_grad(outputs, argnums=(0, 1))(state, x)
 
     expected = run(state, np.where(real, x, np.float32(0)))
