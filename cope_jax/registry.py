@@ -216,42 +216,63 @@ def checked(value: Any, kind: Any, where: str) -> Any:
     Raises:
       ConfigError: the value has another type, or is too large; the message begins with `where`.
     """
-    given = value
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # NumPy and JAX
-        with contextlib.suppress(TypeError):  # a random key, or a value that JAX traces
-            value = value.item()
     choices = get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
     for choice in choices:
-        plain, entries = get_origin(choice) or choice, get_args(choice)
-        if plain is Literal:
-            if any(isinstance(value, type(entry)) and value == entry for entry in entries):
-                return value
-            if len(choices) == 1:
-                raise unknown(where, value, map(str, entries))
-            continue
-        if isinstance(plain, type) and dataclasses.is_dataclass(plain) and isinstance(value, Mapping):
-            return configure(plain, value, where)
-        if plain is tuple and isinstance(value, (tuple, list)):
-            kinds = entries[:1] * len(value) if entries[1:] == (...,) else entries or (Any,) * len(value)
-            if len(kinds) == len(value):
-                return tuple(checked(entry, of, where) for entry, of in zip(value, kinds, strict=True))
-            continue
-        if plain is float and type(value) is int:
-            value = float(value) if abs(value) < 2**1023 else math.inf
-        # A larger number has no float32.
-        if plain is float and isinstance(value, float) and not abs(value) < 2.0**127:
-            raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
-        if plain is int and isinstance(value, int) and abs(value) >= 2**63:
-            raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
-        try:
-            if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
-                return value
-            if given is not value and isinstance(given, plain):  # a scalar type of NumPy or JAX
-                return given
-        except TypeError:  # `isinstance` does not understand `plain`, such as Any, a type variable, or text
-            return given
+        fitting = _as_kind(value, choice, where)
+        if fitting is not _OTHER:
+            return fitting
+    if get_origin(kind) is Literal:
+        raise unknown(where, value, map(str, get_args(kind)))
     names = " or ".join("None" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)
+    value = _number(value)
     raise ConfigError(f"{where} must be {names}, got {abridged(value)} of type {type(value).__name__}")
+
+
+_OTHER = object()
+"""`_as_kind` returns it for a value of another kind."""
+
+
+def _as_kind(given: Any, kind: Any, where: str) -> Any:
+    """The value as one kind, which is no union; `_OTHER` if it is of another kind."""
+    value = _number(given)
+    plain, entries = get_origin(kind) or kind, get_args(kind)
+    if plain is Literal:
+        return value if any(isinstance(value, type(entry)) and value == entry for entry in entries) else _OTHER
+    if isinstance(plain, type) and dataclasses.is_dataclass(plain) and isinstance(value, Mapping):
+        return configure(plain, value, where)
+    if plain is tuple and isinstance(value, tuple | list):
+        kinds = entries[:1] * len(value) if entries[1:] == (...,) else entries or (Any,) * len(value)
+        if len(kinds) != len(value):
+            return _OTHER
+        return tuple(checked(entry, of, where) for entry, of in zip(value, kinds, strict=True))
+    if plain in (int, float):
+        return _as_number(value, plain, where)
+    try:
+        # A kind may be a scalar type of NumPy or JAX.
+        return next((item for item in (value, given) if isinstance(item, plain)), _OTHER)
+    except TypeError:  # `isinstance` does not understand `plain`, such as Any, a type variable, or text
+        return given
+
+
+def _number(value: Any) -> Any:
+    """A scalar of NumPy or JAX as a number of Python; any other value as it is."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        with contextlib.suppress(TypeError):  # a random key, or a value that JAX traces
+            return value.item()
+    return value
+
+
+def _as_number(value: Any, kind: type, where: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
+        return _OTHER
+    if kind is int:
+        if abs(value) >= 2**63:
+            raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
+        return value
+    value = float(value) if abs(value) < 2**1023 else math.inf
+    if not abs(value) < 2.0**127:  # a larger number has no float32
+        raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
+    return value
 
 
 def abridged(value: Any) -> str:
