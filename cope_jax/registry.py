@@ -269,7 +269,8 @@ def _as_number(value: Any, kind: type, where: str) -> Any:
         if abs(value) >= 2**63:
             raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
         return value
-    value = float(value) if abs(value) < 2**1023 else math.inf
+    if isinstance(value, int):
+        value = float(value) if abs(value) < 2**1023 else math.inf
     if not abs(value) < 2.0**127:  # a larger number has no float32
         raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
     return value
