@@ -1,10 +1,8 @@
 import csv
 import importlib.metadata
 import json
-import random
 import shutil
 import signal
-import time
 
 import pytest
 
@@ -157,49 +155,3 @@ def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(straigh
     for cell in ("cope/seed_0", "rope/seed_1"):
         ours, theirs = (folder / "cells" / cell / "metrics.jsonl" for folder in (tmp_path, straight[0]))
         assert ours.read_bytes() == theirs.read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["compare", "train"])
-def test_interrupted_at_random_moments_it_ends_with_the_same_numbers(command, compare, start, config, tmp_path):
-    flags = ["--config.training.steps=60", "--config.encoding=cope"]
-
-    def begin(workdir):
-        if command == "train":
-            return start("train", f"--config={config}", f"--workdir={workdir}", *flags)
-        return compare(workdir, **{"config.training.steps": 60})
-
-    def result(workdir):
-        if command == "compare":
-            return measured(workdir)
-        records = json.loads((workdir / "result.json").read_text())["records"]
-        return [{name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}} for record in records]
-
-    assert begin(tmp_path / "warm").wait().status == 0  # the compiled programs are kept for the others
-    began = time.monotonic()
-    assert begin(tmp_path / "straight").wait().status == 0
-    duration = time.monotonic() - began
-    seed = random.randrange(2**32)
-    print(f"random.Random({seed}), {duration:.1f} s")
-    moments = random.Random(seed)
-    interruptions = 0
-    for number in range(8):
-        workdir = tmp_path / str(number)
-        for _ in range(2):
-            kind = moments.choice([signal.SIGKILL, signal.SIGINT])
-            moment = moments.uniform(0, duration)
-            running = begin(workdir)
-            if kind == signal.SIGINT:  # before, Python itself answers it
-                while not (workdir / "config.json").exists():
-                    time.sleep(0.002)
-            late = time.monotonic() + moment
-            running.signal_when(lambda late=late: time.monotonic() > late, kind)
-            done = running.wait()
-            print(f"{number}: {kind.name} after {moment:.2f} s: {done.status}", *done.err.splitlines()[-1:])
-            assert done.status in (0, 130, -signal.SIGKILL), done.err
-            assert "Traceback" not in done.err
-            interruptions += done.status != 0
-        done = begin(workdir).wait()
-        assert done.status == 0, done.err
-        assert result(workdir) == result(tmp_path / "straight")
-    assert interruptions >= 5

@@ -9,8 +9,7 @@ import contextlib
 import importlib
 import os
 import re
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,9 +47,6 @@ class Engine(Protocol):
     def start(self, job: Job) -> Waiting:
         """Starts a cell."""
 
-    def wait(self, started: Collection[Waiting], seconds: float) -> None:
-        """Returns when a cell has ended, or after some time."""
-
     def stop(self) -> None:
         """Asks all cells to save a checkpoint and to stop; asked again, to end at once."""
 
@@ -75,9 +71,6 @@ class Local:
 
     def start(self, job: Job) -> Waiting:
         return self._pool.submit(self._runner, job, lambda: self._stops)
-
-    def wait(self, started: Collection[Any], seconds: float) -> None:
-        concurrent.futures.wait(started, seconds, concurrent.futures.FIRST_COMPLETED)
 
     def stop(self) -> None:
         self._stops += 1
@@ -115,9 +108,6 @@ class Ray:
         self._references.append(reference)
         return reference.future()
 
-    def wait(self, started: Collection[Any], seconds: float) -> None:
-        concurrent.futures.wait(started, seconds, concurrent.futures.FIRST_COMPLETED)
-
     def stop(self) -> None:
         for reference in self._references:
             with contextlib.suppress(Exception):  # it has ended, or the cluster is gone
@@ -146,11 +136,6 @@ class Slurm:
     def start(self, job: Job) -> Waiting:
         self._jobs.append(self._executor.submit(run, job))
         return self._jobs[-1]
-
-    def wait(self, started: Collection[Waiting], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not any(cell.done() for cell in started):
-            time.sleep(0.2)
 
     def stop(self) -> None:
         for job in self._jobs:

@@ -16,7 +16,9 @@ from cope_jax.runs.grid.engines import Engine, Waiting
 from cope_jax.training.preemption import GracefulStop
 
 SECONDS = 1.0
-"""The time between two looks at the cells that run."""
+"""The longest time until the bar advances."""
+POLL = 0.05
+"""Seconds between two looks for cells that have ended."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Seconds to the next try, after each refusal in a row."""
 
@@ -74,10 +76,9 @@ def drive(
                         refusals = 0
                 if not running and (asked or not waiting):
                     return stop.number, failure
-                if running:
-                    engine.wait(running, SECONDS)
-                else:
-                    time.sleep(min(SECONDS, max(0.0, next_try - time.monotonic())))
+                end = time.monotonic() + SECONDS if running else next_try
+                while time.monotonic() < end and not any(future.done() for future in running):
+                    time.sleep(POLL)
                 for ended in [future for future in running if future.done()]:
                     cell, job, began = running.pop(ended)
                     refusals, next_try = 0, 0.0  # what it used is free
