@@ -76,7 +76,8 @@ def drive(
                         refusals = 0
                 if not running and (asked or not waiting):
                     return stop.number, failure
-                end = time.monotonic() + SECONDS if running else next_try
+                end = time.monotonic() + SECONDS
+                end = end if running else min(end, next_try)
                 while time.monotonic() < end and not any(future.done() for future in running):
                     time.sleep(POLL)
                 for ended in [future for future in running if future.done()]:
