@@ -103,10 +103,10 @@ class Grid:
                     "give one of them another setting=..."
                 )
 
-    def state(self, cells: Iterable[Cell] | None = None) -> State:
+    def state(self) -> State:
         """Reads how far cells are. ConfigError: a finished cell has other settings."""
         state = State([], {}, [])
-        for cell in self.cells if cells is None else cells:
+        for cell in self.cells:
             folder = cell.folder(self.workdir)
             if (folder / "result.json").exists():
                 workdirs.Workdir(folder).open(cell.config, cell.seeds)

@@ -88,7 +88,7 @@ def drive(
                         view.end(cell, line, failed, time.monotonic() - began)
                     if line is None:
                         finished()
-                    elif failed or not asked:
+                    elif failed or (not asked and stop.number is None):
                         failure = failure or Failure(cell, line)
                 view.show()
                 if not asked and (stop.number is not None or (stop_at_failure and failure)):
