@@ -3,6 +3,7 @@
 import functools
 import importlib
 import pkgutil
+import sys
 from typing import Any
 
 import jax
@@ -43,8 +44,7 @@ def mask_ops(monkeypatch: Any) -> None:
         for function in vars(importlib.import_module(f"{ops.__name__}.{module.name}")).values()
         if callable(function) and getattr(function, "__module__", "").startswith(ops.__name__)
     }
-    for module in pkgutil.iter_modules(encodings.__path__):
-        loaded = importlib.import_module(f"{encodings.__name__}.{module.name}")
+    for loaded in [module for name, module in sys.modules.items() if name.startswith(f"{encodings.__name__}.")]:
         for name, value in list(vars(loaded).items()):
             if callable(value) and value in functions:
 
