@@ -32,10 +32,10 @@ from absl import flags
 from flax import nnx
 
 from cope_jax import encodings, models
-from cope_jax.attention import attend, fused, prepare
+from cope_jax.attention import Reason, attend, fused, prepare
 from cope_jax.cli import entry
 from cope_jax.cli.flag_values import check_names
-from cope_jax.encodings import EncodingConfig, Tokens
+from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
@@ -163,19 +163,13 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
     masks: dict[str, dict[str, Any]] = {"causal": {}, "packed": packed, "two_sided": {"causal": False}}
     masked: dict[str, Any] = {"embedded": True, **masks[mask]}
 
-    def features_of(encoding: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
-        positions = jnp.arange(length, dtype=jnp.int32)[None]
-        return encoding.features(Tokens(x, q, k, v, positions, masked.get("k_segment_ids")), None)[0]
-
     @functools.partial(jax.jit, static_argnames=("implementation", "exact"))
     def run(implementation: str, params: Any, *arrays: jax.Array, exact: bool = False) -> Any:
         def out(params: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            if exact:  # x stays, and so do features of tokens
+                q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
             encoding = nnx.merge(graph, params)
-            arrays = q, k, v, features_of(encoding, x, q, k, v)
-            if exact:  # from here on
-                arrays = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == dtype else a, arrays)
-            q, k, v, features = arrays
-            return attend(q, k, v, encoding=encoding, features=features, implementation=implementation, **masked)
+            return attend(q, k, v, encoding=encoding, x=x, implementation=implementation, **masked)
 
         value, pull = jax.vjp(out, params, *arrays)
         return value, pull(dout.astype(value.dtype))
@@ -185,11 +179,11 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
         names = ["blockwise"] if encoding.traits.splits_queries else []
         case = {"encoding": spec, "mask": mask, "dtype": dtype}
         records: list[Record] = []
-        inputs = prepare(q, k, v, encoding=encoding, features=features_of(encoding, x, q, k, v), **masked)
-        if (reason := fused.why_not(encoding, inputs)) is None:
-            names.append("fused")
+        plan = fused.plan(encoding, prepare(q, k, v, encoding=encoding, x=x, **masked))
+        if isinstance(plan, Reason):
+            records.append({**case, "implementation": "fused", "reason": plan.why})
         else:
-            records.append({**case, "implementation": "fused", "reason": reason})
+            names.append("fused")
         for name in names:
             errors = _errors(run(name, params, x, q, k, v), reference)
             records.append({**case, "implementation": name, "error": float(np.max(errors))})

@@ -1,55 +1,24 @@
-"""The entry point of attention: `attend` chooses an implementation and works with every encoding."""
+"""The entry point of attention: `attend` checks a call once, takes the first plan, and runs it."""
 
-import dataclasses
-import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax.sharding import PartitionSpec
-
-from cope_jax.array_types import Array, PyTree
-from cope_jax.attention import fused, placement
-from cope_jax.attention.blockwise import blockwise_attention
-from cope_jax.attention.full import full_attention
-from cope_jax.attention.fused import fused_attention
-from cope_jax.attention.inputs import Inputs, prepare
-from cope_jax.attention.ring import ring_attention
-from cope_jax.attention.tiles import BlockSizes
+from cope_jax.array_types import Array
+from cope_jax.attention import blockwise, full, fused, placement, ring
+from cope_jax.attention.request import Plan, Reason, Request, prepare
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.registry import checked, unknown
+from cope_jax.registry import unknown
 
-IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
-    "full": full_attention,
-    "blockwise": blockwise_attention,
-    "fused": fused_attention,
-}
 RING = "ring"
+BACKENDS: dict[str, Callable[[Encoding, Request], Plan | Reason]] = {
+    "full": full.plan,
+    "blockwise": blockwise.plan,
+    "fused": fused.plan,
+    RING: ring.plan,
+}
 # Up to FEW_QUERIES queries or below FEW_PAIRS pairs, "full" takes no longer: see docs/attention.md.
 FEW_QUERIES, FEW_PAIRS = 16, 64 * 64
-
-
-def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> str:
-    """Returns the name of the implementation that `implementation="auto"` chooses.
-
-    If the fused kernels cannot run, `attend` replaces "fused" by "blockwise". If the encoding couples the queries, it
-    replaces both by "full".
-
-    >>> import jax
-    >>> short, long = (jax.ShapeDtypeStruct((1, length, 8, 64), "float32") for length in (1, 4096))
-    >>> choose(short, long), choose(long, long), choose(long, long, "sequence")
-    ('full', 'fused', 'ring')
-    """
-    if sequence_axis is not None:
-        return RING
-    length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
-    if length <= FEW_QUERIES or length * keys < FEW_PAIRS:
-        return "full"
-    return "fused" if placement.current_device() in fused.FASTER else "blockwise"
 
 
 def attend(
@@ -58,7 +27,8 @@ def attend(
     v_BMGK: Array,
     *,
     encoding: Encoding,
-    features: PyTree | None = None,
+    x: Array | None = None,
+    bias: Any = None,
     embedded: bool = False,
     q_positions: Any = None,
     k_positions: Any = None,
@@ -67,6 +37,8 @@ def attend(
     mask: Any = None,
     causal: bool = True,
     window: int | None = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
     implementation: str = "auto",
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
@@ -80,8 +52,7 @@ def attend(
     out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)).
 
     It calls the encoding's hooks in the order that `cope_jax.encodings.base` documents: `features`, `rotate`,
-    `initial_carry`, `score`, `sink`. If features are given, it does not call `features`. Logits, gates, sums of gates
-    and softmax are float32 (float64 for float64 inputs).
+    `initial_carry`, `score`, `sink`. Logits, gates, sums of gates and softmax are float32 (float64 for float64 inputs).
 
     >>> import jax
     >>> from flax import nnx
@@ -96,9 +67,9 @@ def attend(
       k_BMGK: keys; G divides H (grouped-query attention).
       v_BMGK: values.
       encoding: the position encoding.
-      features: the encoding's features of the M key tokens. The last L of these are also the query tokens. If None,
-        `attend` computes them without the layer's input x. With x, pass `encoding.features(Tokens(x, q, k, v,
-        k_positions, k_segment_ids), None)[0]`.
+      x: the input x_BMD of the layer, for the M key tokens. Encodings whose features read it raise ConfigError without.
+      bias: floating-point numbers that are added to the content logits q·k/√K, `[B, H, L, M]`; B and H may be 1. What
+        an encoding computes from content logits, such as CoPE's gates, sees them with the bias.
       embedded: True if the model's input went through `encoding.embed`. If False, an encoding that acts on the input
         raises ConfigError, because otherwise this encoding would silently have no effect.
       q_positions: int32 `[B, L]` or `[1, L]`. If None, positions are M−L … M−1, so the last query is at the last key.
@@ -111,6 +82,8 @@ def attend(
       causal: hide the keys after each query. "After" refers to the index in the sequence, not to the position. The last
         query is at the last key.
       window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
+      scale: what multiplies q·k; None means 1/√K.
+      logits_soft_cap: c; content logits s, with the bias, become c·tanh(s/c). None means that they stay.
       implementation: "full", "blockwise", "fused", "ring" or "auto". "blockwise" needs memory linear in the length.
         "fused" is "blockwise" in kernels for TPUs, CPUs and NVIDIA GPUs. "ring" is "blockwise" over several devices.
         "auto" chooses one of the others; on a GPU never "fused", which has not been measured there.
@@ -131,101 +104,55 @@ def attend(
       ConfigError: shapes do not fit, the implementation is unknown or cannot run the encoding, or "ring" has no current
         mesh.
     """
-    inputs = prepare(
-        q_BLHK,
-        k_BMGK,
-        v_BMGK,
-        encoding=encoding,
-        features=features,
-        embedded=embedded,
-        q_positions=q_positions,
-        k_positions=k_positions,
-        q_segment_ids=q_segment_ids,
-        k_segment_ids=k_segment_ids,
-        mask=mask,
-        causal=causal,
-        window=window,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-    )
-    for name, axis in (("sequence_axis", sequence_axis), ("head_axis", head_axis)):
-        checked(axis, str | None, name)
-    batch_axes = checked(batch_axes, tuple[str, ...], "batch_axes")
-    checked(implementation, str, "implementation")
-    name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
-    if name in ("blockwise", "fused") and implementation == "auto" and not encoding.traits.splits_queries:
-        name = "full"
-    if name == "full" and not k_BMGK.shape[1] and encoding.traits.splits_queries:
-        name = "blockwise"  # it visits no block; the hooks of encodings may need a key
-    if name not in (*IMPLEMENTATIONS, RING):
-        raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
-    if (sequence_axis is None) == (name == RING):
-        raise ConfigError(
-            f"implementation={name!r} does not fit sequence_axis={sequence_axis!r}: give sequence_axis for 'ring' and "
-            "omit sequence_axis for the others"
-        )
-    if name != "full" and not encoding.traits.splits_queries:
-        raise ConfigError(f"implementation={name!r} splits the queries, but this encoding couples them: choose 'full'")
-    blocks = checked(blocks, tuple[int, ...] | None, "blocks")
-    if blocks is not None and (len(blocks) != 3 or min(blocks) < 1):
-        raise ConfigError(f"blocks must be three sizes of at least 1, got {blocks}")
-    sizes = None if blocks is None else BlockSizes(*blocks)
-    if name == "fused" and implementation == "auto":
-        reason = fused.why_not(encoding, inputs, sizes, batch_axes=batch_axes, head_axis=head_axis)
-        name = "fused" if reason is None else "blockwise"
-        placement.log_choice(name, reason)
-    options: dict[str, Any] = {} if sizes is None or name == "full" else {"blocks": sizes}
-    if sequence_axis is not None:
-        options["axis"] = sequence_axis
-    if name in ("fused", RING):
-        options["head_axis"] = head_axis
-    attention = functools.partial(ring_attention if name == RING else IMPLEMENTATIONS[name], **options)
-    return shard_batch(attention, encoding, inputs, batch_axes) if batch_axes else attention(encoding, inputs)
+    request = prepare(**locals())  # until here, these are the arguments
+    if request.layout.batch:
+        return placement.shard_batch(run, encoding, request)
+    return run(encoding, request)
 
 
-def shard_batch(
-    attention: Callable[[Encoding, Inputs], Array], encoding: Encoding, inputs: Inputs, axes: Sequence[str]
-) -> Array:
-    """Splits the batch over devices, and computes `attention(encoding, inputs)` on each device for its own examples.
-
-    Examples are independent of each other, but the compiler cannot always infer this. Without this function, the
-    compiler would then gather or sum over all devices, for example for a scatter into rows of many examples.
+def run(encoding: Encoding, request: Request) -> Array:
+    """Runs the first plan that a backend has for the request, and logs once what runs and why not what comes before.
 
     Raises:
-      ConfigError: the current mesh does not have these axes, or they do not split the batch evenly.
+      ConfigError: no backend has a plan.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    for axis in axes:
-        if axis not in mesh.axis_names:
-            raise unknown("axis of the mesh", axis, mesh.axis_names)
-    batch, devices = inputs.q.shape[0], math.prod(mesh.shape[axis] for axis in axes)
-    if batch % devices:
+    reasons: list[Reason] = []
+    for name in order(request):
+        answer = BACKENDS[name](encoding, request)
+        if isinstance(answer, Plan):
+            placement.log_choice(answer.name, "; ".join(reason.why for reason in reasons))
+            return answer.run()
+        reasons.append(answer)
+    why, fix = reasons[-1]
+    raise ConfigError(f"implementation={name!r} is not possible, because {why}: {fix}")
+
+
+def order(request: Request) -> tuple[str, ...]:
+    """Returns the names of the backends to ask, the fastest first.
+
+    Raises:
+      ConfigError: the implementation is unknown, or does not fit the axis of the sequence.
+    """
+    name, axis = request.implementation, request.layout.length
+    if name not in (*BACKENDS, "auto"):
+        raise unknown("attention implementation", name, [*BACKENDS, "auto"])
+    if name != "auto" and (axis is None) == (name == RING):
         raise ConfigError(
-            f"a batch of {batch} cannot be split over {' × '.join(axes)} = {devices} devices: use a batch size that "
-            f"is a multiple of {devices}"
+            f"implementation={name!r} does not fit sequence_axis={axis!r}: give sequence_axis for 'ring' and omit "
+            "sequence_axis for the others"
         )
-    graph, params = nnx.split(encoding)
-    examples, everyone = PartitionSpec(tuple(axes)), PartitionSpec()
+    return automatic(request.length, len(request.keys.indices), axis) if name == "auto" else (name,)
 
-    def spec(x: Any) -> PartitionSpec:
-        return examples if x.shape[0] == batch and batch > 1 else everyone
 
-    # Indices are the same for all examples, and stay NumPy where they are known while tracing.
-    arrays = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name not in ("mask", "drop")}
-    by_example = "q_segment_ids_BL", "k_segment_ids_BM", "given_B1LM"
-    masks = tuple(getattr(inputs.mask, name) for name in by_example)
-    arrays, masks = jax.tree.map(jnp.asarray, (arrays, masks))
+def automatic(length: int, keys: int, sequence_axis: str | None = None) -> tuple[str, ...]:
+    """Returns the backends that `implementation="auto"` asks, in their order.
 
-    def on_device(params: Any, arrays: dict[str, Any], masks: Any, drop: Any) -> Array:
-        mask = dataclasses.replace(inputs.mask, **dict(zip(by_example, masks, strict=True)))
-        return attention(nnx.merge(graph, params), Inputs(**arrays, mask=mask, drop=drop))
-
-    split = jax.shard_map(
-        on_device,
-        in_specs=(everyone, *jax.tree.map(spec, (arrays, masks)), PartitionSpec(None, tuple(axes))),
-        out_specs=examples,
-        axis_names=set(axes),
-        check_vma=False,
-    )
-    # Compiled, because a partly manual program cannot run op by op.
-    return jax.jit(split)(jax.tree.map(jnp.asarray, params), arrays, masks, inputs.drop)
+    >>> automatic(1, 4096), automatic(4096, 4096)[-2:], automatic(4096, 4096, "sequence")
+    (('full',), ('blockwise', 'full'), ('ring',))
+    """
+    if sequence_axis is not None:
+        return (RING,)
+    if length <= FEW_QUERIES or length * keys < FEW_PAIRS:
+        return ("full",)
+    kernels = ("fused",) if placement.current_device() in fused.FASTER else ()
+    return (*kernels, "blockwise", "full")

@@ -1,6 +1,8 @@
 """`attend` as the `attention_fn` of Flax's own attention layers."""
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from flax import nnx
@@ -29,8 +31,19 @@ class AttentionFn(nnx.Module):
     >>> nnx.state(layer)["attention_fn"]["encoding"]["table"].shape
     (16, 4)
 
+    Flax does not pass the layer's input on, which some encodings read. In NNX call the layer within `reading(x)`; in
+    Linen, create the `AttentionFn` with x.
+
+    >>> fox = encodings.create("fox", num_heads=2, head_dim=4, rngs=rngs)
+    >>> layer = nnx.MultiHeadAttention(2, 8, attention_fn=AttentionFn(fox, causal=True), decode=False, rngs=rngs)
+    >>> x = jax.numpy.ones((1, 5, 8))
+    >>> with layer.attention_fn.reading(x):
+    ...     layer(x).shape
+    (1, 5, 8)
+
     Args:
       encoding: the position encoding, created for the layer's heads.
+      x: the layer's input, `[B, L, D]`, if it is known here.
       causal: hide the keys after each query in every call. A call with `is_causal=True` hides them in this call.
       **options: arguments of `attend`, such as `embedded`, `window` and `implementation`; values must be hashable.
 
@@ -38,14 +51,24 @@ class AttentionFn(nnx.Module):
       ConfigError: an option is not an argument of `attend`.
     """
 
-    def __init__(self, encoding: Encoding, *, causal: bool = False, **options: Any):
+    def __init__(self, encoding: Encoding, *, x: Array | None = None, causal: bool = False, **options: Any):
         self.encoding = encoding
+        self.x = nnx.data(x)
         self.causal = causal
         known = inspect.signature(attend).parameters
         for name in options:
             if name not in known:
                 raise unknown("argument of attend", name, known)
         self.options = tuple(options.items())
+
+    @contextlib.contextmanager
+    def reading(self, x: Array) -> Iterator[None]:
+        """Gives the layer's input, `[B, L, D]`, to the calls within this context."""
+        before, self.x = self.x, x
+        try:
+            yield
+        finally:
+            self.x = before
 
     def __call__(
         self,
@@ -78,7 +101,7 @@ class AttentionFn(nnx.Module):
             "qk_attn_weights_einsum": qk_attn_weights_einsum,
             "attn_weights_value_einsum": attn_weights_value_einsum,
         }
-        unserved = {"bias": bias, "precision": precision, "module (sow_weights=True)": module, **einsums}
+        unserved = {"precision": precision, "module (sow_weights=True)": module, **einsums}
         for name, given in unserved.items():
             if given is not None:
                 raise ConfigError(f"AttentionFn does not support {name}: omit it")
@@ -94,6 +117,8 @@ class AttentionFn(nnx.Module):
         return attend(
             *(x if dtype is None else x.astype(dtype) for x in (query, key, value)),
             encoding=self.encoding,
+            x=self.x,
+            bias=bias,
             mask=None if mask is None else mask.astype(bool),
             causal=is_causal or self.causal,
             dropout_rate=dropout_rate,

@@ -11,10 +11,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import streaming_gradient, streaming_softmax
-from cope_jax.attention.inputs import Inputs, head_major
+from cope_jax.attention.blocks import BlockSizes, head_major
 from cope_jax.attention.mask import Mask
+from cope_jax.attention.request import Plan, Reason, Request
+from cope_jax.attention.stream import Stream, add_cotangent, needs_one_block, stream_of
 from cope_jax.attention.streaming_gradient import KeyGradients, QueryGradients, Residuals
-from cope_jax.attention.tiles import BlockSizes, Stream, add_cotangent, needs_one_block
 from cope_jax.encodings import Encoding
 
 # Measured on CPUs, see docs/attention.md: wider blocks spill out of the cache.
@@ -24,6 +25,14 @@ ONE_BLOCK, SHORT_BLOCK = 256, 48
 MOST_SPANS = 8  # maximum number of blocks of queries that are traced one by one
 RESIDUALS = "attention"  # name of the forward results that the backward pass needs, for rematerialisation
 Spans = tuple[tuple[int, int], ...] | None
+COUPLED = Reason("it splits the queries, but this encoding couples them", "choose 'full'")
+
+
+def plan(encoding: Encoding, request: Request) -> Plan | Reason:
+    """Returns the plan to run `blockwise_attention`, or the reason why it cannot run."""
+    if not encoding.traits.splits_queries:
+        return COUPLED
+    return Plan("blockwise", lambda: blockwise_attention(encoding, request))
 
 
 def choose_sizes(length: int, keys: int) -> BlockSizes:
@@ -34,7 +43,7 @@ def choose_sizes(length: int, keys: int) -> BlockSizes:
     return BlockSizes(-(-length // blocks), keys, keys)
 
 
-def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: BlockSizes | None = None) -> Array:
+def blockwise_attention(encoding: Encoding, request: Request) -> Array:
     """Computes the result of `full_attention`, storing the pairs of one block of queries and one of keys at a time.
 
     Each block of queries visits blocks of keys from the nearest to the farthest, with an online softmax and the
@@ -43,21 +52,21 @@ def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: BlockSizes |
     these queries see. It also skips all farther keys once the encoding says that all rows are `done`.
 
     Memory is linear in the length. If the encoding does not split the keys, or its carry has a `state`, all keys are
-    one block. Memory is then larger, but still linear. If `blocks` is None, `choose_sizes` chooses the sizes.
+    one block. Memory is then larger, but still linear. If the request has no `blocks`, `choose_sizes` chooses them.
 
     Returns:
       out_BLHK, in the type of the values.
     """
-    length, keys = inputs.q.shape[2], inputs.v.shape[2]
+    length, keys = request.length, len(request.keys.indices)
     if 0 in (length, keys):
-        return jnp.zeros((len(inputs.q), length, inputs.q.shape[1], inputs.v.shape[-1]), inputs.v.dtype)
-    sizes = (blocks or choose_sizes(length, keys)).within(length, keys)
-    if needs_one_block(encoding, inputs):
+        return request.zeros()
+    sizes = (request.blocks or choose_sizes(length, keys)).within(length, keys)
+    if needs_one_block(encoding, request):
         sizes = sizes._replace(near=keys)
     padding = -length % sizes.queries
-    stream = Stream.of(encoding, inputs, sizes, one_block=sizes.near == keys, padding=padding)
+    stream = stream_of(encoding, request, sizes, one_block=sizes.near == keys, padding=padding)
     few = length + padding <= MOST_SPANS * sizes.queries
-    spans = static_spans(inputs.mask, sizes.queries) if stream.one_block and few else None
+    spans = static_spans(request.mask, sizes.queries) if stream.one_block and few else None
     return head_major(_attend(spans, stream)[:, :, :length])
 
 
@@ -96,18 +105,20 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
 
     dparams, dkeys = jax.tree.map(jnp.zeros_like, stream.params), KeyGradients.zeros(stream.keys)
     dqueries: QueryGradients
+    keys = len(stream.keys.indices)
     if spans is not None:
-        found = []
+        blocks = []
         for n, (first, end) in enumerate(spans):
             narrow = _narrow(stream, (first, end))
             (dparams, own), dquery = one(narrow, (dparams, KeyGradients.zeros(narrow.keys)), jnp.int32(n))
             dkeys = dkeys.add(end, own.k, own.v, own.features)
-            found.append(dquery)
-        dqueries = _concatenate(found)
+            blocks.append(dquery.among(first, keys))
+        dqueries = _concatenate(blocks)
     else:
         (dparams, dkeys), stacked = jax.lax.scan(functools.partial(one, stream), (dparams, dkeys), _numbers(stream))
         dqueries = _join(stacked)
-    return (streaming_gradient.of(stream, dparams, dqueries.of(stream.queries), dkeys.of(stream.keys)),)
+    cotangents = dqueries.of(stream.queries), dkeys.of(stream.keys, dqueries.bias)
+    return (streaming_gradient.of(stream, dparams, *cotangents),)
 
 
 _attend.defvjp(_forward, _backward)
@@ -120,7 +131,7 @@ def _numbers(stream: Stream) -> Array:
 def _narrow(stream: Stream, span: tuple[int, int]) -> Stream:
     """Returns a stream with the same queries and only the keys of `span`, as one block."""
     sizes = stream.sizes._replace(near=span[1] - span[0])
-    return dataclasses.replace(stream, sizes=sizes, keys=stream.keys.range(*span))
+    return dataclasses.replace(stream.part(stream.queries, stream.keys.range(*span)), sizes=sizes)
 
 
 def _join(stacked: Any) -> Any:

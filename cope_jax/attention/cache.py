@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention.inputs import head_major
+from cope_jax.attention.blocks import head_major
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least

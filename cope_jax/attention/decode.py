@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array
+from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
 from cope_jax.attention.cache import Cache, check_fit, check_layer
+from cope_jax.attention.checks import check_embedded, checked_bias, checked_positive
 from cope_jax.attention.full import softmax_over, weigh
-from cope_jax.attention.inputs import Inputs, check_embedded, head_major
-from cope_jax.attention.mask import Mask
+from cope_jax.attention.request import Request
 from cope_jax.attention.streaming_softmax import all_rows
 from cope_jax.encodings import Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
@@ -44,6 +45,9 @@ def attend_cached(
     embedded: bool = False,
     layer: int | Array | None = None,
     window: int | None = None,
+    bias: Any = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
 ) -> Array:
     """Computes causal attention from the L tokens that were entered last to all tokens in the cache.
 
@@ -58,6 +62,9 @@ def attend_cached(
       embedded: see `attend`.
       layer: index of the layer, from 0 to N−1, or None if the cache is for one layer.
       window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
+      bias: see `attend`; the last axis has an entry for each slot of the cache, `[B, H, L, C]`.
+      scale: see `attend`.
+      logits_soft_cap: see `attend`.
 
     Returns:
       out_BLHK, in the type of the values. It is NaN if more tokens were entered than there are slots.
@@ -82,23 +89,36 @@ def attend_cached(
     rotated_BLHK = encoding.rotate(q_BLHK, features, positions_BL)
     indices_C = jnp.arange(cache.capacity, dtype=jnp.int32)
     indices_L = cache.filled - length + jnp.arange(length, dtype=jnp.int32)
-    inputs = Inputs(
+    queries = QueryBlock(
         q=head_major(q_BLHK),
         rotated_q=head_major(rotated_BLHK),
-        rotated_k=keys.k,
-        v=keys.v,
-        q_v=own.v if encoding.traits.sink_value == "own" else None,
-        q_features=own.features,
-        k_features=keys.features,
-        q_positions=positions_BL,
-        k_positions=cache.positions_BC,
-        mask=Mask(indices_L, indices_C, segment_ids_BL, cache.segment_ids_BC, causal=True, window=window),
-        drop=None,
+        v=own.v if encoding.traits.sink_value == "own" else None,
+        features=own.features,
+        positions=positions_BL,
+        indices=indices_L,
+        segment_ids=segment_ids_BL,
     )
-    pairs = inputs.pairs()
+    slots = KeyBlock(
+        k=keys.k,
+        v=keys.v,
+        features=keys.features,
+        positions=cache.positions_BC,
+        indices=indices_C,
+        segment_ids=cache.segment_ids_BC,
+        bias=checked_bias(bias, (len(q_BLHK), q_BLHK.shape[2], length, cache.capacity)),
+    )
+    request = Request(
+        queries,
+        slots,
+        window=window,
+        scale=checked_positive("scale", scale),
+        soft_cap=checked_positive("logits_soft_cap", logits_soft_cap),
+        by_head=True,
+    )
+    pairs = request.pairs()
     logits_BHLC, carry = _cached_logits(encoding, pairs, jnp.minimum(cache.filled, cache.capacity))
     weights_BHLC, sink_BHL = softmax_over(logits_BHLC, pairs.mask, encoding.sink(carry))
-    return head_major(weigh(weights_BHLC, sink_BHL, inputs.v, inputs.q_v))
+    return head_major(weigh(weights_BHLC, sink_BHL, slots.v, queries.v))
 
 
 def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Array, Carry]:

@@ -1,15 +1,25 @@
 """Attention that stores the full matrix of pairs: the readable reference."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array
-from cope_jax.attention.inputs import Inputs, head_major
+from cope_jax.attention.blocks import head_major
+from cope_jax.attention.request import Plan, Request, prepare
 from cope_jax.encodings import Encoding
 from cope_jax.ops.grouped_matmul import group, ungroup
 
 
-def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
+def plan(encoding: Encoding, request: Request) -> Plan:
+    """Returns the plan to run `full_attention`, which runs every request."""
+    if not request.keys.v.shape[1] and encoding.traits.splits_queries:
+        return Plan("full", request.zeros)  # the hooks of encodings may need a key
+    return Plan("full", lambda: full_attention(encoding, request))
+
+
+def full_attention(encoding: Encoding, request: Request) -> Array:
     """Computes attention with all L·M pairs in memory, as one block of keys.
 
     out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)). The softmax is over the keys that the query may see, and
@@ -18,21 +28,35 @@ def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
     Returns:
       out_BLHK, in the type of the values.
     """
-    weights_BHLM, sink_BHL = _weights(encoding, inputs)
-    if inputs.drop is not None:
-        mask = inputs.mask
-        weights_BHLM = weights_BHLM * inputs.drop(mask.q_indices_L, mask.k_indices_M, weights_BHLM.dtype)
-    return head_major(weigh(weights_BHLM, sink_BHL, inputs.v, inputs.q_v))
+    request = request.head_major()
+    weights_BHLM, sink_BHL = weights_of(encoding, request)
+    queries, keys = request.queries, request.keys
+    if request.drop is not None:
+        weights_BHLM = weights_BHLM * request.drop(queries.indices, keys.indices, weights_BHLM.dtype)
+    return head_major(weigh(weights_BHLM, sink_BHL, keys.v, queries.v))
 
 
-def attention_weights(encoding: Encoding, inputs: Inputs) -> Array:
-    """Returns the attention weights a_BHLM of each query over all keys, in float32 (float64 for float64 inputs)."""
-    return _weights(encoding, inputs)[0]
+def attention_weights(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array, *, encoding: Encoding, **arguments: Any) -> Array:
+    """Returns the weights a_BHLM that `attend` gives to the keys, before dropout; the arguments are those of `attend`.
+
+    The weights are float32 (float64 for float64 inputs). A row sums to 1 without the weight of a sink, and is 0 if the
+    query sees no key. All L·M pairs are in memory.
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> from cope_jax import encodings
+    >>> encoding = encodings.create("alibi", num_heads=2, head_dim=8, rngs=nnx.Rngs(0))
+    >>> q = k = v = jax.random.normal(jax.random.key(0), (1, 5, 2, 8))
+    >>> attention_weights(q, k, v, encoding=encoding).sum(axis=-1).round(4).min().item()
+    1.0
+    """
+    return weights_of(encoding, prepare(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, **arguments))[0]
 
 
-def _weights(encoding: Encoding, inputs: Inputs) -> tuple[Array, Array | None]:
-    pairs = inputs.pairs()
-    logits_BHLM, carry = encoding.score(pairs, encoding.initial_carry(inputs.q, inputs.q_features))
+def weights_of(encoding: Encoding, request: Request) -> tuple[Array, Array | None]:
+    """Returns (the weights a_BHLM, the weight of the sink or None)."""
+    pairs = request.pairs()
+    logits_BHLM, carry = encoding.score(pairs, encoding.initial_carry(pairs.q, pairs.q_features))
     return softmax_over(logits_BHLM, pairs.mask, encoding.sink(carry))
 
 

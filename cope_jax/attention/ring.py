@@ -15,70 +15,72 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import streaming_gradient, streaming_softmax
-from cope_jax.attention.blockwise import RESIDUALS
-from cope_jax.attention.inputs import Inputs
+from cope_jax.attention.blocks import QueryBlock, along_sequence, pad_by
+from cope_jax.attention.blockwise import COUPLED, RESIDUALS
+from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.attention.ring_chunk import ChunkAttention, chunk_attention
 from cope_jax.attention.ring_schedule import Ring
+from cope_jax.attention.stream import Stream, carry_of, needs_one_block, stream_of
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
-from cope_jax.attention.tiles import BlockSizes, QueryBlock, Stream, along_sequence, needs_one_block, pad_by
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 
 T = TypeVar("T")
 
 
-def ring_attention(
-    encoding: Encoding,
-    inputs: Inputs,
-    axis: str,
-    blocks: BlockSizes | None = None,
-    *,
-    head_axis: str | None = None,
-    resident: int | None = None,
-    interpret: bool = False,
-) -> Array:
-    """Computes the result of `full_attention`, with the sequence split over the devices of a mesh axis.
+def plan(
+    encoding: Encoding, request: Request, *, resident: int | None = None, interpret: bool = False
+) -> Plan | Reason:
+    """Returns the plan to compute the result of `full_attention` with the sequence split over the devices of an axis.
 
     The caller sets the mesh with `jax.set_mesh`. Tokens are in their natural order in inputs and outputs. Inputs should
     already be split over the axis. If the length is a multiple of the number of devices, no device then has more than
-    its share of the keys. XLA handles the other axes of the mesh, except `head_axis` in kernels.
+    its share of the keys. XLA handles the other axes of the mesh, except that of the heads in kernels.
+
+    In a ring only causal attention visits all keys of a query from the nearest to the farthest, so a carry with sums
+    needs causal attention.
 
     Args:
       encoding: the encoding.
-      inputs: see `prepare`.
-      axis: the axis of the mesh.
-      blocks: the sizes of blocks within a chunk (see `ring_schedule`).
-      head_axis: the axis of the mesh that splits the heads; only kernels need it.
+      request: the request; its `blocks` are the sizes of blocks within a chunk (see `ring_schedule`).
       resident: how many keys are in fast memory at a time, if kernels for TPUs compute attention within a chunk.
       interpret: run these kernels on any backend, slowly.
 
-    Returns:
-      out_BLHK, in the type of the values.
-
     Raises:
-      ConfigError: the mesh does not have this axis, the numbers of queries and keys differ, a mask is given, the
-        encoding does not split the keys, its carry has a `state`, or `resident` is given without kernels. Also if the
-        carry has sums and attention is not causal, because in a ring only causal attention visits all keys of a query
-        from the nearest to the farthest.
+      ConfigError: the mesh does not have the axis of the layout, or the options of kernels are given without kernels.
     """
+    axis = request.layout.length
+    if axis is None:
+        raise ConfigError("ring attention needs the axis of the mesh that splits the sequence: give sequence_axis")
     ring = Ring.of(axis)
-    length, keys = inputs.q.shape[2], inputs.v.shape[2]
+    if reason := _reason(encoding, request):
+        return reason
+    if not request.length:
+        return Plan("ring", request.zeros)
+    chunk, sizes = chunk_attention(encoding, request, ring, resident=resident, interpret=interpret)
+
+    def run() -> Array:
+        return _attend(ring, chunk, stream_of(encoding, request, sizes, one_block=False, padding=0))
+
+    return Plan(chunk.name, run)
+
+
+def _reason(encoding: Encoding, request: Request) -> Reason | None:
+    """Returns why a ring cannot run the request; None if it can."""
+    length, keys = request.length, len(request.keys.indices)
+    if not encoding.traits.splits_queries:
+        return COUPLED
     if length != keys:
-        raise ConfigError(
-            f"ring attention needs as many queries as keys, got {length} and {keys}: choose 'full' or 'blockwise'"
-        )
-    if inputs.mask.given_B1LM is not None:
-        raise ConfigError("ring attention takes no mask: use causal, window and segment ids, or choose 'blockwise'")
-    if not length:
-        return jnp.zeros((len(inputs.q), 0, inputs.q.shape[1], inputs.v.shape[-1]), inputs.v.dtype)
-    if needs_one_block(encoding, inputs):
-        raise ConfigError("ring attention splits the keys, but this encoding cannot: choose 'full' or 'blockwise'")
-    carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-    if jax.tree.leaves(carry.sums) and not inputs.mask.causal:
-        raise ConfigError("ring attention must be causal if the encoding sums over keys, as cope does: set causal=True")
-    options: Any = {"head_axis": head_axis, "resident": resident, "interpret": interpret}
-    own, sizes = chunk_attention(encoding, inputs, ring, blocks, **options)
-    return _attend(ring, own, Stream.of(encoding, inputs, sizes, one_block=False, padding=0))
+        return Reason(f"it needs as many queries as keys, got {length} and {keys}", "choose 'full' or 'blockwise'")
+    if request.keys.given is not None:
+        return Reason("it takes no mask", "use causal, window and segment ids, or choose 'blockwise'")
+    if request.keys.bias is not None:
+        return Reason("it takes no bias", "choose 'full' or 'blockwise'")
+    if length and needs_one_block(encoding, request):
+        return Reason("it splits the keys, but this encoding cannot", "choose 'full' or 'blockwise'")
+    if length and not request.causal and jax.tree.leaves(carry_of(encoding, request).sums):
+        return Reason("it must be causal if the encoding sums over keys, as cope does", "set causal=True")
+    return None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # a partly manual program must be compiled, not run op by op
@@ -194,8 +196,9 @@ _attend_placed.defvjp(_forward, _backward)
 
 def _split(stream: Stream) -> Any:
     """Marks the parts of a stream that are split by chunks, in the form that `Ring.sharded` accepts."""
-    kinds: Any = {"params": False, "queries": True, "keys": True, "drop": False}
-    return dataclasses.replace(stream, **kinds)
+    kinds: Any = {"queries": True, "keys": True, "drop": False}
+    unsplit: Any = False
+    return dataclasses.replace(stream, params=unsplit, request=dataclasses.replace(stream.request, **kinds))
 
 
 def _alone(state: Gradients) -> Gradients:

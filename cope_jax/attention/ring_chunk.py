@@ -1,20 +1,18 @@
 """How a device of the ring computes attention of its queries to the keys that have arrived: with kernels, or by XLA."""
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
-import jax
-
 from cope_jax.attention import placement, streaming_gradient, streaming_softmax
+from cope_jax.attention.blocks import BlockSizes
 from cope_jax.attention.blockwise import SIZES
-from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.kernels.tpu import tpu_attention, tpu_flash
 from cope_jax.attention.kernels.tpu.tpu_arguments import Execution
+from cope_jax.attention.request import Request
 from cope_jax.attention.ring_schedule import Ring
+from cope_jax.attention.stream import Stream, carry_of
 from cope_jax.attention.streaming_gradient import Gradients, Residuals
 from cope_jax.attention.streaming_softmax import State
-from cope_jax.attention.tiles import BlockSizes, Stream
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 
@@ -26,11 +24,13 @@ class ChunkAttention(NamedTuple):
       pieces: the number of pieces of a chunk of queries, which are computed one after the other.
       size: the number of queries of a piece.
       execution: how the kernels run; None if XLA computes attention, block by block.
+      name: what runs, for the log.
     """
 
     pieces: int
     size: int
     execution: Execution | None = None
+    name: str = "ring"
 
     def accumulate(self, stream: Stream, state: State) -> State:
         """Computes `streaming_softmax.accumulate`."""
@@ -46,35 +46,33 @@ class ChunkAttention(NamedTuple):
 
 
 def chunk_attention(
-    encoding: Encoding,
-    inputs: Inputs,
-    ring: Ring,
-    blocks: BlockSizes | None,
-    *,
-    head_axis: str | None,
-    resident: int | None,
-    interpret: bool,
+    encoding: Encoding, request: Request, ring: Ring, *, resident: int | None, interpret: bool
 ) -> tuple[ChunkAttention, BlockSizes]:
-    """Chooses kernels where there are some for TPUs; also returns the sizes of blocks. See `ring_attention`."""
-    share = -(-inputs.q.shape[2] // ring.chunks)
+    """Chooses kernels where there are some for TPUs; also returns the sizes of blocks. See `ring.plan`."""
+    share, name = -(-request.length // ring.chunks), "ring"
     if interpret or placement.current_device() in tpu_attention.CHIPS:
-        axes: Any = {"head_axis": head_axis, "sequence_axis": ring.axis}
-        reason = tpu_attention.why_not(encoding, inputs, blocks, **axes, resident=resident, interpret=interpret)
-        if interpret and reason is not None:
-            raise ConfigError(f"ring attention cannot interpret kernels, because {reason}")
-        placement.log_choice("ring, with kernels" if reason is None else "ring, without kernels", reason)
-        if reason is None:
-            carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-            sizes = tpu_attention.sizes_of(encoding, carry, inputs.q.shape[2], inputs.v.shape[2], blocks)
-            size, sizes, parts = chunk_sizes(share, sizes, inputs.rotated_k, inputs.v, resident)
-            execution = dataclasses.replace(tpu_attention.execution_of(size // parts, interpret), head_axis=head_axis)
-            return ChunkAttention(1, size, execution), sizes
+        why = tpu_attention.refusal(encoding, request, resident=resident, interpret=interpret)
+        if interpret and why is not None:
+            raise ConfigError(f"ring attention cannot interpret kernels, because {why}")
+        if why is None:
+            return _with_kernels(encoding, request, share, resident, interpret)
+        name = f"ring, without kernels, because {why}"
     elif resident is not None:
         raise ConfigError("resident is for kernels of TPUs, and this device has none: leave it out")
-    blocks = blocks or SIZES
+    blocks = request.blocks or SIZES
     pieces = -(-share // blocks.queries)
     size = -(-share // pieces)
-    return ChunkAttention(pieces, size), blocks.within(size, pieces * size)
+    return ChunkAttention(pieces, size, name=name), blocks.within(size, pieces * size)
+
+
+def _with_kernels(
+    encoding: Encoding, request: Request, share: int, resident: int | None, interpret: bool
+) -> tuple[ChunkAttention, BlockSizes]:
+    carry, keys = carry_of(encoding, request), request.keys
+    sizes = tpu_attention.sizes_of(encoding, carry, request.length, len(keys.indices), request.blocks)
+    size, sizes, parts = chunk_sizes(share, sizes, keys.k, keys.v, resident)
+    execution = tpu_attention.execution_of(size // parts, request.layout.width, interpret)
+    return ChunkAttention(1, size, execution, "ring, with kernels"), sizes
 
 
 def chunk_sizes(

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.attention.blocks import KeyBlock, QueryBlock
+from cope_jax.attention.stream import Stream, add_cotangent, cotangent
 from cope_jax.attention.streaming_softmax import over_blocks, own_values
-from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream, add_cotangent, cotangent
 from cope_jax.encodings import Carry, Pairs
 from cope_jax.ops.grouped_matmul import content_logits, group, q_times_weights, weights_times_v
 
@@ -48,24 +49,31 @@ class Residuals:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QueryGradients:
-    """Gradients of a `QueryBlock`, in the accumulator type."""
+    """Gradients of a `QueryBlock`, in the accumulator type, and of the bias of its pairs, `[B, H, L, M]`."""
 
     q: Array
     rotated_q: Array
     v: Array | None
     features: PyTree
+    bias: Array | None = None
 
     @classmethod
-    def zeros(cls, queries: QueryBlock) -> "QueryGradients":
-        return jax.tree.map(_zeros, cls(queries.q, queries.rotated_q, queries.v, queries.features))
+    def zeros(cls, queries: QueryBlock, bias: Array | None) -> "QueryGradients":
+        return jax.tree.map(_zeros, cls(queries.q, queries.rotated_q, queries.v, queries.features, bias))
 
     def of(self, queries: QueryBlock) -> Any:
         """Converts to the cotangent of `queries`, in the types of `queries`."""
-        like = QueryGradients(queries.q, queries.rotated_q, queries.v, queries.features)
-        cast = jax.tree.map(lambda x, y: x.astype(y.dtype), self, like)
-        features = cotangent(cast.features)
-        own = {"q": cast.q, "rotated_q": cast.rotated_q, "v": cast.v, "features": features}
-        return dataclasses.replace(queries, **own, positions=NONE, indices=NONE, segment_ids=NONE)
+        like = {"q": queries.q, "rotated_q": queries.rotated_q, "v": queries.v, "features": queries.features}
+        cast = {name: jax.tree.map(lambda x, y: x.astype(y.dtype), getattr(self, name), y) for name, y in like.items()}
+        cast["features"] = cotangent(cast["features"])
+        return dataclasses.replace(queries, **cast, positions=NONE, indices=NONE, segment_ids=NONE)
+
+    def among(self, first: int, keys: int) -> "QueryGradients":
+        """Returns the gradients for `keys` keys, if those of the bias are for some keys from `first` on."""
+        if self.bias is None:
+            return self
+        after = keys - first - self.bias.shape[3]
+        return dataclasses.replace(self, bias=jnp.pad(self.bias, [(0, 0), (0, 0), (0, 0), (first, after)]))
 
 
 @jax.tree_util.register_dataclass
@@ -81,25 +89,27 @@ class KeyGradients:
     def zeros(cls, keys: KeyBlock) -> "KeyGradients":
         return jax.tree.map(_zeros, cls(jnp.swapaxes(keys.k, 2, 3), jnp.swapaxes(keys.v, 2, 3), keys.features))
 
-    def of(self, keys: KeyBlock) -> Any:
-        """Converts to the cotangent of `keys`, in the types of `keys`."""
+    def of(self, keys: KeyBlock, bias: Array | None = None) -> Any:
+        """Converts to the cotangent of `keys`, in the types of `keys`; `bias` is the gradient of the bias."""
         k, v = jnp.swapaxes(self.k, 2, 3).astype(keys.k.dtype), jnp.swapaxes(self.v, 2, 3).astype(keys.v.dtype)
         features = cotangent(jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features))
+        bias = None if bias is None or keys.bias is None else bias.astype(keys.bias.dtype)
         none = {"positions": NONE, "indices": NONE, "segment_ids": NONE, "given": NONE}
-        return dataclasses.replace(keys, k=k, v=v, features=features, **none)
+        return dataclasses.replace(keys, k=k, v=v, features=features, bias=bias, **none)
 
     def add(self, end: Array | int, k: Array, v: Array, features: PyTree) -> "KeyGradients":
         """Adds the gradients `k`, `v` and `features` of the block of keys before `end` (see `KeyBlock.block`)."""
         start = jnp.maximum(end - k.shape[-1], 0)
+        features = jax.tree.map(lambda whole, x: _add_at(2, start, whole, x), self.features, features)
+        return KeyGradients(_add_at(3, start, self.k, k), _add_at(3, start, self.v, v), features)
 
-        def add(axis: int, whole: Array, part: Array) -> Array:
-            if part.dtype == jax.dtypes.float0:
-                return whole
-            old = jax.lax.dynamic_slice_in_dim(whole, start, part.shape[axis], axis)
-            return jax.lax.dynamic_update_slice_in_dim(whole, old + part.astype(whole.dtype), start, axis)
 
-        own = jax.tree.map(lambda whole, part: add(2, whole, part), self.features, features)
-        return KeyGradients(add(3, self.k, k), add(3, self.v, v), own)
+def _add_at(axis: int, start: Array, whole: Array, x: Array) -> Array:
+    """Adds x to the entries of `whole` from `start` on; what is no gradient adds nothing."""
+    if x.dtype == jax.dtypes.float0:
+        return whole
+    old = jax.lax.dynamic_slice_in_dim(whole, start, x.shape[axis], axis)
+    return jax.lax.dynamic_update_slice_in_dim(whole, old + x.astype(whole.dtype), start, axis)
 
 
 def _zeros(x: Array) -> Array:
@@ -131,7 +141,11 @@ class Gradients:
         """Adds the contribution of the block of keys before `end`, from `block_gradients`."""
         drest, dparams = jax.tree.map(add_cotangent, (self.drest, self.params), (own.drest, own.params))
         dkeys = self.keys.add(end, own.keys.k, own.keys.v, own.keys.features)
-        return Gradients(own.carry, own.dsums, drest, _add(self.queries, own.queries), dparams, dkeys)
+        dqueries, dbias = _add(self.queries, own.queries), own.queries.bias
+        if self.queries.bias is not None and dbias is not None:
+            start = jnp.maximum(end - dbias.shape[3], 0)
+            dqueries = dataclasses.replace(dqueries, bias=_add_at(3, start, self.queries.bias, dbias))
+        return Gradients(own.carry, own.dsums, drest, dqueries, dparams, dkeys)
 
 
 def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients:
@@ -139,7 +153,8 @@ def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients
     carry = stream.initial_carry()
     drest = jax.tree.map(jnp.zeros_like, carry if stream.one_block else carry._replace(sums=()))
     zeros = jax.tree.map(jnp.zeros_like, stream.params)
-    return Gradients(carry, residuals.dcarry, drest, QueryGradients.zeros(stream.queries), zeros, keys)
+    dqueries = QueryGradients.zeros(stream.queries, stream.keys.bias)
+    return Gradients(carry, residuals.dcarry, drest, dqueries, zeros, keys)
 
 
 def backward(stream: Stream, residuals: Residuals, state: Gradients) -> Gradients:
@@ -169,39 +184,93 @@ def block_gradients(
     saturated: bool,
 ) -> Gradients:
     """Computes what one block of keys contributes to the gradients, and the carry and `dsums` after the block."""
-    queries, drop, before, dq_v = stream.queries, stream.drop, carry, None
     pairs = stream.pairs(block, masked)
-    scored_BHLM, carry, vjp = _score(stream, pairs, carry, saturated)
-    weights_BHLM = jnp.where(pairs.mask, jnp.exp(scored_BHLM - residuals.logsumexp[..., None]), 0)
+    if saturated:
+        return _saturated_block(stream, residuals, block, pairs, carry, dsums)
+    if stream.one_block:
+        return _only_block(stream, residuals, block, pairs, carry, dsums)
+    return _counting_block(stream, residuals, block, pairs, carry, dsums)
+
+
+def _saturated_block(
+    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, carry: Carry, dsums: tuple[Array, ...]
+) -> Gradients:
+    """`block_gradients` of a block in which all rows are saturated: carry and `dsums` stay."""
+
+    def tail(params: PyTree, pairs: Pairs, carry: Carry) -> Array:
+        return stream.encoding(params).tail(pairs, carry)
+
+    logits_BHLM, vjp = jax.vjp(tail, stream.params, pairs, carry)
+    kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)
+    dparams, dpairs, dcarry = vjp(dlogits_BHLM)
+    dqueries, dkeys = _product_gradients(stream, residuals, block, pairs, dpairs, kept_BHLM)
+    return Gradients(carry, dsums, dcarry._replace(sums=()), dqueries, dparams, dkeys)
+
+
+def _only_block(
+    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, carry: Carry, dsums: tuple[Array, ...]
+) -> Gradients:
+    """`block_gradients` if all keys are one block: the sink follows at once, and no block reads the carry after it."""
+
+    def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Array | None]:
+        encoding = stream.encoding(params)
+        logits_BHLM, carry = encoding.score(pairs, carry)
+        return logits_BHLM, encoding.sink(carry)
+
+    (logits_BHLM, sink_BHL), vjp = jax.vjp(score, stream.params, pairs, carry)
+    kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)
+    dsink_BHL, dq_v = _sink_gradients(stream.queries, residuals, sink_BHL)
+    dparams, dpairs, dcarry = vjp((dlogits_BHLM, dsink_BHL))
+    dqueries, dkeys = _product_gradients(stream, residuals, block, pairs, dpairs, kept_BHLM)
+    return Gradients(carry, dsums, dcarry, dataclasses.replace(dqueries, v=dq_v), dparams, dkeys)
+
+
+def _counting_block(
+    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, carry: Carry, dsums: tuple[Array, ...]
+) -> Gradients:
+    """`block_gradients` of a block that changes the carry's sums, which farther blocks read."""
+
+    def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        return stream.encoding(params).score(pairs, carry)
+
+    (logits_BHLM, after), vjp = jax.vjp(score, stream.params, pairs, carry)
+    kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)
+    none = jax.tree.map(jnp.zeros_like, after)
+    if dsums:
+        nearer = jax.tree.leaves(vjp((dlogits_BHLM, cotangent(none)))[-1].sums)
+        dsums = tuple(rest - dsum for rest, dsum in zip(dsums, nearer, strict=True))
+    farther = jax.tree.unflatten(jax.tree.structure(after.sums), dsums)
+    dparams, dpairs, dcarry = vjp((dlogits_BHLM, cotangent(none._replace(sums=farther))))
+    dqueries, dkeys = _product_gradients(stream, residuals, block, pairs, dpairs, kept_BHLM)
+    return Gradients(after, dsums, dcarry._replace(sums=()), dqueries, dparams, dkeys)
+
+
+def _softmax_gradients(
+    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, logits_BHLM: Array
+) -> tuple[Array, Array]:
+    """Returns (the weights that multiplied the values, ∂loss/∂logits), both `[B, H, L, M]`."""
+    weights_BHLM = jnp.where(pairs.mask, jnp.exp(logits_BHLM - residuals.logsumexp[..., None]), 0)
     dweights_BHLM = content_logits(residuals.dout.astype(block.v.dtype), block.v, scale=1.0)
     kept_BHLM = weights_BHLM
-    if drop is not None:
-        scale_BHLM = drop(queries.indices, block.indices, weights_BHLM.dtype)
+    if stream.drop is not None:
+        scale_BHLM = stream.drop(stream.queries.indices, block.indices, weights_BHLM.dtype)
         kept_BHLM, dweights_BHLM = weights_BHLM * scale_BHLM, dweights_BHLM * scale_BHLM
-    dscored_BHLM = weights_BHLM * (dweights_BHLM - residuals.delta[..., None])
-    if saturated:
-        dparams, dpairs, dcarry = vjp(dscored_BHLM)
-    elif stream.one_block:
-        sink_BHL: Any = carry  # `_score` returns the sink in place of the carry
-        dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
-        dparams, dpairs, dcarry = vjp((dscored_BHLM, dsink_BHL))
-        carry = before
-    else:
-        none = jax.tree.map(jnp.zeros_like, carry)
-        if dsums:
-            own = jax.tree.leaves(vjp((dscored_BHLM, cotangent(none)))[-1].sums)
-            dsums = tuple(rest - one for rest, one in zip(dsums, own, strict=True))
-        farther = jax.tree.unflatten(jax.tree.structure(carry.sums), dsums)
-        dparams, dpairs, dcarry = vjp((dscored_BHLM, cotangent(none._replace(sums=farther))))
-    dlogits = (dpairs.logits / queries.rotated_q.shape[-1] ** 0.5).astype(block.k.dtype)
-    dcarry = dcarry if stream.one_block else dcarry._replace(sums=())
-    dqueries = QueryGradients(dpairs.q, weights_times_v(dlogits, block.k), dq_v, dpairs.q_features)
-    groups = block.k.shape[1]
+    return kept_BHLM, weights_BHLM * (dweights_BHLM - residuals.delta[..., None])
+
+
+def _product_gradients(
+    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, dpairs: Pairs, kept_BHLM: Array
+) -> tuple[QueryGradients, KeyGradients]:
+    """Returns the gradients of queries and keys, from those of the pairs, `dpairs`, and of weights times values."""
+    queries, groups = stream.queries, block.k.shape[1]
+    dlogits, dbias = stream.request.content_gradients(pairs.logits, dpairs.logits)
+    dlogits = dlogits.astype(block.k.dtype)
+    dqueries = QueryGradients(dpairs.q, weights_times_v(dlogits, block.k), None, dpairs.q_features, dbias)
     dk = q_times_weights(queries.rotated_q, dlogits, groups)
     dk = jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk
     dv = q_times_weights(residuals.dout.astype(block.v.dtype), kept_BHLM.astype(block.v.dtype), groups)
     dv = jnp.swapaxes(dpairs.v, 2, 3).astype(dv.dtype) + dv
-    return Gradients(carry, dsums, dcarry, dqueries, dparams, KeyGradients(dk, dv, dpairs.k_features))
+    return dqueries, KeyGradients(dk, dv, dpairs.k_features)
 
 
 def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTree, QueryGradients]:
@@ -234,28 +303,8 @@ def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTr
 
 def of(stream: Stream, dparams: PyTree, dqueries: Any, dkeys: Any) -> Any:
     """Returns the cotangent of a stream, built from the cotangents of its parts."""
-    return dataclasses.replace(stream, params=cotangent(dparams), queries=dqueries, keys=dkeys, drop=NONE)
-
-
-def _score(stream: Stream, pairs: Pairs, carry: Carry, saturated: bool) -> tuple[Array, Any, Any]:
-    """Returns (logits of a block, carry after the block, their VJP).
-
-    If all keys are one block, the sink replaces the carry.
-    """
-
-    def tail(params: PyTree, pairs: Pairs, carry: Carry) -> Array:
-        return stream.encoding(params).tail(pairs, carry)
-
-    def score(params: PyTree, pairs: Pairs, carry: Carry) -> Any:
-        encoding = stream.encoding(params)
-        logits_BHLM, carry = encoding.score(pairs, carry)
-        return logits_BHLM, encoding.sink(carry) if stream.one_block else carry
-
-    if saturated:
-        logits_BHLM, vjp = jax.vjp(tail, stream.params, pairs, carry)
-        return logits_BHLM, carry, vjp
-    (logits_BHLM, after), vjp = jax.vjp(score, stream.params, pairs, carry)
-    return logits_BHLM, after, vjp
+    request = dataclasses.replace(stream.request, queries=dqueries, keys=dkeys, drop=NONE)
+    return dataclasses.replace(stream, params=cotangent(dparams), request=request)
 
 
 def _sink_gradients(
@@ -277,7 +326,8 @@ def _sink_gradients(
 
 
 def _add(gradients: QueryGradients, more: QueryGradients) -> QueryGradients:
-    """Adds `more` to `gradients`; a `v` of None adds nothing."""
+    """Adds `more` to `gradients`, except to the bias; a `v` of None adds nothing."""
     v = gradients.v if more.v is None or gradients.v is None else gradients.v + more.v
-    rest = jax.tree.map(add_cotangent, dataclasses.replace(gradients, v=None), dataclasses.replace(more, v=None))
-    return dataclasses.replace(rest, v=v)
+    none: Any = {"v": None, "bias": None}
+    rest = jax.tree.map(add_cotangent, dataclasses.replace(gradients, **none), dataclasses.replace(more, **none))
+    return dataclasses.replace(rest, v=v, bias=gradients.bias)

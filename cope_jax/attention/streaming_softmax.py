@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array, accumulator_dtype
-from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream
+from cope_jax.attention.blocks import KeyBlock, QueryBlock
+from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Carry
 from cope_jax.ops.grouped_matmul import weights_times_v
 
@@ -97,7 +98,7 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
     sizes = stream.sizes
     if stream.one_block:
         return step(jnp.asarray(sizes.near, jnp.int32), state, size=sizes.near, masked=True, saturated=False)
-    first, end, full, full_end = stream.mask(stream.keys).span()
+    first, end, full, full_end = stream.request.mask.span()
     encoding = stream.encoding(stream.params)
     saturates = encoding.saturated(state.carry) is not None
 

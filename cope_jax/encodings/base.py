@@ -134,7 +134,8 @@ class Tokens:
 
     Attributes:
       x: x_BMD, the input of the attention layer, or None if the caller does not have it.
-      q: q_BMHK before rotation.
+      q: q_BMHK before rotation. Features of a token may depend on its own query only: for tokens before the first
+        query, whose queries a caller does not give, these are zeros.
       k: k_BMGK before rotation.
       v: v_BMGK.
       positions: int32 `[B, M]` or `[1, M]`.
@@ -301,13 +302,13 @@ class Encoding(nnx.Module):
         del carry
         return None
 
-    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
+    def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
         """Returns what `score` adds to the logits as data; None if this data cannot express it.
 
         It is None for a class that overrides `score` but not this method, and for subclasses of a class that overrides
         this method: the description belongs to the class that wrote it.
         """
-        del v_BGMK, k_features
+        del v_BMGK, k_features
         return NativeScore()
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:

@@ -14,10 +14,7 @@ from cope_jax.ops.sums import suffix_sum
 def layer_input(name: str, x_BMD: Array | None) -> Array:
     """Returns x; ConfigError: `Encoding.features` of the encoding `name` was called without x."""
     if x_BMD is None:
-        raise ConfigError(
-            f"{name} needs the layer's input x: pass features=encoding.features(Tokens(x, q, k, v, positions), "
-            "None)[0] to attend; with layers of Flax, which do not pass x on, write a layer of your own"
-        )
+        raise ConfigError(f"{name} needs the input of the layer: pass x to attend")
     return x_BMD
 
 

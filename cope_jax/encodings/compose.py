@@ -100,8 +100,8 @@ class Composed(Encoding):
         sinks = (part.sink(_part(name, carry)) for name, part in self.parts.items())
         return next((logit for logit in sinks if logit is not None), None)
 
-    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
-        scores = [part.native_score(v_BGMK, k_features[name]) for name, part in self.parts.items()]
+    def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
+        scores = [part.native_score(v_BMGK, k_features[name]) for name, part in self.parts.items()]
         counting = [score for score in scores if score is None or score.gates is not None]
         return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 

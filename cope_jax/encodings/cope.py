@@ -123,11 +123,11 @@ class CoPE(Encoding):
         gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
 
-    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
+    def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
         if self.config.position == "mlp":
             return None
         gates: Literal["logits", "keys"] = "logits" if self.config.gate == "query_key" else "keys"
-        gate_keys = {"query_key": None, "value": v_BGMK, "separate_key": k_features}[self.config.gate]
+        gate_keys = {"query_key": None, "value": v_BMGK, "separate_key": k_features}[self.config.gate]
         if self.config.position == "table":
             return NativeScore(gates, gate_keys, table=self._table_NK(jnp.float32))
         return NativeScore(gates, gate_keys, slopes=self._slopes_1H11(jnp.float32).reshape(-1))

@@ -14,7 +14,7 @@ class NativeScore(NamedTuple):
     Attributes:
       gates: what the sigmoid of a gate is taken of: "logits" means s_ij, "keys" means q_i·u_j/√K. None means that
         `score` adds nothing.
-      gate_keys: u_BGMK, the keys of the gates.
+      gate_keys: u_BMGK, the keys of the gates.
       table: e_NK.
       slopes: m_H.
     """

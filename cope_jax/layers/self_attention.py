@@ -7,8 +7,9 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention import Cache, attend, attend_cached, attention_weights, prepare
-from cope_jax.encodings import Encoding, Tokens
+from cope_jax.attention import Cache, attend, attend_cached, prepare
+from cope_jax.attention.full import weights_of
+from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.layers.attention_options import AttentionOptions
 from cope_jax.layers.basic import create_linear
@@ -53,7 +54,7 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
         q, k, v, _ = self._heads(x_BLD, context, context.segment_ids)
-        options = self._attend_options(x_BLD, q, k, v, encoding, context)
+        options = self._attend_options(x_BLD, encoding, context)
         options |= {"dropout_rate": self.config.dropout, "dropout_key": dropout_key}
         out_BLHK = attend(q, k, v, **self._execution(context), **options)
         return self._merge_heads(x_BLD, out_BLHK)
@@ -72,7 +73,7 @@ class SelfAttention(nnx.Module):
         x = self._layer_input(x_BLD)
         cache = cache.append(q, k, v, encoding=encoding, x_BLD=x, layer=layer).with_windows(windows, layer)
         if first:
-            options = self._attend_options(x_BLD, q, k, v, encoding, context)
+            options = self._attend_options(x_BLD, encoding, context)
             out_BLHK = attend(q, k, v, **self._execution(context), **options)
         else:
             out_BLHK = attend_cached(q, cache, encoding=encoding, embedded=True, layer=layer)
@@ -81,8 +82,8 @@ class SelfAttention(nnx.Module):
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
         """The weights, as "attention", and the encoding's maps by name, each `[B, H, L, L]`."""
         q, k, v, _ = self._heads(x_BLD, context, context.segment_ids)
-        inputs = prepare(q, k, v, **self._attend_options(x_BLD, q, k, v, encoding, context))
-        return {"attention": attention_weights(encoding, inputs), **encoding.maps(inputs.pairs())}
+        request = prepare(q, k, v, **self._attend_options(x_BLD, encoding, context))
+        return {"attention": weights_of(encoding, request)[0], **encoding.maps(request.pairs())}
 
     def windows(self, batch: int) -> PyTree:
         """Shapes and types of the layer's state in a cache, besides keys and values."""
@@ -130,19 +131,15 @@ class SelfAttention(nnx.Module):
             return q_BLHK, k_BMGK, v_BMGK, {}
         return self.options.before(x_BLD, q_BLHK, k_BMGK, v_BMGK, segment_ids_BL, windows)
 
-    def _attend_options(
-        self, x_BLD: Array, q_BLHK: Array, k_BMGK: Array, v_BMGK: Array, encoding: Encoding, context: Context
-    ) -> dict[str, Any]:
+    def _attend_options(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Any]:
         if encoding.traits.causal_only and not context.causal:
             raise ConfigError(
                 "the encoding is for causal attention, and this model sees tokens on both sides: choose another, such "
                 "as rope, t5(bidirectional=True), relative(signed=True) or cope_two_sided"
             )
-        x = self._layer_input(x_BLD)
-        tokens = Tokens(x, q_BLHK, k_BMGK, v_BMGK, context.positions, context.segment_ids)
         return {
             "encoding": encoding,
-            "features": encoding.features(tokens, None)[0],
+            "x": self._layer_input(x_BLD),
             "embedded": True,
             "q_positions": context.positions,
             "k_positions": context.positions,

@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.array_types import PyTree
 from cope_jax.attention import attend
-from cope_jax.encodings import AttentionShape, EncodingConfig, Tokens
+from cope_jax.encodings import AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import safetensors_io
 from cope_jax.models import MODELS
@@ -162,10 +162,8 @@ def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -
 
     def outcome(parts: Any) -> PyTree:
         encoding = EncodingConfig(parts).build(shape, rngs=nnx.Rngs(0))
-        positions_1L = jnp.arange(_PROBED, dtype=jnp.int32)[None]
-        features, _ = encoding.features(Tokens(x_BLD, q_BLHK, k_BMGK, v_BMGK, positions_1L), None)
-        embedded_BLD = encoding.embed(x_BLD, positions_1L)
-        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features, embedded=True)
+        embedded_BLD = encoding.embed(x_BLD, jnp.arange(_PROBED, dtype=jnp.int32)[None])
+        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, x=x_BLD, embedded=True)
 
     pairs = zip(outcome(((name, dict(options)),)), outcome(()), strict=True)
     return any(bool(jnp.abs(ours - plain).max() > 1e-5) for ours, plain in pairs)

@@ -5,12 +5,12 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
-from tests.encodings.cases import BATCH, SIZES, build, features_of, jit, parameters, parts, problem, rule_of
+from cope_jax.attention import BlockSizes, Plan, blockwise_attention, full_attention, prepare
+from cope_jax.attention.kernels.tpu import tpu_attention
+from tests.encodings.cases import BATCH, SIZES, build, jit, parameters, parts, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import Sizes
 
@@ -58,16 +58,13 @@ def is_causal_only(spec: str) -> bool:
 
 
 def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
-    """`prepare`, and the indices of the data."""
-    embedded = encoding.embed(arrays["x"], data.k_positions)
-    inputs = prepare(
+    """The request, with the indices of the data."""
+    request = prepare(
         arrays["q"],
         arrays["k"],
         arrays["v"],
         encoding=encoding,
-        features=features_of(
-            encoding, embedded, _queries_of_keys(arrays), arrays["k"], arrays["v"], data.k_positions, data.k_segments
-        ),
+        x=encoding.embed(arrays["x"], data.k_positions),
         embedded=True,
         q_positions=data.q_positions,
         k_positions=data.k_positions,
@@ -78,15 +75,26 @@ def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
         **static,
     )
     if data.q_indices is None:
-        return inputs
-    mask = dataclasses.replace(inputs.mask, q_indices_L=data.q_indices, k_indices_M=data.k_indices)
-    return dataclasses.replace(inputs, mask=mask)
+        return request
+    queries = dataclasses.replace(request.queries, indices=data.q_indices)
+    return dataclasses.replace(request, queries=queries, keys=dataclasses.replace(request.keys, indices=data.k_indices))
 
 
-def _queries_of_keys(arrays: Any) -> Any:
-    """The queries of the tokens that the keys are of: of earlier ones, which attend to nothing here, zeros."""
-    q, earlier = arrays["q"], arrays["k"].shape[1] - arrays["q"].shape[1]
-    return jnp.pad(q, ((0, 0), (max(earlier, 0), 0), (0, 0), (0, 0)))
+def ran(plan: Any) -> Any:
+    """The result of a plan."""
+    assert isinstance(plan, Plan), plan
+    return plan.run()
+
+
+def in_blocks(blocks: Any, attention: Any = blockwise_attention) -> Any:
+    """An implementation, with these sizes of blocks."""
+    sizes = None if blocks is None else BlockSizes(*blocks)
+    return lambda encoding, request: attention(encoding, dataclasses.replace(request, blocks=sizes))
+
+
+def interpreted(blocks: Any, resident: int | None = None) -> Any:
+    """The kernels for TPUs, interpreted."""
+    return in_blocks(blocks, lambda *call: ran(tpu_attention.plan(*call, resident=resident, interpret=True)))
 
 
 def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
@@ -102,7 +110,7 @@ def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, 
 
 def full_and_blockwise(graphdef: Any, state: Any, arrays: Any, data: Data, *, blocks: BlockSizes, **static: Any) -> Any:
     """Both implementations' `value_and_gradients`."""
-    return with_full(functools.partial(blockwise_attention, blocks=blocks), graphdef, state, arrays, data, **static)
+    return with_full(in_blocks(blocks), graphdef, state, arrays, data, **static)
 
 
 def with_full(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
@@ -186,7 +194,7 @@ def assert_equals_full(
 
     With `no_keys` all keys are 0, so every gate is exactly ½, and every second position is whole.
     """
-    data = plain(length, keys)
+    data = plain(length, keys)._replace(q_indices=None, k_indices=None)  # kernels know them while tracing
     if segments is not None:
         ids = segment_ids(segments, keys)
         data = data._replace(k_segments=ids, q_segments=ids[:, keys - length :])

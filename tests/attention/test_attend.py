@@ -189,7 +189,8 @@ def test_dropout_zeroes_some_weights_and_scales_the_rest():
 def test_auto_takes_what_was_measured_to_be_faster(length, keys, name, monkeypatch):
     taken = []
     for one in ("full", "blockwise"):
-        monkeypatch.setitem(attention.IMPLEMENTATIONS, one, lambda encoding, inputs, one=one: taken.append(one))
+        plan = attention.Plan(one, lambda one=one: taken.append(one))
+        monkeypatch.setitem(attention.BACKENDS, one, lambda encoding, request, plan=plan: plan)
     q, k = jnp.ones((1, length, 1, 4)), jnp.ones((1, keys, 1, 4))
     attend(q, k, k, encoding=encodings.create("none", num_heads=1, head_dim=4, rngs=nnx.Rngs(0)))
     assert taken == [name]

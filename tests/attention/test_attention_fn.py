@@ -55,6 +55,42 @@ def test_linen_without_positions_is_flax_attention(kind):
     np.testing.assert_allclose(ours.apply(variables, X, **kind), own.apply(variables, X, **kind), rtol=0, atol=1e-5)
 
 
+def test_a_bias_is_flax_attention_with_it():
+    q, k, v = jax.random.normal(jax.random.key(1), (3, BATCH, LENGTH, HEADS, WIDTH // HEADS))
+    bias = jax.random.normal(jax.random.key(2), (1, HEADS, LENGTH, LENGTH))
+    exact = nnx.dot_product_attention(q, k, v, bias=bias)
+    np.testing.assert_allclose(AttentionFn(encoding_of())(q, k, v, bias=bias), exact, rtol=0, atol=1e-5)
+
+
+def test_a_layer_within_reading_and_one_of_linen_give_the_input_to_the_encoding():
+    """Compiled too; and after the context it is gone."""
+    fox = encodings.create("fox", num_heads=HEADS, head_dim=WIDTH // HEADS, rngs=nnx.Rngs(0))
+    layer = layer_of(AttentionFn(fox, causal=True))
+
+    @nnx.jit
+    def run(layer, x):
+        with layer.attention_fn.reading(x):
+            return layer(x)
+
+    q, k, v = (dense(X) for dense in (layer.query, layer.key, layer.value))
+    exact = layer.out(attend(q, k, v, encoding=fox, x=X))
+    for x in (2 * X, X):
+        found = run(layer, x)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)
+    assert np.abs(exact - layer.out(attend(q, k, v, encoding=encoding_of()))).max() > 1e-3
+    with pytest.raises(ConfigError, match="fox needs the input of the layer: pass x to attend"):
+        layer(X)
+
+    class Own(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            fn = AttentionFn(fox, x=x, causal=True)
+            return linen.MultiHeadDotProductAttention(HEADS, attention_fn=fn)(x)
+
+    variables = Own().init(jax.random.key(0), X)
+    assert Own().apply(variables, X).shape == X.shape
+
+
 def test_an_optimizer_trains_the_encoding_of_a_layer():
     layer = layer_of(AttentionFn(encoding_of("cope(npos_max=4)"), implementation="blockwise", blocks=(4, 2, 4)))
     optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
@@ -81,7 +117,7 @@ def test_options_dropout_and_type_reach_attend():
 
 
 UNSERVED = {
-    "bias": ({"bias": jnp.zeros((1, 1, LENGTH, LENGTH))}, "does not support bias"),
+    "bias of some keys": ({"bias": jnp.zeros((1, 1, LENGTH, 1))}, "bias must have shape"),
     "precision": ({"precision": "highest"}, "does not support precision"),
     "weights": ({"module": object()}, r"does not support module \(sow_weights=True\)"),
     "product of queries and keys": ({"qk_attn_weights_einsum": jnp.einsum}, "does not support qk_attn_weights_einsum"),

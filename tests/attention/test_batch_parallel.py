@@ -1,5 +1,6 @@
 """Each device attends for its own examples, and that is the attention of all."""
 
+import dataclasses
 import functools
 import re
 
@@ -11,20 +12,16 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from cope_jax import encodings
-from cope_jax.attention import attend, full_attention
-from cope_jax.attention.attend import shard_batch
-from cope_jax.attention.blockwise import blockwise_attention
-from cope_jax.attention.ring import ring_attention
-from cope_jax.attention.tiles import BlockSizes
+from cope_jax.attention import attend, full_attention, placement, ring
 from cope_jax.errors import ConfigError
-from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
+from cope_jax.layout import Layout
+from tests.attention.problems import arrays_of, assert_equal, in_blocks, plain, ran, value_and_gradients
 from tests.encodings.cases import build, jit
 
 pytestmark = pytest.mark.xdist_group("ring")
 BATCH, LENGTH = 4, 6
 AXES = ("data", "fsdp")
-RING = functools.partial(ring_attention, axis="sequence", blocks=BlockSizes(2, 1, 2))
-BLOCKWISE = functools.partial(blockwise_attention, blocks=BlockSizes(2, 3, 2))
+BLOCKWISE, RING = in_blocks((2, 3, 2)), in_blocks((2, 1, 2), lambda *call: ran(ring.plan(*call)))
 
 
 def mesh_of(data=2, fsdp=2, sequence=1):
@@ -61,8 +58,9 @@ def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64
     def run(how, state, arrays, data):
         return value_and_gradients(how, graphdef, state, arrays, data, **options)
 
-    def split(encoding, inputs):
-        return shard_batch(how, encoding, inputs, axes)
+    def split(encoding, request):
+        layout = Layout(batch=tuple(axes), length="sequence" if how is RING else None)
+        return placement.shard_batch(how, encoding, dataclasses.replace(request, layout=layout))
 
     whole = BLOCKWISE if how is RING else how
     exact = jit(functools.partial(run, whole))(state, arrays, data)

@@ -15,7 +15,7 @@ from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import CASES, FEW, LENGTH, SIZES, build, features_of, jit, problem, splits_queries
+from tests.encodings.cases import CASES, FEW, LENGTH, SIZES, build, jit, problem, splits_queries
 
 # The first row has two tokens of padding, the second holds two documents.
 SEGMENTS = np.array([[-1, -1, 0, 0, 0, 0], [4, 4, 4, 7, 7, 7]], np.int32)
@@ -47,7 +47,7 @@ def whole(encoding, inputs, **options):
         k,
         v,
         encoding=encoding,
-        features=features_of(encoding, x, q, k, v, POSITIONS, SEGMENTS),
+        x=x,
         embedded=True,
         q_positions=POSITIONS,
         k_positions=POSITIONS,

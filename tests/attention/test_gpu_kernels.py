@@ -16,12 +16,12 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 from cope_jax import encodings
-from cope_jax.attention import attend, full_attention, fused, prepare
-from cope_jax.attention.attend import choose
+from cope_jax.attention import Reason, attend, full_attention, fused, prepare
+from cope_jax.attention.attend import automatic
 from cope_jax.attention.kernels.gpu import gpu_attention
 from cope_jax.attention.kernels.gpu.gpu_attention import Sizes
 from cope_jax.errors import ConfigError
-from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full
+from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full, ran
 from tests.oracle.encodings import Sizes as Shapes
 
 triton = pytest.importorskip("triton", reason="needs the extra gpu-kernels")
@@ -56,7 +56,10 @@ def interpret(launch, *arrays):
 
 # On a GPU, with JAX_PLATFORMS=cuda, the kernels themselves run: see tests/conftest.py.
 RUN = interpret if os.environ.get("TRITON_INTERPRET") == "1" else None
-attention = functools.partial(gpu_attention.attention, device=H200 if RUN else jax.devices()[0].device_kind, run=RUN)
+
+
+def attention(encoding, request):
+    return ran(gpu_attention.plan(encoding, request, device=H200 if RUN else None, run=RUN))
 
 
 def compare(spec, length, keys, sizes=SHAPES, **options):
@@ -183,8 +186,8 @@ from cope_jax.attention import attend
 from tools.compile_check import chips
 from tools.compile_check.kernel_cycles import Problem
 mesh = Mesh(np.array(chips.describe("h200:1").devices), ("device",), axis_types=(AxisType.Auto,))
-def attention(encoding, q, k, v, features):
-    return attend(q, k, v, encoding=encoding, features=features, embedded=True, implementation="fused")
+def attention(encoding, x, q, k, v):
+    return attend(q, k, v, encoding=encoding, x=x, embedded=True, implementation="fused")
 step, arguments = Problem("cope", 1_000_000, 8, 8, 64, "bfloat16").step(attention, NamedSharding(mesh, PartitionSpec()))
 with jax.set_mesh(mesh):
     program = jax.jit(step).lower(*arguments).compile()
@@ -212,8 +215,9 @@ def test_attend_takes_it_on_request_and_says_why_it_cannot():
         encoding = encodings.create(spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0))
         x = jnp.ones((1, 70, 2, width), dtype)
         with on(kind):
-            assert choose(x, x) == "blockwise"  # until the kernels have been measured on a GPU
-            return fused.why_not(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
+            assert automatic(70, 70) == ("blockwise", "full")  # until the kernels have been measured on a GPU
+            answer = fused.plan(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
+            return answer.why if isinstance(answer, Reason) else None
 
     assert reason("cope(npos_max=8)") is None
     assert "cannot express what this encoding adds" in reason("alibi")
@@ -233,6 +237,5 @@ def test_without_jax_triton_it_says_how_to_install_it(monkeypatch):
     encoding = encodings.create("rope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
     x = jnp.ones((1, 70, 2, 16))
     monkeypatch.setattr(gpu_attention.importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'cope-jax[gpu-kernels]'" in gpu_attention.why_not(
-        encoding, prepare(x, x, x, encoding=encoding), H200
-    )
+    answer = gpu_attention.plan(encoding, prepare(x, x, x, encoding=encoding), device=H200)
+    assert "pip install 'cope-jax[gpu-kernels]'" in answer.why

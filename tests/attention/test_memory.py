@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.attention import BlockSizes, blockwise_attention, full_attention
+from cope_jax.attention import full_attention
+from tests.attention import problems
 from tests.attention.problems import arrays_of, plain, value_and_gradients
 from tests.encodings.cases import CASES, build, jit
 from tests.ops.jaxprs import equations
@@ -30,9 +31,8 @@ def quadratic(attention, spec, **static):
     return {shape for shape in shapes if sum(n >= LENGTH for n in shape) > 1 or np.prod(shape) >= pairs}
 
 
-def in_blocks(encoding, inputs):
-    # Small, for what a TPU fuses has an axis of the table beside those of a block.
-    return blockwise_attention(encoding, inputs, BlockSizes(16, 32, 64))
+# Small, for what a TPU fuses has an axis of the table beside those of a block.
+in_blocks = problems.in_blocks((16, 32, 64))
 
 
 @pytest.mark.parametrize("spec", CASES)

@@ -1,5 +1,6 @@
 """Attention in C++ says what full attention says, in value and every gradient; without a compiler, XLA works."""
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -14,16 +15,12 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from cope_jax import encodings
-from cope_jax.attention import attend, full_attention, fused, prepare
-from cope_jax.attention.attend import shard_batch
+from cope_jax.attention import Reason, attend, full_attention, placement, prepare
 from cope_jax.attention.kernels.cpu import cpu_attention, library
 from cope_jax.encodings.cope import CoPE
 from cope_jax.errors import ConfigError
-from tests.attention.problems import (
-    DOCUMENTS,
-    SHUFFLED,
-    assert_equals_full,
-)
+from cope_jax.layout import Layout
+from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full, ran
 from tests.encodings.cases import build
 from tests.oracle.encodings import Sizes
 
@@ -37,9 +34,16 @@ def native():
         (pytest.fail if "error:" in reason else pytest.skip)(reason)  # an error of the compiler is in our source
 
 
-native_attention = functools.partial(cpu_attention.attention, device=fused.CPU)
+def native_attention(encoding, request):
+    return ran(cpu_attention.plan(encoding, request))
+
+
+def why_not(encoding, request):
+    answer = cpu_attention.plan(encoding, request)
+    return answer.why if isinstance(answer, Reason) else None
+
+
 compare = functools.partial(assert_equals_full, native_attention, sizes=SIZES)
-why_not = functools.partial(cpu_attention.why_not, device=fused.CPU)
 
 SPECS = [
     "none",
@@ -177,8 +181,10 @@ def test_types_vmap_devices_and_remat():
     assert out(*rounded).dtype == jnp.bfloat16
     np.testing.assert_array_equal(out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded))))
     with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
-        split = shard_batch(native_attention, encoding, prepare(q, k, v, encoding=encoding), ("data",))
-        assert "splits neither the batch nor" in fused.why_not(encoding, prepare(q, k, v, encoding=encoding))
+        request = prepare(q, k, v, encoding=encoding)
+        assert "splits neither the batch nor" in why_not(encoding, request)
+        request = dataclasses.replace(request, layout=Layout(batch=("data",)))
+        split = placement.shard_batch(native_attention, encoding, request)
     np.testing.assert_array_equal(split, whole)
     gradients = [jax.vjp(f, q, k, v)[1](whole) for f in (out, jax.checkpoint(out))]
     jax.tree.map(np.testing.assert_array_equal, *gradients)
@@ -208,6 +214,26 @@ def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot():
         attend(x, x, x, encoding=encoding, implementation="fused", blocks=(16, 16, 16))
 
 
+def test_a_trace_asks_the_encoding_once(monkeypatch):
+    """With its gradient, too, and if devices share the batch."""
+    asked = []
+    described = CoPE.native_score
+    monkeypatch.setattr(CoPE, "native_score", lambda *call: asked.append(1) or described(*call))
+    graphdef, state = build("cope(npos_max=20)+rope", sizes=SIZES, dtype=np.float32)
+    q, k = jnp.ones((2, 70, 4, 16)), jnp.ones((2, 70, 2, 16))
+
+    def loss(state, q, **options):
+        return attend(q, k, k, encoding=nnx.merge(graphdef, state), **options).sum()
+
+    jax.eval_shape(loss, state, q)
+    assert asked == [1]
+    jax.eval_shape(jax.grad(loss), state, q)
+    assert asked == [1, 1]
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
+        jax.eval_shape(functools.partial(loss, batch_axes=("data",)), state, q)
+    assert asked == [1, 1, 1]
+
+
 def test_an_encoding_that_changes_how_cope_scores_is_not_taken_for_cope():
     class Doubled(CoPE):
         def score(self, pairs, carry):
@@ -223,7 +249,7 @@ def test_an_encoding_that_changes_how_cope_scores_is_not_taken_for_cope():
         native_score = CoPE.native_score
 
     shape = encodings.AttentionShape(2, 16)
-    v = jnp.zeros((1, 2, 5, 16))
+    v = jnp.zeros((1, 5, 2, 16))
     kinds = (Doubled, Closed, Restated)
     scores = [kind(CoPE.Config(), shape, rngs=nnx.Rngs(0)).native_score(v, ()) for kind in kinds]
     assert [score is None for score in scores] == [True, True, False]

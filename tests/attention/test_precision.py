@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
-from cope_jax.attention.fused import CPU
+from cope_jax.attention import Reason, full_attention, prepare
 from cope_jax.attention.kernels.cpu import cpu_attention
 from cope_jax.encodings import AttentionShape
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.ops.interpolate import interpolate
 from cope_jax.ops.sums import suffix_sum
+from tests.attention import problems
 from tests.encodings.cases import jit
 
 NAMES = ("out", "dq", "dk", "dv", "dtable")
@@ -34,21 +34,22 @@ def value_and_gradients(attention, kind, q, k, v, dout, table):
     def out(q, k, v, table):
         encoding = kind(CoPEConfig(npos_max=len(table)), AttentionShape(1, q.shape[-1]), rngs=nnx.Rngs(0))
         encoding.table[...] = table
-        inputs = prepare(*(a[None, :, None] for a in (q, k, v)), encoding=encoding)
-        return attention(encoding, inputs)[0, :, 0]
+        return attention(encoding, prepare(*(a[None, :, None] for a in (q, k, v)), encoding=encoding))[0, :, 0]
 
     value, pull = jax.vjp(out, q, k, v, table)
     return value, *pull(dout)
 
 
-def in_blocks(encoding, inputs):
-    return blockwise_attention(encoding, inputs, BlockSizes(64, 64, 128))
+in_blocks = problems.in_blocks((64, 64, 128))
 
 
-def in_native_code(encoding, inputs):
-    if reason := cpu_attention.why_not(encoding, inputs, CPU):
-        (pytest.fail if "error:" in reason else pytest.skip)(reason)  # an error of the compiler is in our source
-    return cpu_attention.attention(encoding, inputs, CPU)
+def in_native_code(encoding, request):
+    answer = cpu_attention.plan(encoding, request)
+    if isinstance(answer, Reason):
+        (pytest.fail if "error:" in answer.why else pytest.skip)(
+            answer.why
+        )  # an error of the compiler is in our source
+    return answer.run()
 
 
 def in_float64(arrays):

@@ -1,6 +1,7 @@
 """Ring attention says what one device says, moves keys from neighbour to neighbour, and shares causal work evenly."""
 
 import collections
+import dataclasses
 import functools
 import math
 import re
@@ -13,18 +14,15 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from cope_jax import encodings
-from cope_jax.attention import attend, full_attention, prepare
-from cope_jax.attention.attend import shard_batch
+from cope_jax.attention import BlockSizes, attend, full_attention, placement, prepare, ring
 from cope_jax.attention.blockwise import blockwise_attention
-from cope_jax.attention.ring import ring_attention
 from cope_jax.attention.ring_chunk import chunk_sizes
 from cope_jax.attention.ring_schedule import Ring
-from cope_jax.attention.tiles import BlockSizes
 from cope_jax.encodings import AttentionShape, Carry, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
-from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
+from tests.attention.problems import arrays_of, assert_equal, in_blocks, plain, ran, value_and_gradients
 from tests.encodings.cases import BATCH, CASES, SIZES, build, jit, splits_keys
 from tests.models import cases as models
 
@@ -37,8 +35,14 @@ def mesh_of(devices, data=1, types=(AxisType.Auto, AxisType.Auto)):
     return jax.make_mesh(shape, ("data", AXIS), axis_types=types, devices=jax.devices()[:devices])
 
 
-def ring(*blocks):
-    return functools.partial(ring_attention, axis=AXIS, blocks=BlockSizes(*blocks))
+def around(*blocks, heads=None, **kernels):
+    """Ring attention with these blocks."""
+
+    def run(encoding, request):
+        layout = Layout(request.layout.batch, AXIS, heads)
+        return ran(ring.plan(encoding, dataclasses.replace(request, layout=layout), **kernels))
+
+    return in_blocks(blocks, run)
 
 
 @pytest.mark.slow
@@ -47,12 +51,13 @@ def test_with_kernels_and_heads_and_batch_over_other_axes(x64):
     graphdef, state = build("cope(npos_max=3)")
     arrays, data = arrays_of(13, 13), plain(13, 13)
 
-    def around(encoding, inputs):
-        kernels = functools.partial(ring(2, 2, 4), head_axis="tensor", resident=2, interpret=True)
-        return shard_batch(kernels, encoding, inputs, ("data",))
+    def split(encoding, request):
+        kernels = around(2, 2, 4, heads="tensor", resident=2, interpret=True)
+        request = dataclasses.replace(request, layout=Layout(batch=("data",)))
+        return placement.shard_batch(kernels, encoding, request)
 
     with jax.set_mesh(mesh):
-        found = jit(lambda *data: value_and_gradients(around, graphdef, *data))(state, arrays, data)
+        found = jit(lambda *data: value_and_gradients(split, graphdef, *data))(state, arrays, data)
     assert_equal(found, jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(state, arrays, data))
 
 
@@ -69,7 +74,7 @@ def test_blocks_divide_a_chunk_that_is_hardly_longer_than_its_share():
     assert chunk_sizes(20_000, BlockSizes(128, 128, 512), x, x, resident=4096)[2] == 5
 
 
-BLOCKS = ring(2, 1, 2)
+BLOCKS = around(2, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +110,13 @@ def test_every_encoding_equals_one_device(spec, x64):
 )
 def test_with_kernels_it_equals_one_device(devices, spec, length, options, x64):
     """Parts of the keys of a chunk are in fast memory, one after the other."""
-    kernels = functools.partial(ring(2, 2, 4), resident=2, interpret=True)
+    kernels = around(2, 2, 4, resident=2, interpret=True)
     assert_equals_one_device(devices, spec, length, kernels, **options)
 
 
 def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options):
     graphdef, state = build(spec)
-    once, around = (
+    once, split = (
         jit(lambda *data, how=how: value_and_gradients(how, graphdef, *data, **options))
         for how in (full_attention, attention)
     )
@@ -123,7 +128,7 @@ def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options)
         data = data._replace(q_positions=positions, k_positions=positions, q_segments=segments, k_segments=segments)
         data = data._replace(dropout_key=jax.random.key(seed) if "dropout_rate" in options else None)
         with jax.set_mesh(mesh_of(devices)):
-            found = around(state, arrays, data)
+            found = split(state, arrays, data)
         assert_equal(found, once(state, arrays, data))
 
 
@@ -141,7 +146,7 @@ def on_eight_devices():
     split = NamedSharding(mesh, PartitionSpec("data", AXIS))
     arrays = {name: jax.device_put(array, split) for name, array in arrays.items()}
     with jax.set_mesh(mesh):
-        compiled = jit(functools.partial(run, ring(4, 2, 4))).lower(state, arrays).compile()
+        compiled = jit(functools.partial(run, around(4, 2, 4))).lower(state, arrays).compile()
         return compiled.as_text(), compiled(state, arrays), exact, split
 
 
@@ -213,7 +218,7 @@ def test_hidden_chunks_are_not_computed():
     encoding = Probe(NoOptions(), AttentionShape(1, 4), rngs=nnx.Rngs(0))
     x = jnp.ones((1, 8 * CHUNK, 1, 4))
     with jax.set_mesh(mesh_of(4)):
-        jax.block_until_ready(ring(CHUNK, 2, 2)(encoding, prepare(x, x, x, encoding=encoding)))
+        jax.block_until_ready(around(CHUNK, 2, 2)(encoding, prepare(x, x, x, encoding=encoding)))
     jax.effects_barrier()
     assert VISITED == {(query, key): 2 for query in range(8) for key in range(query + 1)}
 
@@ -318,7 +323,10 @@ MISTAKES = {
     "another implementation": ({"implementation": "full", "sequence_axis": AXIS}, "give sequence_axis for 'ring'"),
     "axis": ({"sequence_axis": "sequences"}, "unknown axis of the mesh 'sequences': did you mean 'sequence'"),
     "not causal": ({"sequence_axis": AXIS, "causal": False}, "must be causal"),
-    "mask": ({"sequence_axis": AXIS, "mask": jnp.ones((1, 1, 6, 6), bool)}, "ring attention takes no mask"),
+    "mask": (
+        {"sequence_axis": AXIS, "mask": jnp.ones((1, 1, 6, 6), bool)},
+        "because it takes no mask: use causal, window",
+    ),
     "carry": ({"sequence_axis": AXIS, "encoding": Product}, "but this encoding cannot"),
     "lengths": ({"sequence_axis": AXIS, "q": jnp.ones((2, 3, 4, 4))}, "as many queries as keys, got 3 and 6"),
     "type of axis": ({"sequence_axis": AXIS, "types": (AxisType.Explicit,) * 2}, "must be of type Auto"),

@@ -11,7 +11,6 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from cope_jax.attention import (
-    BlockSizes,
     attend,
     attend_cached,
     attention_weights,
@@ -127,8 +126,7 @@ def test_blocks_beyond_what_is_done_are_not_read(gradient, x64):
     gone = slice(None, 4)
 
     def run(k, v):
-        inputs = prepare(q[:, -2:], k, v, encoding=encoding)
-        return blockwise_attention(encoding, inputs, BlockSizes(2, 2, 2))
+        return blockwise_attention(encoding, prepare(q[:, -2:], k, v, encoding=encoding, blocks=(2, 2, 2)))
 
     spoilt = k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan)
     (out, pull), (other, pull_other) = jax.vjp(run, k, v), jax.vjp(run, *spoilt)
@@ -141,8 +139,7 @@ def test_blocks_beyond_what_is_done_are_not_read(gradient, x64):
 
 def test_weights_and_sink_sum_to_one(x64):
     encoding = StickBreaking()
-    inputs = prepare(*arrays()[:3], encoding=encoding)
-    weights = attention_weights(encoding, inputs)
+    weights = attention_weights(*arrays()[:3], encoding=encoding)
     assert np.all(weights[:, :, 0] == 0), "the first query sees no key"
     assert 0.5 < float(weights.sum(axis=-1)[:, :, -1].mean()) < 1
 

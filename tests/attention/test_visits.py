@@ -1,14 +1,12 @@
 """Which blocks of keys a block of queries visits, and where it stops counting."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.attention import BlockSizes, Inputs, Mask, blockwise_attention
+from cope_jax.attention import BlockSizes, KeyBlock, Mask, QueryBlock, Request, blockwise_attention
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
@@ -20,10 +18,11 @@ LENGTH = KEYS = 24
 BLOCKS = BlockSizes(4, 2, 5)
 
 
-def inputs_of(encoding, q, k, v, mask):
+def request_of(q, k, v, mask, blocks=BLOCKS):
     places = [jnp.asarray(places)[None] for places in (mask.q_indices_L, mask.k_indices_M)]
-    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-    return Inputs(q, q, k, v, None, (), (), *places, mask, None)
+    queries = QueryBlock(q, q, None, (), places[0], mask.q_indices_L, mask.q_segment_ids_BL)
+    keys = KeyBlock(k, v, (), places[1], mask.k_indices_M, mask.k_segment_ids_BM, mask.given_B1LM)
+    return Request(queries, keys, causal=mask.causal, window=mask.window, blocks=blocks)
 
 
 def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
@@ -31,9 +30,7 @@ def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
 
     @jit
     def run(q, k, v):
-        out, pull = jax.vjp(
-            lambda q, k, v: blockwise_attention(encoding, inputs_of(encoding, q, k, v, mask), blocks), q, k, v
-        )
+        out, pull = jax.vjp(lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, mask, blocks)), q, k, v)
         return out, pull(jnp.ones_like(out))
 
     return run(q, k, v)
@@ -89,7 +86,7 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
     length = len(mask.q_indices_L)
     q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
     encoding = Recorder(seen)
-    jax.block_until_ready(blockwise_attention(encoding, inputs_of(encoding, q, k, v, mask), BLOCKS))
+    jax.block_until_ready(blockwise_attention(encoding, request_of(q, k, v, mask)))
     jax.effects_barrier()
     dense = np.asarray(mask.dense())[0, 0]
     visits = np.zeros((KEYS, KEYS), int)
@@ -114,10 +111,7 @@ def test_far_blocks_are_wide(gradient, given):
     seen = []
     encoding, mask = Recorder(seen), Mask(INDICES[-4:], INDICES, given_B1LM=given)
     q, k, v = random(1, 4, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
-    inputs = inputs_of(encoding, q, k, v, mask)
-    out, pull = jax.vjp(
-        lambda v: blockwise_attention(encoding, dataclasses.replace(inputs, v=jnp.swapaxes(v, 1, 2)), BLOCKS), v
-    )
+    out, pull = jax.vjp(lambda v: blockwise_attention(encoding, request_of(q, k, v, mask)), v)
     if gradient:
         jax.effects_barrier()
         seen.clear()
@@ -193,8 +187,6 @@ def test_one_row_that_counts_keeps_its_block_counting(axis):
     k = k.at[(slice(None),) * axis + (1,)].multiply(-1)
     v = random(2, KEYS, 2, WIDTH)
     encoding = Marked(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
-    out = jit(lambda q, k, v: blockwise_attention(encoding, inputs_of(encoding, q, k, v, MASKS["causal"]), BLOCKS))(
-        q, k, v
-    )
+    out = jit(lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, MASKS["causal"])))(q, k, v)
     mean = np.cumsum(np.asarray(v), axis=1) / np.arange(1, KEYS + 1)[None, :, None, None]
     np.testing.assert_allclose(out, mean, rtol=0, atol=1e-5)

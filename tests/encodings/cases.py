@@ -256,7 +256,7 @@ def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[An
         k,
         v,
         encoding=encoding,
-        features=features_of(encoding, embedded, q, k, v, positions, segments),
+        x=embedded,
         embedded=True,
         q_positions=positions,
         k_positions=positions,

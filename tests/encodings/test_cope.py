@@ -9,7 +9,7 @@ from flax import nnx
 from cope_jax import encodings
 from cope_jax.attention import attend, prepare
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import features_of, jit, rule_of
+from tests.encodings.cases import jit, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward
 from tests.oracle.differences import gradients as finite_differences
@@ -138,10 +138,9 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
 def test_separate_gate_keys_need_the_layer_input():
     encoding = create("cope(gate=separate_key)")
     q = jnp.ones((1, 3, 1, 4))
-    with pytest.raises(ConfigError, match=r"features=encoding\.features"):
+    with pytest.raises(ConfigError, match="needs the input of the layer: pass x"):
         attend(q, q, q, encoding=encoding)
-    features = features_of(encoding, jnp.ones((1, 3, 4)), q, q, q)
-    assert attend(q, q, q, encoding=encoding, features=features).shape == q.shape
+    assert attend(q, q, q, encoding=encoding, x=jnp.ones((1, 3, 4))).shape == q.shape
 
 
 def test_gates_of_a_composition_do_not_see_the_other_part(x64):
@@ -174,9 +173,8 @@ def test_nan_inputs_stay_nan():
 def added_logits(encoding, q_LK, k_MK):
     """score − content logits of one head at all causal pairs; 0 elsewhere."""
     q, k = (jnp.asarray(a)[None, :, None] for a in (q_LK, k_MK))
-    inputs = prepare(q, k, k, encoding=encoding)
-    pairs = inputs.pairs()
-    score, _ = encoding.score(pairs, encoding.initial_carry(inputs.q, inputs.q_features))
+    pairs = prepare(q, k, k, encoding=encoding).pairs()
+    score, _ = encoding.score(pairs, encoding.initial_carry(pairs.q, pairs.q_features))
     return np.where(np.asarray(pairs.mask)[0, 0], np.asarray(score - pairs.logits)[0, 0], 0)
 
 

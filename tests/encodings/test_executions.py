@@ -6,9 +6,8 @@ import jax
 from flax import nnx
 
 from cope_jax import attention, encodings
-from cope_jax.attention import fused
-from cope_jax.attention.tiles import needs_one_block
-from tests.encodings.cases import features_of
+from cope_jax.attention.kernels.tpu import tpu_attention
+from cope_jax.attention.stream import needs_one_block
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "encodings.md"
 TITLE = "| encoding | full | blockwise | ring | decoding | kernels for TPUs | kernels for CPUs and GPUs |"
@@ -20,11 +19,11 @@ def reasons(name):
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (1, 32, 64))
     q, k, v = (jax.random.normal(key, (1, 32, heads, 16)) for key, heads in zip(keys[1:], (4, 2, 2), strict=True))
-    inputs = attention.prepare(q, k, v, encoding=encoding, features=features_of(encoding, x, q, k, v), embedded=True)
+    request = attention.prepare(q, k, v, encoding=encoding, x=x, embedded=True)
     couples = None if encoding.traits.splits_queries else "it couples the queries"
-    around = "it needs all keys in one block" if needs_one_block(encoding, inputs) else None
-    on_tpus = couples or fused.why_not(encoding, inputs, None, interpret=True)
-    native = encoding.native_score(inputs.v, inputs.k_features) is not None
+    around = "it needs all keys in one block" if needs_one_block(encoding, request) else None
+    on_tpus = couples or tpu_attention.refusal(encoding, request, resident=None, interpret=True)
+    native = encoding.native_score(request.keys.v, request.keys.features) is not None
     return [None, couples, couples or around, couples, on_tpus, None if native else "its score is not CoPE's or none"]
 
 

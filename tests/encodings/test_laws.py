@@ -22,7 +22,6 @@ from tests.encodings.cases import (
     SIZES,
     build,
     every,
-    features_of,
     jit,
     parameters,
     parts_of,
@@ -99,11 +98,19 @@ def attend_by_blocks(graphdef, state, arrays, segments, split):
 def pairs_of(encoding, arrays, mask, segments=None):
     """All pairs as attention makes them, with another mask."""
     q, k, v = (arrays[name] for name in "qkv")
-    features = features_of(encoding, arrays["x"], q, k, v, GAPPED, segments)
-    inputs = attention.prepare(
-        q, k, v, encoding=encoding, features=features, embedded=True, q_positions=GAPPED, k_positions=GAPPED
+    request = attention.prepare(
+        q,
+        k,
+        v,
+        encoding=encoding,
+        x=arrays["x"],
+        embedded=True,
+        q_positions=GAPPED,
+        k_positions=GAPPED,
+        q_segment_ids=segments,
+        k_segment_ids=segments,
     )
-    return dataclasses.replace(inputs.pairs(), mask=jnp.asarray(mask))
+    return dataclasses.replace(request.pairs(), mask=jnp.asarray(mask))
 
 
 def some_keys(pairs, block):
@@ -265,9 +272,9 @@ def test_attention_of_one_head(spec, x64):
         return
     arrays = problem()
     x, q, k, v = (jnp.asarray(arrays[name]) for name in "xqkv")
-    whole = attention.attend(q, k, v, encoding=encoding, features=features_of(encoding, x, q, k, v), embedded=True)
+    whole = attention.attend(q, k, v, encoding=encoding, x=x, embedded=True)
     for head in range(SIZES.heads):
         one, group = encoding.of_head(head), head * SIZES.kv_heads // SIZES.heads
         own = q[:, :, head : head + 1], k[:, :, group : group + 1], v[:, :, group : group + 1]
-        found = attention.attend(*own, encoding=one, features=features_of(one, x, *own), embedded=True)
+        found = attention.attend(*own, encoding=one, x=x, embedded=True)
         np.testing.assert_allclose(found[:, :, 0], whole[:, :, head], rtol=0, atol=1e-13)

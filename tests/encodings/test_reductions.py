@@ -10,7 +10,7 @@ from cope_jax import attention, encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import Carry, Pairs
 from cope_jax.encodings.t5 import buckets
-from tests.encodings.cases import CASES, SIZES, build, features_of, parts, rule_of
+from tests.encodings.cases import CASES, SIZES, build, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 from tests.oracle.rules import Token
 
@@ -80,7 +80,7 @@ def test_cable_of_the_code_is_fox_with_the_opposite_weights():
     fox.kernel[...], fox.bias[...] = -cable.step_kernel[...], -cable.step_bias[...]
     q, k, v = inputs()
     x = q[:, :, 0]
-    found = [out(e, q, k, v, features=features_of(e, x, q, k, v)) for e in (cable, fox)]
+    found = [out(e, q, k, v, x=x) for e in (cable, fox)]
     equal(*found, atol=1e-15)
     assert np.abs(found[0] - out(create("none"), q, k, v)).max() > 0.1
 
@@ -131,11 +131,8 @@ def test_only_distances_matter(spec):
     rng = np.random.default_rng(0)
     shapes = [(1, 6, SIZES.heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.model_dim)]
     q, k, v, x = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
-    features = features_of(encoding, x, q, k, v)
     places = np.array([[0, 1, 2, 5, 7, 11]], np.int32)
-    near, far = (
-        out(encoding, q, k, v, features=features, q_positions=p, k_positions=p) for p in (places, places + 1000)
-    )
+    near, far = (out(encoding, q, k, v, x=x, q_positions=p, k_positions=p) for p in (places, places + 1000))
     equal(near, far)
 
 

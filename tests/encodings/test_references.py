@@ -53,7 +53,7 @@ class Ours:
     def __call__(self, **options):
         return jit(
             lambda q, k, v: attention.attend(
-                q, k, v, encoding=self.encoding, features=self.features, embedded=True, implementation="full", **options
+                q, k, v, encoding=self.encoding, x=self.x, embedded=True, implementation="full", **options
             )
         )(self.q, self.k, self.v)
 
@@ -102,7 +102,7 @@ def test_stick_breaking(see_itself, x64):
 
 def added(ours):
     """What the encoding adds to the logits."""
-    pairs = attention.prepare(ours.q, ours.k, ours.v, encoding=ours.encoding, features=ours.features).pairs()
+    pairs = attention.prepare(ours.q, ours.k, ours.v, encoding=ours.encoding, x=ours.x).pairs()
     logits, _ = ours.encoding.score(pairs, ours.encoding.initial_carry(pairs.q, pairs.q_features))
     return np.where(pairs.mask, logits - pairs.logits, 0)
 

@@ -11,7 +11,7 @@ from flax import nnx
 from cope_jax import attention, encodings
 from cope_jax.encodings import Carry
 from tests.attention.test_memory import in_blocks, quadratic
-from tests.encodings.cases import CASES, FAST_COMPILE, SIZES, build, features_of, parameters, problem, rule_of
+from tests.encodings.cases import CASES, FAST_COMPILE, SIZES, build, parameters, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.differences import gradients as finite_differences
 
@@ -62,7 +62,7 @@ def results(spec, state, arrays, *implementations, causal=False):
                 k,
                 v,
                 encoding=encoding,
-                features=features_of(encoding, x, q, k, v, POSITIONS, SEGMENTS),
+                x=x,
                 embedded=True,
                 q_positions=POSITIONS,
                 k_positions=POSITIONS,

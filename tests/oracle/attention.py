@@ -54,8 +54,14 @@ def attention(
     causal: bool = True,
     window: int | None = None,
     mask: Array | None = None,
+    bias: Array | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
 ) -> Array:
-    """out_i = Σ_j softmax_j(q_i·k_j/√K + the encoding's) v_j; 0 if no key is seen. One example."""
+    """out_i = Σ_j softmax_j(q_i·k_j/√K + the encoding's) v_j; 0 if no key is seen. One example.
+
+    `bias`, `[H, L, M]`, is added to q_i·k_j/√K, or to q_i·k_j·scale; then the sum becomes soft_cap·tanh(sum/soft_cap).
+    """
     (length, heads, width), (keys, groups, _) = q_LHK.shape, k_MGK.shape
     k_positions = range(keys) if k_positions is None else k_positions
     q_positions = range(keys - length, keys) if q_positions is None else q_positions
@@ -75,7 +81,9 @@ def attention(
             tokens[head, i] = Token(int(q_positions[i]), since[itself] if itself >= 0 else x[:0], group, False)
             q = rule.rotate(q_LHK[i, head], tokens[head, i])
             for j in seen[i]:
-                logits[head, i, j] = float(q @ rotated_k[group][j]) / math.sqrt(width)
+                logit = float(q @ rotated_k[group][j]) * (1 / math.sqrt(width) if scale is None else scale)
+                logit += 0.0 if bias is None else float(bias[head, i, j])
+                logits[head, i, j] = logit if soft_cap is None else soft_cap * math.tanh(logit / soft_cap)
     hidden = [{} for _ in range(length)]
     if rule.hidden is not None:
         hidden = rule.hidden([{j: logits[0, i, j] for j in seen[i]} for i in range(length)])

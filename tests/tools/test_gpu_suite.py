@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from cope_jax import encodings
-from cope_jax.attention import attend, fused
+from cope_jax.attention import Reason, attend, fused
 from tools import gpu_suite
 
 
@@ -28,7 +28,7 @@ def test_it_finds_what_differs_and_names_what_is_refused(monkeypatch):
         return out + jnp.asarray(0.01 * (implementation == "blockwise"), out.dtype)
 
     monkeypatch.setattr(gpu_suite, "attend", wrong)
-    monkeypatch.setattr(fused, "why_not", lambda *arguments: "not here")
+    monkeypatch.setattr(fused, "plan", lambda *arguments: Reason("not here"))
     refused, record = gpu_suite.check_encoding("rope", "float32", "causal", gpu_suite.TOY)
     assert refused["reason"] == "not here"
     assert record["error"] > gpu_suite.TOLERANCE["float32"]
@@ -40,7 +40,7 @@ def test_full_attention_in_bfloat16_is_compared_with_float32(monkeypatch):
         out = attend(q, k, v, **options)
         return out * (1.25 if q.dtype == jnp.bfloat16 else 1)
 
-    monkeypatch.setattr(fused, "why_not", lambda *arguments: "not here")
+    monkeypatch.setattr(fused, "plan", lambda *arguments: Reason("not here"))
     errors = []
     for function in (attend, rounded):
         monkeypatch.setattr(gpu_suite, "attend", function)

@@ -19,7 +19,7 @@ from flax import nnx
 from cope_jax import encodings, tasks
 from cope_jax.array_types import PyTree
 from cope_jax.attention import Cache, attend, attend_cached, create_cache
-from cope_jax.encodings import EncodingConfig, Tokens
+from cope_jax.encodings import EncodingConfig
 from cope_jax.registry import unknown
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import JobConfig, MeshConfig
@@ -106,10 +106,7 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
         merge, params = problem.encoding(spec)
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            encoding = merge(params)
-            positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-            features, _ = encoding.features(Tokens(layer_input(q), q, k, v, positions), None)
-            return attend(q, k, v, encoding=encoding, features=features, **options)
+            return attend(q, k, v, encoding=merge(params), x=layer_input(q), **options)
 
         return attention, params
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cope_jax.attention import prepare
+from cope_jax.attention import Reason, prepare
 from cope_jax.attention.kernels.gpu import gpu_attention
 from cope_jax.attention.kernels.gpu.gpu_attention import Launch
 from cope_jax.errors import ConfigError
@@ -38,11 +38,12 @@ def count(problem: Problem, kind: str) -> dict[str, Any]:
         launches.append((launch, [jax.typeof(x) for x in (*arrays, *launch.results)]))
         return [jnp.zeros(x.shape, x.dtype) for x in launch.results]
 
-    def attention(encoding: Any, q: Any, k: Any, v: Any, features: Any) -> Any:
-        inputs = prepare(q, k, v, encoding=encoding, features=features, embedded=True)
-        if reason := gpu_attention.why_not(encoding, inputs, kind):
-            raise ConfigError(f"there is no kernel for {problem.encoding}: {reason}")
-        return gpu_attention.attention(encoding, inputs, kind, run=record)
+    def attention(encoding: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
+        request = prepare(q, k, v, encoding=encoding, x=x, embedded=True)
+        plan = gpu_attention.plan(encoding, request, device=kind, run=record)
+        if isinstance(plan, Reason):
+            raise ConfigError(f"there is no kernel for {problem.encoding}: {plan.why}")
+        return plan.run()
 
     step, arguments = problem.step(attention)
     jax.eval_shape(step, *arguments)

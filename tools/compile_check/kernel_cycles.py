@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cope_jax.attention import attend
 from cope_jax.attention.kernels.tpu import tpu_attention
-from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig, Tokens
+from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.models.decoder import DecoderConfig
 from tools.compile_check import bundles
 from tools.compile_check.trip_counts import carry_of, loop_turns
@@ -48,7 +47,7 @@ class Problem:
         return EncodingConfig.parse(self.encoding).build(shape, rngs=nnx.Rngs(0))
 
     def step(self, attention: Callable[..., Any], sharding: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A function that computes `attention(encoding, q, k, v, features)` with its gradients; and its arguments."""
+        """A function that computes `attention(encoding, x, q, k, v)` with its gradients; and its arguments."""
         graph, params = nnx.split(self.build())
 
         def blank(*shape: int, dtype: Any = self.dtype) -> jax.ShapeDtypeStruct:
@@ -56,9 +55,7 @@ class Problem:
 
         def step(params: Any, x: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
             def run(params: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
-                encoding = nnx.merge(graph, params)
-                positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-                return attention(encoding, q, k, v, encoding.features(Tokens(x, q, k, v, positions), None)[0])
+                return attention(nnx.merge(graph, params), x, q, k, v)
 
             out, pull = jax.vjp(run, params, x, q, k, v)
             return out, pull(dout)
@@ -103,9 +100,9 @@ def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
     """
     mesh = Mesh(np.array([device]), ("device",), axis_types=(AxisType.Auto,))
 
-    def attention(encoding: Any, q: Any, k: Any, v: Any, features: Any) -> Any:
-        options: Any = {"features": features, "embedded": True, "blocks": problem.blocks}
-        return attend(q, k, v, encoding=encoding, implementation="fused", **options)
+    def attention(encoding: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
+        options: Any = {"embedded": True, "blocks": problem.blocks}
+        return attend(q, k, v, encoding=encoding, x=x, implementation="fused", **options)
 
     step, arguments = problem.step(attention, NamedSharding(mesh, PartitionSpec()))
     encoding = problem.build()

@@ -14,7 +14,8 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.attention import BlockSizes, attend, choose, placement
+from cope_jax.attention import BlockSizes, attend, placement
+from cope_jax.attention.attend import automatic
 from cope_jax.attention.fused import CPU
 from cope_jax.encodings import AttentionShape, Encoding, Tokens
 from cope_jax.models.decoder import DecoderConfig
@@ -80,8 +81,8 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
     block = model.block
     shape = block.attention_shape(model.max_length)
     encoding = model.encoding.build(shape, rngs=nnx.Rngs(0))
-    q_BLHK, k_BMGK = _queries_and_keys(shape, length)
-    name = choose(q_BLHK, k_BMGK, model.layout.length) if block.attention == "auto" else block.attention
+    first = automatic(length, length, model.layout.length)[0]
+    name = first if block.attention == "auto" else block.attention
     if name == "fused" and placement.current_device() == CPU:  # the program is compiled for another device
         name = "blockwise"
     return _count_turns(encoding, length, block.attention_blocks) if name == "blockwise" else {}
@@ -104,7 +105,8 @@ def carry_of(encoding: Encoding) -> Any:
     q_BLHK, k_BMGK = _queries_and_keys(encoding.shape, 1)
 
     def carry(q_BLHK: Array, k_BMGK: Array) -> Any:
-        features, _ = encoding.features(_tokens(encoding, q_BLHK, k_BMGK), None)
+        x_BMD, positions_1M = jnp.zeros((1, 1, encoding.shape.width)), jnp.zeros((1, 1), jnp.int32)
+        features, _ = encoding.features(Tokens(x_BMD, q_BLHK, k_BMGK, k_BMGK, positions_1M), None)
         return encoding.initial_carry(
             jnp.swapaxes(q_BLHK, 1, 2), jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), features)
         )
@@ -118,16 +120,10 @@ def _queries_and_keys(shape: AttentionShape, length: int) -> tuple[Array, Array]
     return q_BLHK, jax.random.normal(k_key, (1, length, shape.kv_heads, shape.head_dim))
 
 
-def _tokens(encoding: Encoding, q_BLHK: Array, k_BMGK: Array) -> Tokens:
-    length = k_BMGK.shape[1]
-    x_BMD = jnp.zeros((1, length, encoding.shape.width))
-    return Tokens(x_BMD, q_BLHK, k_BMGK, k_BMGK, jnp.arange(length, dtype=jnp.int32)[None])
-
-
 def _count_turns(encoding: Encoding, length: int, blocks: Sequence[int] | None) -> dict[str, float]:
     q_BLHK, k_BMGK = _queries_and_keys(encoding.shape, length)
-    features, _ = encoding.features(_tokens(encoding, q_BLHK, k_BMGK), None)
-    options: Any = {"implementation": "blockwise", "features": features, "embedded": True, "blocks": blocks}
+    x_BMD = jnp.zeros((1, length, encoding.shape.width))
+    options: Any = {"implementation": "blockwise", "x": x_BMD, "embedded": True, "blocks": blocks}
     starts, turns = collections.Counter[int](), collections.Counter[int]()
     while_loop, numbers = jax.lax.while_loop, itertools.count()
 

@@ -4,6 +4,7 @@ Run as `python -m cope_jax.attention.kernels.cpu.check PATH`. The exit status is
 `library.WRONG` if they differ.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,9 @@ from flax import nnx
 from cope_jax import encodings
 from cope_jax.array_types import Array
 from cope_jax.attention.full import full_attention
-from cope_jax.attention.inputs import Inputs, prepare
+from cope_jax.attention.kernels import arguments
 from cope_jax.attention.kernels.cpu import cpu_attention, library
-from cope_jax.encodings import Encoding
+from cope_jax.attention.request import Request, prepare
 
 LENGTH, TOLERANCE = 150, 1e-3  # more than two tiles
 
@@ -29,12 +30,17 @@ def agrees(spec: str) -> bool:
     rng = np.random.default_rng(0)
     q, k, v, dout = (jnp.asarray(rng.normal(size=(1, LENGTH, n, 32)), jnp.float32) for n in (2, 1, 1, 2))
 
-    def results(attention: Callable[[Encoding, Inputs], Array]) -> tuple[Array, ...]:
-        out, pull = jax.vjp(lambda q, k, v: attention(encoding, prepare(q, k, v, encoding=encoding)), q, k, v)
+    def results(attention: Callable[[Request], Array]) -> tuple[Array, ...]:
+        out, pull = jax.vjp(lambda q, k, v: attention(prepare(q, k, v, encoding=encoding)), q, k, v)
         return out, *pull(dout)
 
-    pairs = zip(results(lambda e, x: cpu_attention.attention(e, x, "cpu")), results(full_attention), strict=True)
-    return all(np.allclose(found, exact, rtol=0, atol=TOLERANCE) for found, exact in pairs)
+    def compiled(request: Request) -> Array:
+        score = arguments.score_of(cpu_attention.NAME, encoding, request)
+        assert not isinstance(score, str)
+        return cpu_attention.attention(score, request)
+
+    pairs = zip(results(compiled), results(functools.partial(full_attention, encoding)), strict=True)
+    return all(np.allclose(result, exact, rtol=0, atol=TOLERANCE) for result, exact in pairs)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array
 from cope_jax.attention.blockwise import RESIDUALS
-from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.kernels import arguments
 from cope_jax.attention.kernels.arguments import GATES, Arrays
 from cope_jax.attention.kernels.cpu import library
+from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.encodings import Encoding
+from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 
+NAME = "the functions in C++"
 WIDTH = 16  # widths of heads are multiples of this
 
 
@@ -29,31 +31,29 @@ class _Options(NamedTuple):
     position: int
 
 
-def why_not(encoding: Encoding, inputs: Inputs, device: str) -> str | None:
-    """Returns why `attention` cannot run; None if it can."""
-    del device
-    widths = inputs.rotated_q.shape[-1], inputs.v.shape[-1]
-    if reason := arguments.why_not("the functions in C++", encoding, inputs):
-        return reason
-    if any(width % WIDTH for width in widths):
-        return f"the widths of a head, {widths}, are not multiples of {WIDTH}"
-    return library.why_not()
+def plan(encoding: Encoding, request: Request) -> Plan | Reason:
+    """Returns the plan to compute the result of `blockwise_attention` in C++, or the reason why this is not possible.
 
-
-def attention(encoding: Encoding, inputs: Inputs, device: str) -> Array:
-    """Computes the result of `blockwise_attention` in C++, with XLA's threads. Call it only if `why_not` is None.
-
-    Memory is linear in the length. Sums are float32 whatever the type of the inputs.
-
-    Returns:
-      out_BLHK, in the type of the values.
+    It runs with XLA's threads. Memory is linear in the length. Sums are float32 whatever the type of the inputs.
     """
-    del device
-    score = arguments.score_of(encoding, inputs)
-    assert score is not None
+    widths = request.queries.rotated_q.shape[-1], request.keys.v.shape[-1]
+    if why := arguments.why_not(NAME, request):
+        return Reason(why)
+    if any(width % WIDTH for width in widths):
+        return Reason(f"the widths of a head, {widths}, are not multiples of {WIDTH}")
+    score = arguments.score_of(NAME, encoding, request)
+    if isinstance(score, str):
+        return Reason(score)
+    if why := library.why_not():
+        return Reason(why)
+    return Plan("fused", lambda: attention(score, request))
+
+
+def attention(score: NativeScore, request: Request) -> Array:
+    """Runs the plan: computes out_BLHK, in the type of the values."""
     position = 1 if score.slopes is not None else 0
-    options = _Options(inputs.mask.causal, arguments.window_of(inputs), GATES.index(score.gates), position)
-    return _attend(options, arguments.arrays_of(score, inputs), arguments.segments_of(inputs))
+    options = _Options(request.causal, arguments.window_of(request), GATES.index(score.gates), position)
+    return _attend(options, arguments.arrays_of(score, request), arguments.segments_of(request))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

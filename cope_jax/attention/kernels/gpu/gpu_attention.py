@@ -18,12 +18,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array
+from cope_jax.attention import placement
 from cope_jax.attention.blockwise import RESIDUALS
-from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.kernels import arguments
 from cope_jax.attention.kernels.arguments import GATES, Arrays
+from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.encodings import Encoding
 
+NAME = "the Triton kernels"
 INSTALL = "pip install 'cope-jax[gpu-kernels]'"
 NARROWEST, WIDEST = 16, 256  # heads
 CAPABILITIES = {"A100": 80, "H100": 90, "H200": 90, "B200": 100}
@@ -97,24 +99,8 @@ class _Options(NamedTuple):
     gates: int  # the place in GATES
 
 
-def why_not(encoding: Encoding, inputs: Inputs, device: str) -> str | None:
-    """Returns why `attention` cannot run on this kind of device; None if it can."""
-    if capability(device) is None:
-        return f"the Triton kernels were not compiled for the device {device!r}"
-    if reason := arguments.why_not("the Triton kernels", encoding, inputs):
-        return reason
-    widths = inputs.rotated_q.shape[-1], inputs.v.shape[-1]
-    if min(widths) < NARROWEST or max(widths) > WIDEST:
-        return f"the widths of a head, {widths}, are not between {NARROWEST} and {WIDEST}"
-    if len({x.dtype for x in (inputs.q, inputs.rotated_q, inputs.rotated_k, inputs.v)}) > 1:
-        return "queries, keys and values have different types"
-    if not all(importlib.util.find_spec(name) for name in ("triton", "jax_triton")):
-        return f"jax-triton is not installed ({INSTALL})"
-    return None
-
-
-def attention(encoding: Encoding, inputs: Inputs, device: str, run: Run | None = None) -> Array:
-    """Computes the result of `blockwise_attention` with Triton kernels. Call it only if `why_not` is None.
+def plan(encoding: Encoding, request: Request, *, device: str | None = None, run: Run | None = None) -> Plan | Reason:
+    """Returns the plan to compute the result of `blockwise_attention` in Triton, or why this is not possible.
 
     Memory is linear in the length, with N logits of positions for each query and head. Sums are float32 whatever the
     type of the inputs. Gradients of keys and of the table are added up in any order, so their last bits differ from run
@@ -122,19 +108,30 @@ def attention(encoding: Encoding, inputs: Inputs, device: str, run: Run | None =
 
     Args:
       encoding: the encoding.
-      inputs: see `prepare`.
-      device: the kind of GPU.
+      request: the request.
+      device: the kind of GPU; None means the current one.
       run: what runs the kernels; None for jax-triton on the GPU.
-
-    Returns:
-      out_BLHK, in the type of the values.
     """
-    score = arguments.score_of(encoding, inputs)
-    assert score is not None
-    options = _Options(
-        device, run or run_on_gpu, inputs.mask.causal, arguments.window_of(inputs), GATES.index(score.gates)
-    )
-    return _attend(options, arguments.arrays_of(score, inputs), arguments.segments_of(inputs))
+    device = device or placement.current_device()
+    queries, keys = request.queries, request.keys
+    widths = queries.rotated_q.shape[-1], keys.v.shape[-1]
+    if capability(device) is None:
+        return Reason(f"the Triton kernels were not compiled for the device {device!r}")
+    if why := arguments.why_not(NAME, request):
+        return Reason(why)
+    if min(widths) < NARROWEST or max(widths) > WIDEST:
+        return Reason(f"the widths of a head, {widths}, are not between {NARROWEST} and {WIDEST}")
+    if len({x.dtype for x in (queries.q, queries.rotated_q, keys.k, keys.v)}) > 1:
+        return Reason("queries, keys and values have different types")
+    if run is None and not all(importlib.util.find_spec(name) for name in ("triton", "jax_triton")):
+        return Reason(f"jax-triton is not installed ({INSTALL})")
+    score = arguments.score_of(NAME, encoding, request)
+    if isinstance(score, str):
+        return Reason(score)
+    gates = GATES.index(score.gates)
+    options = _Options(device, run or run_on_gpu, request.causal, arguments.window_of(request), gates)
+    arrays, segments = arguments.arrays_of(score, request), arguments.segments_of(request)
+    return Plan("fused", lambda: _attend(options, arrays, segments))
 
 
 def capability(device: str) -> int | None:

@@ -10,8 +10,8 @@ from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.attention.blocks import AXES, KeyBlock, QueryBlock
 from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec, natural
-from cope_jax.attention.tiles import AXES, KeyBlock, QueryBlock
 
 SUBLANES = 8  # a register has 8 rows of 32-bit numbers
 

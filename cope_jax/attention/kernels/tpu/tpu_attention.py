@@ -15,13 +15,14 @@ from jax.sharding import AxisType
 
 from cope_jax.array_types import Array
 from cope_jax.attention import placement, streaming_gradient, streaming_softmax
+from cope_jax.attention.blocks import BlockSizes, along_sequence, head_major, pad_by
 from cope_jax.attention.blockwise import RESIDUALS
-from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.attention.kernels.tile.tile_values import NotATile
 from cope_jax.attention.kernels.tpu import tpu_flash
 from cope_jax.attention.kernels.tpu.tpu_arguments import Execution
+from cope_jax.attention.request import Plan, Reason, Request
+from cope_jax.attention.stream import Stream, carry_of, needs_one_block, stream_of
 from cope_jax.attention.streaming_gradient import KeyGradients, Residuals
-from cope_jax.attention.tiles import BlockSizes, Stream, along_sequence, needs_one_block, pad_by
 from cope_jax.encodings import Carry, Encoding
 from cope_jax.errors import ConfigError
 
@@ -32,86 +33,88 @@ for others; how many keys are in fast memory at a time (`resident`); and whether
 SPAN_BYTES = 3 * 2**18  # of a TPU's scalar memory, which has 2**20; a block of queries takes 16
 
 
-def attention(
-    encoding: Encoding,
-    inputs: Inputs,
-    blocks: BlockSizes | None = None,
-    *,
-    head_axis: str | None = None,
-    resident: int | None = None,
-    interpret: bool = False,
-) -> Array:
-    """Computes the result of `blockwise_attention`; see `fused_attention`. Call it only if `why_not` is None."""
-    stream, execution = _prepare(encoding, inputs, blocks, resident, interpret)
-    execution = dataclasses.replace(execution, head_axis=head_axis)
-    return head_major(_attend(execution, stream)[:, :, : inputs.q.shape[2]])
+def plan(
+    encoding: Encoding, request: Request, *, resident: int | None = None, interpret: bool = False
+) -> Plan | Reason:
+    """Returns the plan to compute the result of `blockwise_attention` with kernels, or why this is not possible.
 
-
-def why_not(
-    encoding: Encoding,
-    inputs: Inputs,
-    blocks: BlockSizes | None = None,
-    *,
-    batch_axes: Sequence[str] = (),
-    head_axis: str | None = None,
-    sequence_axis: str | None = None,
-    resident: int | None = None,
-    interpret: bool = False,
-) -> str | None:
-    """Returns why `attention` cannot run, or kernels within `ring_attention`; None if they can.
-
-    The axes are as in `attend`.
+    Args:
+      encoding: the encoding.
+      request: the request. In its `blocks`, blocks of keys have the size `far` where all rows are saturated, else
+        `near`. If it has none, the sizes are those of the chip.
+      resident: how many keys are in fast memory at a time. If None, the number is that of the chip.
+      interpret: run the kernels on any backend, slowly.
     """
-    device = placement.current_device()
-    if not interpret and device not in CHIPS:
+    if why := refusal(encoding, request, resident=resident, interpret=interpret):
+        return Reason(why)
+
+    def run() -> Array:
+        stream, execution = _prepare(encoding, request, resident, interpret)
+        return head_major(_attend(execution, stream)[:, :, : request.length])
+
+    return Plan("fused", run)
+
+
+def refusal(encoding: Encoding, request: Request, *, resident: int | None, interpret: bool) -> str | None:
+    """Returns why the kernels cannot run, alone or within ring attention; None if they can."""
+    why = None if interpret else _refusal_of_chip(request)
+    return why or _refusal_of_request(encoding, request) or _refusal_of_hooks(encoding, request, resident, interpret)
+
+
+def _refusal_of_chip(request: Request) -> str | None:
+    device, blocks, layout = placement.current_device(), request.blocks, request.layout
+    queries, keys = request.queries, request.keys
+    if device not in CHIPS:
         return f"there is no kernel for the device {device!r}"
-    if not interpret and blocks is not None and (blocks.queries % SUBLANES or blocks.near % LANES):
+    if blocks is not None and (blocks.queries % SUBLANES or blocks.near % LANES):
         return f"blocks must have a multiple of {SUBLANES} queries and of {LANES} keys, got {tuple(blocks)}"
-    axes = (*batch_axes, sequence_axis)
-    if not interpret and (reason := placement.why_undivided(axes, head_axis, inputs.rotated_k.shape[1])):
-        return reason
-    if not encoding.traits.splits_queries or needs_one_block(encoding, inputs):
+    if any(x.dtype not in (jnp.float32, jnp.bfloat16) for x in (queries.q, keys.k, keys.v)):
+        return f"the type is {queries.q.dtype}, not float32 or bfloat16"
+    return placement.why_undivided((*layout.batch, layout.length), layout.width, keys.k.shape[2])
+
+
+def _refusal_of_request(encoding: Encoding, request: Request) -> str | None:
+    if not encoding.traits.splits_queries or needs_one_block(encoding, request):
         return "the encoding needs all keys in one block"
-    if inputs.mask.given_B1LM is not None:
+    if request.keys.given is not None:
         return "a mask is given, and the kernels know only causality, windows and segments"
-    if 0 in inputs.q.shape or 0 in inputs.v.shape:
+    if request.keys.bias is not None:
+        return "a bias is given, and the kernels have none"
+    if 0 in request.queries.q.shape or 0 in request.keys.v.shape:
         return "there are no queries or no keys"
-    if not interpret and any(
-        x.dtype not in (jnp.float32, jnp.bfloat16) for x in (inputs.q, inputs.rotated_k, inputs.v)
-    ):
-        return f"the type is {inputs.q.dtype}, not float32 or bfloat16"
-    ids = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
-    if any(x.dtype != jnp.int32 for x in (*ids, inputs.q_positions, inputs.k_positions) if x is not None):
-        return "segment ids and positions must be int32"
-    execution, stream = _shapes(encoding, inputs, blocks, resident, interpret)
-    mesh = jax.sharding.get_abstract_mesh()
+    return None
+
+
+def _refusal_of_hooks(encoding: Encoding, request: Request, resident: int | None, interpret: bool) -> str | None:
+    execution, stream = _shapes(encoding, request, resident, interpret)
+    mesh, layout, segments = jax.sharding.get_abstract_mesh(), request.layout, request.keys.segment_ids
     free = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
-    examples = len(inputs.q) // math.prod(mesh.shape[axis] for axis in batch_axes if axis in free)
-    chunks = 1 if sequence_axis is None else 2 * mesh.shape[sequence_axis]
-    strips = -(-inputs.q.shape[2] // (chunks * stream.sizes.queries))
-    if 16 * strips * (1 if ids[0] is None else examples) > SPAN_BYTES:
+    examples = len(request.queries.q) // math.prod(mesh.shape[axis] for axis in layout.batch if axis in free)
+    chunks = 1 if layout.length is None else 2 * mesh.shape[layout.length]
+    strips = -(-request.length // (chunks * stream.sizes.queries))
+    if 16 * strips * (1 if segments is None else examples) > SPAN_BYTES:
         return f"the scalar memory does not hold what {examples} × {strips} blocks of queries see"
     leaves, tree = jax.tree.flatten(stream)
-    reason = _refusal(execution, tree, tuple((x.shape, x.dtype) for x in leaves))
-    return reason and f"{reason} on {device}"
+    reason = _untraced(execution, tree, tuple((x.shape, x.dtype) for x in leaves))
+    return reason and f"{reason} on {placement.current_device()}"
 
 
-def _shapes(encoding: Encoding, inputs: Inputs, *options: Any) -> tuple[Execution, Stream]:
-    """The shapes that `_prepare` gives, without computing anything."""
-    execution: list[Execution] = []
+def _shapes(encoding: Encoding, request: Request, *options: Any) -> tuple[Execution, Stream]:
+    """Returns the shapes that `_prepare` gives, without computing anything."""
+    executions: list[Execution] = []
 
     def stream() -> Stream:
-        stream, own = _prepare(encoding, inputs, *options)
-        execution.append(own)
+        stream, execution = _prepare(encoding, request, *options)
+        executions.append(execution)
         return stream
 
     shapes = jax.eval_shape(stream)
-    return execution[0], shapes
+    return executions[0], shapes
 
 
 @functools.lru_cache(maxsize=256)
-def _refusal(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | None:
-    """Why the kernels cannot be built for a stream with this structure and these shapes."""
+def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | None:
+    """Returns why the kernels cannot be built for a stream with this structure and these shapes."""
 
     def build(stream: Stream) -> None:
         tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient=False), execution)
@@ -158,26 +161,23 @@ def parts_of(keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | N
     return parts, -(-keys // (parts * sizes.near)) * sizes.near
 
 
-def _prepare(
-    encoding: Encoding, inputs: Inputs, blocks: BlockSizes | None, resident: int | None, interpret: bool
-) -> tuple[Stream, Execution]:
-    """The stream, with whole blocks of queries, and whole parts of keys."""
-    length, keys = inputs.q.shape[2], inputs.v.shape[2]
-    carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-    sizes = sizes_of(encoding, carry, length, keys, blocks)
-    parts, resident = parts_of(keys, sizes, inputs.rotated_k, inputs.v, resident)
-    stream = Stream.of(encoding, inputs, sizes, one_block=False, padding=-length % sizes.queries)
+def _prepare(encoding: Encoding, request: Request, resident: int | None, interpret: bool) -> tuple[Stream, Execution]:
+    """Returns the stream, with whole blocks of queries and whole parts of keys, and how the kernels run."""
+    length, keys = request.length, len(request.keys.indices)
+    sizes = sizes_of(encoding, carry_of(encoding, request), length, keys, request.blocks)
+    parts, resident = parts_of(keys, sizes, request.keys.k, request.keys.v, resident)
+    stream = stream_of(encoding, request, sizes, one_block=False, padding=-length % sizes.queries)
     missing = parts * resident - keys
     if missing:
         padded = along_sequence(pad_by(missing), stream.keys)
         indices = jnp.pad(stream.keys.indices, (0, missing), constant_values=-1)
         stream = stream.part(stream.queries, dataclasses.replace(padded, indices=indices))
-    return stream, execution_of(resident, interpret)
+    return stream, execution_of(resident, request.layout.width, interpret)
 
 
-def execution_of(keys: int, interpret: bool) -> Execution:
-    """How the kernels run on the current device, with `keys` keys in fast memory at a time."""
-    return Execution(keys, _chip()["gathers"], interpret=interpret)
+def execution_of(keys: int, head_axis: str | None, interpret: bool) -> Execution:
+    """Returns how the kernels run on the current device, with `keys` keys in fast memory at a time."""
+    return Execution(keys, _chip()["gathers"], head_axis, interpret)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import streaming_gradient, streaming_softmax
+from cope_jax.attention.blocks import KeyBlock
 from cope_jax.attention.kernels.tpu.tpu_arguments import Execution, is_argument, key_columns, rows, sequence
 from cope_jax.attention.kernels.tpu.tpu_kernel import Kernel
-from cope_jax.attention.kernels.tpu.tpu_plan import Heads, Plan
+from cope_jax.attention.kernels.tpu.tpu_plan import Heads, KernelPlan
+from cope_jax.attention.stream import Stream
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, QueryGradients, Residuals
 from cope_jax.attention.streaming_softmax import State
-from cope_jax.attention.tiles import KeyBlock, Stream
 from cope_jax.encodings import Carry
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Exec
       first: whether there are no nearer keys, so that the kernel need not read the state.
       execution: how the kernel runs.
     """
-    plan, size = Plan(stream, execution), stream.sizes.queries
+    plan, size = KernelPlan(stream, execution), stream.sizes.queries
 
     def add(masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any) -> Any:
         drop, constants, state = rest
@@ -102,7 +103,7 @@ def backward_kernel(
     stream: Stream, residuals: Residuals, carry: Carry, dsums: tuple[Array, ...], execution: Execution
 ) -> Kernel:
     """The kernel that computes what the stream's keys contribute to the gradients."""
-    plan, size, near = Plan(stream, execution), stream.sizes.queries, stream.sizes.near
+    plan, size, near = KernelPlan(stream, execution), stream.sizes.queries, stream.sizes.near
     queries, keys = stream.queries, stream.keys
 
     def of(sums: PyTree, constants: PyTree) -> Carry:

@@ -15,14 +15,14 @@ from jax.sharding import AxisType, PartitionSpec
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.kernels.tile.tile_values import Spec
 from cope_jax.attention.kernels.tpu.tpu_arguments import Argument, is_argument, specs
-from cope_jax.attention.kernels.tpu.tpu_plan import Plan, Programs
+from cope_jax.attention.kernels.tpu.tpu_plan import KernelPlan, Programs
 from cope_jax.encodings import Carry
 
 VMEM_BYTES = 100 * 2**20
 
 
 def _visit(
-    plan: Plan,
+    plan: KernelPlan,
     span_ref: Any,
     loop: Any,
     step: Callable[..., Any],
@@ -86,7 +86,7 @@ class Kernel:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: KernelPlan,
         function: Callable[..., Any],
         args: tuple[PyTree, ...],
         loop: PyTree,

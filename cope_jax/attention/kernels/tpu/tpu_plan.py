@@ -11,12 +11,13 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
+from cope_jax.attention.blocks import KeyBlock, QueryBlock
 from cope_jax.attention.kernels.tile.tile_program import TileProgram
 from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec
 from cope_jax.attention.kernels.tpu.tpu_arguments import Argument, Execution, of_block, of_head
 from cope_jax.attention.kernels.tpu.tpu_ops import FORMS, GATHERS
 from cope_jax.attention.mask import Mask
-from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream
+from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Encoding
 from cope_jax.ops.dropout import Dropout
 
@@ -55,7 +56,7 @@ class Programs:
     constants: list[Argument]
 
 
-class Plan:
+class KernelPlan:
     """What both kernels need: the arguments, and how the blocks of keys are visited."""
 
     def __init__(self, stream: Stream, execution: Execution):
@@ -85,7 +86,8 @@ class Plan:
 
     def tile(self, graph: Any, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None) -> Stream:
         """One block of queries and one of keys, of one head."""
-        return dataclasses.replace(self.stream, params=params, queries=queries, keys=keys, drop=drop, graph=graph)
+        request = dataclasses.replace(self.stream.request, queries=queries, keys=keys, drop=drop)
+        return dataclasses.replace(self.stream, params=params, request=request, graph=graph)
 
 
 def _block_spans(stream: Stream) -> tuple[Array, bool]:
@@ -93,13 +95,13 @@ def _block_spans(stream: Stream) -> tuple[Array, bool]:
 
     Also returns whether there can be blocks with hidden pairs beyond those without.
     """
-    queries, keys, sizes = stream.queries, stream.keys, stream.sizes
+    request, queries, keys, sizes = stream.request, stream.queries, stream.keys, stream.sizes
     q_ids, k_ids = queries.segment_ids, keys.segment_ids
 
     def span(indices_L: Array, q_ids_L: Any, k_ids_M: Any) -> Array:
         ids: Any = (None, None) if q_ids_L is None else (q_ids_L[None], k_ids_M[None])
         first, end, full, full_end = Mask(
-            indices_L, keys.indices, ids[0], ids[1], None, stream.causal, stream.window
+            indices_L, keys.indices, ids[0], ids[1], None, request.causal, request.window
         ).span()
         near = sizes.near
         return jnp.stack([first // near, -(-end // near), -(-full // near), full_end // near])
@@ -113,4 +115,4 @@ def _block_spans(stream: Stream) -> tuple[Array, bool]:
         both = jnp.broadcast_shapes(q_ids.shape[:1], k_ids.shape[:1])
         q_ids, k_ids = (jnp.broadcast_to(x, (*both, *x.shape[1:])) for x in (q_ids, k_ids))
         spans = jax.vmap(of_example, (None, 0, 0))(indices_SL, q_ids, k_ids)
-    return spans.astype(jnp.int32), stream.window is not None or q_ids is not None or not stream.causal
+    return spans.astype(jnp.int32), request.window is not None or q_ids is not None or not request.causal

@@ -1,0 +1,175 @@
+"""Checks of the arguments of attention: what is wrong is one line that says what to do."""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.array_types import Array
+from cope_jax.encodings import Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.registry import abridged, checked
+
+
+def is_array(x: Any) -> bool:
+    """Returns whether x is an array of JAX, also while it is traced, or of NumPy."""
+    return isinstance(x, jax.Array | np.ndarray)
+
+
+def check_arrays(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
+    """Raises ConfigError unless queries, keys and values fit each other."""
+    arrays = {"q": q_BLHK, "k": k_BMGK, "v": v_BMGK}
+    for name, x in arrays.items():
+        if not is_array(x):
+            raise ConfigError(f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}")
+    shapes = f"got q {list(q_BLHK.shape)}, k {list(k_BMGK.shape)}, v {list(v_BMGK.shape)}"
+    if not q_BLHK.ndim == k_BMGK.ndim == v_BMGK.ndim == 4:
+        raise ConfigError(f"attend needs 4 axes each, q [B, L, H, K] and k, v [B, M, G, K], but {shapes}")
+    for name, x in arrays.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ConfigError(f"attend needs floating-point numbers, but {name} has {x.dtype}: convert {name}")
+    same_keys = k_BMGK.shape[:3] == v_BMGK.shape[:3]
+    if q_BLHK.shape[0] != k_BMGK.shape[0] or q_BLHK.shape[3] != k_BMGK.shape[3] or not same_keys:
+        raise ConfigError(
+            "q and k must have the same batch size and head width, and k and v must have the same batch size, number "
+            f"of keys and number of heads, but {shapes}"
+        )
+    if q_BLHK.shape[2] % k_BMGK.shape[2]:
+        raise ConfigError(
+            f"the number of query heads must be a multiple of the number of key/value heads, but {shapes}"
+        )
+
+
+def check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array, embedded: bool) -> None:
+    """Raises ConfigError unless this is an encoding for the heads of q and k; see also `check_embedded`."""
+    if not isinstance(encoding, Encoding):
+        raise ConfigError(f"encoding={abridged(encoding)} is no encoding: create one with cope_jax.encodings.create")
+    shape = encoding.shape
+    built, given = (shape.num_heads, shape.kv_heads, shape.head_dim), (q_BLHK.shape[2], *k_BMGK.shape[2:])
+    if built != given:
+        swapped = q_BLHK.shape[1] == shape.num_heads
+        raise ConfigError(
+            f"the encoding was built for num_heads, num_kv_heads, head_dim = {built}, but q and k have {given}: "
+            + ("swap two axes, attend takes [B, L, H, K]" if swapped else "create it with the sizes of q and k")
+        )
+    check_embedded(encoding, embedded)
+
+
+def check_embedded(encoding: Encoding, embedded: bool) -> None:
+    """Raises ConfigError if the encoding acts on the input embeddings and `embedded` is False."""
+    embedded = checked(embedded, bool, "embedded")
+    if encoding.traits.embeds_input and not embedded:
+        raise ConfigError(
+            "this encoding acts on the input embeddings, which attention does not see: call encoding.embed(x, "
+            "positions) before the first layer, and pass embedded=True"
+        )
+
+
+def check_tokens(encoding: Encoding, features: Any, length: int, keys: int) -> None:
+    """Raises ConfigError if the encoding needs tokens that are not there."""
+    if length > keys and (jax.tree.leaves(features) or encoding.traits.sink_value == "own"):
+        raise ConfigError(
+            f"this encoding needs at least as many keys as queries, got {length} queries and {keys} keys: give the "
+            "keys of the queries' own tokens"
+        )
+    if length != keys and not encoding.traits.splits_queries:
+        raise ConfigError(
+            f"this encoding couples the queries, got {length} queries and {keys} keys: give the queries of all keys"
+        )
+
+
+def checked_input(x: Any, batch: int, keys: int) -> Any:
+    """Returns the layer's input x_BMD; None stays."""
+    if x is not None and (not is_array(x) or x.ndim != 3 or x.shape[:2] != (batch, keys)):
+        shape = list(x.shape) if is_array(x) else abridged(x)
+        raise ConfigError(f"x must be the input of the layer for all keys, [{batch}, {keys}, D], got {shape}")
+    return x
+
+
+def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
+    """Returns int32 `[B, L]` or `[1, L]`: differences of unsigned or shorter integers would overflow; None stays."""
+    if ids is None:
+        return None
+    ids = _array(name, ids)
+    if ids.ndim != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
+        raise ConfigError(f"{name} must have shape {[batch, length]}, got {list(ids.shape)}")
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ConfigError(f"{name} must be integers, got {ids.dtype}")
+    if isinstance(ids, np.ndarray) and ids.size and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+        raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
+    return ids.astype(np.int32)
+
+
+def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:
+    """Returns the mask with its last axis whole; other axes of size 1 stay, which saves memory; None stays."""
+    if mask is None:
+        return None
+    mask = _array("mask", mask)
+    if mask.dtype != bool:
+        raise ConfigError(f"mask must be boolean, True where a query may see a key, got {mask.dtype}")
+    if mask.ndim != 4 or any(size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)):
+        raise ConfigError(
+            f"mask must have shape {list(shape)}, where any axis may have size 1, got {list(mask.shape)}: for one of "
+            "[L, M] give mask[None, None]"
+        )
+    return jnp.broadcast_to(mask, (*mask.shape[:3], shape[3]))
+
+
+def checked_bias(bias: Any, shape: tuple[int, int, int, int]) -> Any:
+    """Returns bias_BHLM; B and H may be 1; None stays."""
+    if bias is None:
+        return None
+    bias = _array("bias", bias)
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise ConfigError(f"bias must be floating-point numbers, got {bias.dtype}: to hide keys, give mask")
+    rows = zip(bias.shape[:2], shape[:2], strict=True) if bias.ndim == 4 else ()
+    if bias.ndim != 4 or bias.shape[2:] != shape[2:] or any(size not in (1, whole) for size, whole in rows):
+        raise ConfigError(
+            f"bias must have shape {list(shape)}, where the first two axes may have size 1, got {list(bias.shape)}"
+        )
+    return bias
+
+
+def checked_rate(rate: Any, key: Any) -> float:
+    """Returns the rate of dropout; ConfigError if the rate or the random key is not one."""
+    rate = checked(rate, float, "dropout_rate")
+    if not 0 <= rate < 1 - 2**-32:  # a weight is dropped by 32 random bits
+        raise ConfigError(f"dropout_rate must be at least 0 and less than 1 - 2**-32, got {rate}")
+    if key is not None and not is_key(key):
+        raise ConfigError(f"dropout_key must be a key from jax.random.key, got {abridged(key)}")
+    return rate
+
+
+def is_key(x: Any) -> bool:
+    """Returns whether x is one random key, of `jax.random.key` or `jax.random.PRNGKey`."""
+    if not isinstance(x, jax.Array):
+        return False
+    return x.shape == () if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else (x.shape, x.dtype) == ((2,), jnp.uint32)
+
+
+def checked_window(window: Any) -> int | None:
+    """Returns the window; None stays."""
+    window = checked(window, int | None, "window")
+    if window is not None and window < 1:
+        raise ConfigError(f"window must be an integer of at least 1, got {window}")
+    return window
+
+
+def checked_positive(name: str, number: Any) -> float | None:
+    """Returns a number above 0; None stays."""
+    number = checked(number, float | None, name)
+    if number is not None and not 0 < number < float("inf"):
+        raise ConfigError(f"{name} must be a number above 0, got {number}")
+    return number
+
+
+def _array(name: str, x: Any) -> Any:
+    """Returns an array, or a list as an array; ConfigError: x is neither."""
+    if isinstance(x, list | tuple):
+        with contextlib.suppress(ValueError):  # lists of different lengths
+            x = np.asarray(x)
+    if not is_array(x):
+        raise ConfigError(f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}")
+    return x

@@ -1,0 +1,200 @@
+"""A bias, a scale and a soft cap of the content logits, against the oracle; and attention weights."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+from cope_jax.attention import (
+    Reason,
+    attend,
+    attend_cached,
+    attention_weights,
+    create_cache,
+    full_attention,
+    fused,
+    prepare,
+)
+from cope_jax.attention.request import checked_execution
+from cope_jax.errors import ConfigError
+from tests.attention.problems import arrays_of, in_blocks, interpreted
+from tests.encodings.cases import SIZES, build, jit, parameters, rule_of
+from tests.oracle.attention import attention as oracle_attention
+from tests.oracle.differences import gradients as differences
+
+LENGTH, KEYS = 5, 7
+SEGMENTS = np.array([[0, 0, 1, 1, 1, 1, 1]], np.int32)
+SEEN = np.random.default_rng(3).random((1, 1, LENGTH, KEYS)) < 0.8
+MASKS = {
+    "causal": {},
+    "window": {"window": 3},
+    "both sides": {"causal": False, "mask": SEEN},
+    "documents": {"q_segment_ids": SEGMENTS[:, -LENGTH:], "k_segment_ids": SEGMENTS},
+}
+LOGITS = {"scale": 0.7, "logits_soft_cap": 1.5}
+
+
+def problem(seed=0, bias_shape=(1, SIZES.heads), batch=1):
+    arrays = arrays_of(LENGTH, KEYS, seed, batch=batch)
+    bias = np.random.default_rng(seed + 7).normal(size=(*bias_shape, LENGTH, KEYS))
+    return {name: arrays[name] for name in "qkv"} | {"bias": bias}, arrays["dout"]
+
+
+def results(attention, spec, arrays, dout, x=None, **options):
+    """The output, and the gradients of queries, keys, values and the bias."""
+    graphdef, state = build(spec)
+
+    @jit
+    def run(arrays):
+        def out(arrays):
+            encoding = nnx.merge(graphdef, state)
+            return attention(encoding, prepare(**_named(arrays), encoding=encoding, embedded=True, x=x, **options))
+
+        value, pull = jax.vjp(out, arrays)
+        return {"out": value} | pull(dout)[0]
+
+    return run(arrays)
+
+
+def _named(arrays):
+    return {{"q": "q_BLHK", "k": "k_BMGK", "v": "v_BMGK"}.get(name, name): x for name, x in arrays.items()}
+
+
+def close(found, exact, atol=1e-12):
+    assert found.keys() == exact.keys()
+    for name, array in exact.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mask"),
+    [
+        ("none", "both sides"),
+        ("alibi", "documents"),
+        ("cope(npos_max=3)", "causal"),  # its gates read the content logits
+        ("cope(npos_max=3,gate=value)+rope", "window"),
+    ],
+)
+def test_full_attention_is_the_oracle_in_value_and_gradients(spec, mask, x64):
+    arrays, dout = problem()
+    found = results(full_attention, spec, arrays, dout, **MASKS[mask], **LOGITS)
+    rule, own = rule_of(spec, parameters(build(spec)[1])), MASKS[mask]
+    of_oracle = {"causal": own.get("causal", True), "window": own.get("window")}
+    of_oracle |= {"mask": own["mask"][0, 0]} if "mask" in own else {}
+    if mask == "documents":
+        of_oracle |= {"q_segments": SEGMENTS[0, -LENGTH:], "k_segments": SEGMENTS[0]}
+
+    def out(arrays):
+        one = {name: arrays[name][0] for name in arrays}
+        return oracle_attention(
+            one["q"], one["k"], one["v"], rule, bias=one["bias"], scale=0.7, soft_cap=1.5, **of_oracle
+        )
+
+    np.testing.assert_allclose(found.pop("out")[0], out(arrays), rtol=0, atol=1e-12)
+    exact = differences(lambda arrays: float((out(arrays) * dout[0]).sum()), arrays)
+    close(found, exact, 1e-8)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    "spec", ["none", "cope(npos_max=3)+alibi", "cope_two_sided(npos_max=3)", "stick_breaking(remainder=own)"]
+)
+@pytest.mark.parametrize("shape", [(2, SIZES.heads), (1, 1)], ids=["own", "shared"])
+def test_blockwise_attention_is_full_attention(spec, mask, shape, x64):
+    """Many blocks of queries and keys, with dropout; the bias of each head, or one for all examples and heads."""
+    if mask == "both sides" and spec.startswith(("cope(", "stick")):
+        pytest.skip("it takes no mask, or is for causal attention")
+    arrays, dout = problem(1, shape, batch=2)
+    options = {**MASKS[mask], **LOGITS, "dropout_rate": 0.3, "dropout_key": jax.random.key(0)}
+    exact = results(full_attention, spec, arrays, dout, **options)
+    for blocks in ((2, 3, 4), (2, KEYS, KEYS)):
+        close(results(in_blocks(blocks), spec, arrays, dout, **options), exact)
+
+
+@pytest.mark.parametrize("spec", ["cope(npos_max=3)", "alibi"])
+def test_kernels_for_tpus_scale_and_cap(spec, x64):
+    arrays, dout = problem(2)
+    del arrays["bias"]
+    exact = results(full_attention, spec, arrays, dout, **LOGITS)
+    close(results(interpreted((3, 2, 4)), spec, arrays, dout, **LOGITS), exact)
+
+
+def test_a_ring_scales_and_caps_but_takes_no_bias(x64):
+    graphdef, state = build("cope(npos_max=3)")
+    arrays = arrays_of(9, 9, batch=1)
+    q, k, v = (jnp.asarray(arrays[name]) for name in "qkv")
+    encoding = nnx.merge(graphdef, state)
+    exact = attend(q, k, v, encoding=encoding, implementation="full", **LOGITS)
+    mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        options = {"encoding": encoding, "sequence_axis": "sequence", **LOGITS}
+        np.testing.assert_allclose(attend(q, k, v, **options), exact, rtol=0, atol=1e-12)
+        with pytest.raises(ConfigError, match="because it takes no bias: choose 'full' or 'blockwise'"):
+            attend(q, k, v, bias=jnp.zeros((1, 1, 9, 9)), **options)
+
+
+@pytest.mark.parametrize("spec", ["cope(npos_max=3)", "rope"])
+def test_decoding_is_the_last_rows(spec, x64):
+    encoding = nnx.merge(*build(spec))
+    arrays = arrays_of(KEYS, KEYS, batch=1)
+    q, k, v = (jnp.asarray(arrays[name]) for name in "qkv")
+    bias = np.random.default_rng(0).normal(size=(1, SIZES.heads, KEYS, KEYS))
+    exact = attend(q, k, v, encoding=encoding, bias=bias, **LOGITS)
+    cache = create_cache(encoding, batch=1, capacity=KEYS + 2, dtype=jnp.float64)
+    cache = cache.enter(np.arange(KEYS, dtype=np.int32)[None]).append(q, k, v, encoding=encoding)
+    slots = np.pad(bias[:, :, -2:], [(0, 0), (0, 0), (0, 0), (0, 2)])
+    out = attend_cached(q[:, -2:], cache, encoding=encoding, bias=slots, **LOGITS)
+    np.testing.assert_allclose(out, exact[:, -2:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("option", [*LOGITS.items(), ("bias", np.zeros((1, 1, 70, 70), np.float32))], ids=str)
+def test_kernels_that_are_written_by_hand_refuse_and_auto_goes_on(option):
+    encoding = nnx.merge(*build("rope", dtype=np.float32))
+    q, k, v = (jnp.ones((1, 70, heads, 4)) for heads in (SIZES.heads, SIZES.kv_heads, SIZES.kv_heads))
+    answer = fused.plan(encoding, prepare(q, k, v, encoding=encoding, **dict([option])))
+    assert isinstance(answer, Reason) and option[0] in answer.why
+    out = attend(q, k, v, encoding=encoding, **dict([option]))
+    exact = attend(q, k, v, encoding=encoding, implementation="full", **dict([option]))
+    np.testing.assert_allclose(out, exact, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["cope(npos_max=3)", "stick_breaking"])
+def test_weights_multiply_the_values(spec, x64):
+    encoding = nnx.merge(*build(spec))
+    arrays, _ = problem()
+    q, k, v, bias = (jnp.asarray(x) for x in arrays.values())
+    weights = attention_weights(q, k, v, encoding=encoding, bias=bias, window=4, **LOGITS)
+    out = jnp.einsum("BHLM,BMHK->BLHK", weights, jnp.repeat(v, SIZES.heads // SIZES.kv_heads, axis=2))
+    np.testing.assert_allclose(out, attend(q, k, v, encoding=encoding, bias=bias, window=4, **LOGITS), atol=1e-12)
+    assert weights.shape == (1, SIZES.heads, LENGTH, KEYS) and float(weights.min()) == 0
+
+
+MISTAKES = {
+    "of some keys": ({"bias": np.zeros((1, 1, 6, 5))}, "bias must have shape [2, 4, 6, 6], where the first two axes"),
+    "without heads": ({"bias": np.zeros((2, 6, 6))}, "may have size 1, got [2, 6, 6]"),
+    "a mask": ({"bias": np.ones((1, 1, 6, 6), bool)}, "must be floating-point numbers, got bool: to hide keys, give"),
+    "nothing": ({"scale": 0.0}, "scale must be a number above 0, got 0.0"),
+    "text": ({"logits_soft_cap": "50"}, "logits_soft_cap must be float or None, got '50' of type str"),
+    "input of queries": ({"x": np.zeros((2, 5, 8))}, "x must be the input of the layer for all keys, [2, 6, D], got"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_clear_line(change, message):
+    encoding = nnx.merge(*build("none", dtype=np.float32))
+    q, k, v = (jnp.ones((2, 6, heads, 4)) for heads in (SIZES.heads, SIZES.kv_heads, SIZES.kv_heads))
+    with pytest.raises(ConfigError) as error:
+        attend(q, k, v, encoding=encoding, **change)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_attend_and_prepare_take_the_same_arguments():
+    def defaults(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {x.name: x.default for x in parameters if x.kind is not x.VAR_KEYWORD}
+
+    assert defaults(attend) == defaults(prepare) | defaults(checked_execution)
