@@ -113,7 +113,7 @@ def unclear(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"the name {name!r}: say what it holds"
         value = getattr(node, "value", None)
         if isinstance(node, ast.Expr) and isinstance(value, ast.Constant):
-            if re.match(r"(?:What|Whether|Where|How)\b", str(value.value)):
+            if re.match(r"(?:What|Whether|Where|Why|Which|When|How)\b", str(value.value)):
                 yield node.lineno, "the docstring asks: say what the thing is or does"
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(value, ast.Tuple):
             if len(value.elts) >= 5:

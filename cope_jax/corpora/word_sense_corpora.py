@@ -73,8 +73,8 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
 
     A line of `semcor-noad/semcor_noad.jsonl` is
     `{"d": document, "t": sentence, "a": [[index, lemma, part of speech, sense], ...]}`. The lemma
-    of an occurrence includes its part of speech, as in "charge.N". The corpus has no splits of its
-    own: a fifth of the documents, chosen by a hash of their names, is "test".
+    of an occurrence includes its part of speech, as in "charge.N". The corpus has no published
+    splits: "test" is a fifth of the documents, chosen by a hash of their names.
 
     Miller et al., "A semantic concordance", HLT 1993; Yuan et al., "Semi-supervised word sense
     disambiguation with neural models", COLING 2016.

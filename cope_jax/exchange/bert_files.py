@@ -37,7 +37,7 @@ class _Values:
     intermediate_size: int
     hidden_act: str
     layer_norm_eps: float = 1e-12
-    hidden_dropout_prob: float = 0.1  # also used for attention, whose own rate is not read
+    hidden_dropout_prob: float = 0.1  # also used for attention; its rate is not read
     initializer_range: float = 0.02
 
 

@@ -72,7 +72,7 @@ def read_config(folder: Path) -> ElmoConfig:
 def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     """Reads an encoder from published options and weights.
 
-    The encoder has no output layer, because published weights have no output layer.
+    The encoder has no output layer: published weights have none.
 
     Raises:
       ConfigError: a file is missing or has another format, an option or a dataset is missing or not

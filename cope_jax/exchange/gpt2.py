@@ -23,7 +23,7 @@ class _Values:
     n_inner: int | None = None
     activation_function: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
-    resid_pdrop: float = 0.1  # also used for embeddings and attention, whose own rates are not read
+    resid_pdrop: float = 0.1  # also used for embeddings and attention; their rates are not read
     tie_word_embeddings: bool = True
 
 

@@ -29,7 +29,7 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "compression_config": (None,),
     "per_layer_config": (None, {}),
-    "auto_map": (None, {}),  # the model has code of its own
+    "auto_map": (None, {}),  # the model runs code from its folder
     "is_encoder_decoder": (False,),
 }
 """Values that some fields of config.json must have in every architecture, as `Format.required`."""

@@ -108,8 +108,7 @@ class CharCNN(nnx.Module):
             raise ConfigError(f"words of {size} characters are shorter than a filter of {widest}: pad them to {widest}")
         characters_NC = characters_BLC.reshape(batch * length, size)
         table_KE = self.embedding_KE[...]
-        # 0 does not occur within a word, so its row is unused, but the official sizes include the
-        # row.
+        # Row 0 is unused, but the official sizes include it.
         is_none_NC = characters_NC == 0
         e_NCE = jnp.where(is_none_NC[..., None], jnp.zeros((), table_KE.dtype), lookup(table_KE, characters_NC))
         pairs = zip(self.filters, self.biases, strict=True)

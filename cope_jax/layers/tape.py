@@ -16,7 +16,7 @@ from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.layout import Layout
 
 BASE = 10_000.0
-# Of positions, so in float32.
+# For products of positions, in float32.
 exact_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 

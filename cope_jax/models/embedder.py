@@ -65,7 +65,7 @@ class ModelEmbedder(abc.ABC):
       name: see `Embedder`. None means `title`.
       layers: see `Embedder`.
       tokens: maximum number of tokens of a batch, including padding. A row with more tokens is a
-        batch of its own.
+        separate batch.
       lengths: lengths to which rows are padded. Rows longer than all of these are padded to a
         multiple of the longest.
 

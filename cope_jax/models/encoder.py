@@ -87,8 +87,8 @@ class EncoderConfig(EncoderOptions):
 
     Attributes:
       vocab_size: V, the number of different tokens.
-      max_length: maximum length of a sequence, in tokens. The table of `learned`, BERT's own
-        encoding, has this many rows.
+      max_length: maximum length of a sequence, in tokens. The table of `learned`, the
+        encoding of BERT, has this many rows.
       encoding: the position encoding.
       layout: how activations are sharded over a mesh.
     """
@@ -125,9 +125,9 @@ class Encoder(nnx.Module):
 
         x⁰ = norm(E[token] + S[segment] + position),   xˡ = block_l(xˡ⁻¹),   pooled = tanh(W x[CLS] + b).
 
-    Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings. BERT's
-    own encoding is `learned`. Any encoding that makes sense without a causal mask may replace
-    `learned`: see docs/encodings.md.
+    Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings. BERT
+    uses `learned`. Any encoding that makes sense without a causal mask may replace it: see
+    docs/encodings.md.
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):

@@ -84,12 +84,12 @@ def glob_in(folder: epath.PathLike, pattern: str) -> list[epath.Path]:
 
 
 def exposed(path: Path, *, above: bool = False) -> str:
-    """Why another user could change or replace a file or folder; "" if only this user and root can.
+    """The reason why others could change or replace a path; "" if only this user and root can.
 
-    Every folder above it counts, and every folder that a symbolic link leads through. These may
-    belong to root and have the sticky bit, as /tmp does, so that nobody can replace what others
-    have there. `above` says that `path` is one. A user's own group does not count as others; many
-    systems let it write (umask 002).
+    All folders above the path count, also those that symbolic links lead through. These may belong
+    to root, and may have the sticky bit, like /tmp, where users cannot replace the files of others.
+    `above` says that `path` is such a folder. The user's primary group does not count as others:
+    many systems let it write (umask 002).
     """
     path = Path(os.path.abspath(path))
     try:
@@ -232,8 +232,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path. At the end of the `with` block, the file there replaces `path`.
 
     The replacement is atomic. If the block fails or the process is killed, the old file stays. The
-    folder of `path` is created if it does not exist. Each writer has its own path; what killed
-    writers of this file have left is removed.
+    folder of `path` is created if it does not exist. Every writer gets another path. Files that
+    killed writers of `path` have left are removed.
 
     Raises:
       StorageError: the disk is full or read-only.

@@ -118,7 +118,7 @@ class Mirror:
         os.utime(_mark(self.folder), ns=(began, began))
 
     def _pushed(self, path: Path) -> int:
-        """When the files of this path's folder, or of a folder above it, were last copied."""
+        """The time of the last copy of this path's folder, or of a folder above it."""
         marks = [_mark(folder) for folder in path.parents if folder.is_relative_to(self.folder)]
         return max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=1)
 
@@ -191,7 +191,7 @@ def _changed_here(path: Path) -> bool:
 
 
 def _mark(folder: Path) -> Path:
-    """The file whose time is that of the last copy; the folder of a mirror has its own."""
+    """The file whose time is the time of the last copy; each mirror has one."""
     return (folder.parent if (folder.parent / _MIRROR).exists() else folder) / _PUSHED
 
 

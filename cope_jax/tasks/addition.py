@@ -31,8 +31,8 @@ class Addition(SyntheticTask):
     - *consecutive*: 0, 1, 2, …
     - *abacus*: the place of a digit in its number, from 1; all other tokens have 0
     - *coupled*: the significance of a digit, from 1; `+`, `=` and the end have 0. Digits that are
-      added to each other have the same position. The paper's own positions of these three tokens
-      were not available to us
+      added to each other have the same position. The positions of these three tokens in the
+      paper were not available to us
 
     In training each sequence adds a random number below `offsets` to the positions of its digits
     ("abacus") or of all its tokens ("coupled"), so that larger positions are trained too. A table

@@ -1,7 +1,7 @@
 """Sequences that are held out of training, and the share of a test that training has seen.
 
-The inputs of a sequence up to its last target that counts are its question. A number made from the
-question alone says whether it is held out, so training and test agree without knowing each other.
+The inputs of a sequence up to its last target that counts are its question. A hash of the question
+decides whether it is held out: training and test agree without a list of questions.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def questions(batch: "Batch") -> np.ndarray:
 
 
 def is_held_out(batch: "Batch", share: float) -> np.ndarray:
-    """Which sequences are held out, bool `[n]`, if `share` of all questions are."""
+    """The sequences that are held out, bool `[n]`, if `share` of all questions are."""
     mixed = questions(batch) * _MULTIPLIER
     return (mixed >> np.uint64(11)) * 2.0**-53 < share
 

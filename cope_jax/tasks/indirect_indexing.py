@@ -19,8 +19,8 @@ class IndirectIndexing(QuestionTask):
     """Different letters, one of them, and a shift; the answer is the letter at that distance.
 
     The letter is uniform in the string, and the shift is uniform from −`shift` to `shift` among
-    those that stay inside the string. Each character is a token. A model must find a place by its
-    content and then count places, so an encoding that mixes both is at a disadvantage.
+    those that stay inside the string. Each character is a token. A model must find a letter and
+    then count from it; an encoding that mixes content and position is at a disadvantage.
 
     >>> task = IndirectIndexing(IndirectIndexing.Config(longest=8, shortest=8, shift=3))
     >>> batch = task.sample(np.random.default_rng(0), 1)

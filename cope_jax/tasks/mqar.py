@@ -24,10 +24,10 @@ class Mqar(SyntheticTask):
     a key is two tokens, and the keys are pairs of √pairs first and √pairs second tokens, so no
     token alone says the value. Targets are not the next inputs.
 
-    The random tokens are uniform, but never keys of their own sequence: in the published generator
-    they may be, and with a small vocabulary a key and a token after it then often look like a pair.
-    The published generator asks only at every second token after the pairs, so `every=2` has its
-    places; by default any place may ask.
+    The random tokens are uniform, but never keys of the same sequence. In the published generator
+    they may be keys; with a small vocabulary, a key and the token after it then often look like a
+    pair. The published generator asks only at every second token after the pairs, as `every=2`
+    does; by default it may ask at any token.
 
     The level is the number of pairs. A sequence has `space` times as many tokens as the pairs,
     which are two tokens each, or three in the compositional form.

@@ -20,8 +20,8 @@ class Navigation(SyntheticTask):
     """A walk on a torus whose cells have an object or nothing; steps and objects alternate.
 
     The walk repeats: choose one of the 2·`dimensions` directions, and go 1 to `max_run` steps. The
-    objects are uniform and new in each sequence. A model that adds up the steps knows where it is,
-    so steps must be able to cancel.
+    objects are uniform and new in each sequence. To know where it is, a model must
+    add up steps, which can cancel.
 
     In training all tokens count. In evaluation only objects count, and only at cells that were seen
     before: the paper counts the cells that were seen before; its accuracies fit objects alone,

@@ -25,9 +25,9 @@ class SyntheticConfig:
     """Options of every synthetic task.
 
     Attributes:
-      held_out: share of all sequences that training never draws and all other splits draw alone. A
-        number made from a sequence's inputs says whether it is held out, so this depends neither on
-        seeds nor on the length of training. With 0, test examples may be in the training data.
+      held_out: share of all sequences that only evaluation samples. A hash of a sequence's inputs
+        decides, not a seed and not the length of training. With 0, test examples may be in the
+        training data.
     """
 
     held_out: float = 0.0

@@ -74,10 +74,9 @@ class WordPiece:
         from tokenizers import models, trainers
 
         tokenizer = _tokenizer({"[UNK]": 0}, lowercase)
-        # The trainer orders equal counts as they come out of a hash table, and numbers the
-        # characters inside words ("##e") in that order: runs would differ. So it gets the texts as
-        # counted words in a fixed order, and these characters as special pieces, which keep their
-        # order.
+        # The trainer takes equal counts, and characters inside words ("##e"), in the order of a
+        # hash table: runs would differ. Counted words in a fixed order, with these characters as
+        # special pieces, give the same vocabulary in every run.
         counts: collections.Counter[str] = collections.Counter()
         for text in texts:
             normal = tokenizer.normalizer.normalize_str(text)
@@ -128,8 +127,8 @@ class WordPiece:
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Returns (the numbers of the pieces of words, the index of each word's first piece).
 
-        A word without visible characters is `[UNK]`, and so is `<unk>`, which corpora write for
-        rare words. So every word has at least one piece.
+        Every word has at least one piece: a word without visible characters is `[UNK]`, like
+        `<unk>`, which corpora write for rare words.
 
         >>> WordPiece(["[UNK]", "play", "##s"]).encode_words(["Plays", "<unk>", "play"])
         ([1, 2, 0, 1], [0, 2, 3])

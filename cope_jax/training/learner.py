@@ -47,8 +47,7 @@ class Learner:
         because the optimizer also contains the schedule.
       max_position: the exclusive upper bound of positions.
       sampler: name of the position sampler.
-      batch_size: number of rows of a batch. A model's carry needs this number, because every row
-        has its own carry.
+      batch_size: number of rows of a batch. A model's carry has an entry for each row.
       accumulate: number of microbatches per step.
     """
 

@@ -97,8 +97,8 @@ def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.G
 
     A sample of the null hypothesis shifts the features cyclically against the gates by a random
     number of tokens. So gates still depend on neighbouring gates, and features on neighbouring
-    features. The threshold is for the highest AUC, so it takes the number of heads and features
-    into account. Raises ConfigError if no feature distinguishes tokens.
+    features. The threshold is for the highest AUC of all heads and features. Raises
+    ConfigError if no feature distinguishes tokens.
     """
     ranks_HN = np.stack([_ranks(gates_N) for gates_N in gates_HN])
     mixed = [row for row in has.values() if 0 < row.sum() < len(row)]

@@ -132,11 +132,11 @@ def line(number: int) -> dict[str, Any]:
 def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The colour, marker and line style of each encoding, as arguments of `Axes.plot`.
 
-    The text of an encoding decides its look, so the look is usually the same in all plots. An
-    encoding with options, or several encodings joined by `+`, have the colour of the first name, a
-    marker of their own, and dashes. If two encodings of a plot would have the same colour and
-    marker, the later one gets the next marker. Here single encodings without options come before
-    all others, and each of these two groups is in alphabetical order.
+    The text of an encoding decides its look, which is usually the same in all plots. An encoding
+    with options, or several encodings joined by `+`, has the colour of the first name, another
+    marker, and dashes. If two encodings of a plot would have the same colour and marker, the later
+    one gets the next marker. Here single encodings without options come before all others, and each
+    of these two groups is in alphabetical order.
 
     >>> both = looks(["rope", "cope", "cope+rope"])
     >>> both["cope"] == looks(["cope"])["cope"], both["cope"]["color"] == both["cope+rope"]["color"]
