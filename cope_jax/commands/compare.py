@@ -15,8 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import jax
@@ -29,7 +27,7 @@ from cope_jax.cli.flag_values import read_names
 from cope_jax.evaluation.report import comparison, grid_report, plots
 from cope_jax.evaluation.report.table import console
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.grid.cell import Cell, plan
+from cope_jax.runs.grid.cell import plan
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.workdir import Workdir
 from cope_jax.storage.files import write_atomically
@@ -90,7 +88,7 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(grid.workdir / "table.md", comparison.markdown(task, records, labels, paper)))
     model, title = config.model.name, ", ".join(filter(None, (task.name, config.variant)))
-    _, (page, latex) = grid_report.write(grid, grid.state(), {"": task}, command, title)
+    _, (page, latex) = grid_report.write(grid, grid.state(), {"": task}, title)
     curves = list(grid_report.curves(grid, grid.cells))
     drawn, skipped = plots.write_plots(grid.workdir, task, records, curves, labels, model)
     out = console()
@@ -102,18 +100,6 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
         line = f"but not shown: {', '.join(sorted(others))} (name them in --encodings too)"
         print(f"finished in {shown(grid.workdir)} {line}")
     outputs.name_next(grid.cells[0].folder(grid.workdir), model)
-
-
-def command(cell: Cell) -> str:
-    """The command that trains a cell. Seeds that train side by side need this command."""
-    if len(cell.seeds) > 1:
-        return shlex.join(["python", "-m", "cope_jax", "compare", *sys.argv[1:]])
-    flag = flags.FLAGS["config"]
-    fields = {**config_flags.get_override_values(flag), "encoding": cell.label}
-    given = [f"--config={config_flags.get_config_filename(flag)}"]
-    given += [f"--config.{name}={value}" for name, value in fields.items()]
-    given += [f"--seed={cell.seeds[0]}", f"--workdir={cell.folder(Path(_WORKDIR.value))}"]
-    return shlex.join(["python", "-m", "cope_jax", "train", *given])
 
 
 def is_changed() -> bool:

@@ -10,7 +10,6 @@ others; --only_failed trains such cells again. More is in docs/grids.md.
 """
 
 import contextlib
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +111,6 @@ def show(grid: Grid, state: State, budget: str) -> None:
     if not state.finished:
         print("no cell is finished, so there are no results", file=sys.stderr)
         return
-    command = shlex.join(["python", "-m", "cope_jax", "sweep", *sys.argv[1:]])
-    page, *paths = grid_report.write_all(grid, state, lambda _: command, budget)
+    page, *paths = grid_report.write_all(grid, state, budget)
     outputs.list_files(paths)
     print(f"all results as a page: {shown(page)}")

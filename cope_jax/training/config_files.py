@@ -19,6 +19,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.models import MODELS
 from cope_jax.models.model import overlay
 from cope_jax.registry import checked, field_types, unknown
+from cope_jax.storage.files import read_object
 from cope_jax.training.experiment_config import ExperimentConfig
 
 GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
@@ -45,7 +46,8 @@ def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
     cope_jax.errors.ConfigError: unknown config 'quikc': did you mean 'quick'? Choose from ...
 
     Args:
-      name: one of `names()`, such as "quick", or the path of a file that has a `get_config`.
+      name: one of `names()`, such as "quick", or the path of a file that has a `get_config`, or
+        that of the config.json of a run.
       **changes: new values of fields of `ExperimentConfig`. A nested config is given as a dict of
         its changed fields.
 
@@ -66,6 +68,8 @@ def named(name: str) -> ConfigDict:
     path, *argument = find(name).split(":", 1)
     if Path(path).is_fifo():
         raise ConfigError(f"the config {path} is a pipe, which may never end: give a file")
+    if path.endswith(".json"):
+        return _of_run(Path(path))
     try:
         get_config = runpy.run_path(path).get("get_config")
         content = get_config(*argument) if callable(get_config) else None
@@ -82,9 +86,17 @@ def named(name: str) -> ConfigDict:
     return content
 
 
+def _of_run(path: Path) -> ConfigDict:
+    """The config of a run, from its config.json."""
+    config = read_object(path, "give the config.json of a run", config=dict)["config"]
+    try:
+        task = config.pop("task")
+        return experiment(task["name"], task["options"], **config)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not the config of a run ({error}): give another config") from error
+
+
 def _not_a_config(path: str, reason: str) -> ConfigError:
-    if path.endswith(".json"):
-        reason = "it is the record of a run: give the config file and the flags that started the run"
     return ConfigError(f"--config needs a Python file whose get_config() returns a ConfigDict, not {path} ({reason})")
 
 

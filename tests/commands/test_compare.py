@@ -109,6 +109,8 @@ def test_the_same_is_written_as_csv_table_and_plots(straight):
         assert str(path) in done.out
     assert "selective_copy: sequence error" in done.out
     run = workdir / "cells" / "cope" / "seed_0"
+    train = f"cope-jax train --config={run}/config.json --seed=0 --workdir={run}"
+    assert f'"command":"{train}"' in (workdir / "report.html").read_text()
     assert done.out.splitlines()[-1] == f"next: cope-jax inspect --model={run}"
 
 

@@ -1,6 +1,7 @@
 """Refused configs, and the fields that a workdir must keep."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -181,10 +182,24 @@ def test_an_error_within_a_model_is_not_taken_for_one_of_the_task(monkeypatch):
         ExperimentConfig().model_config(create("selective_copy"))
 
 
-def test_a_record_of_a_run_is_no_config(tmp_path):
-    (tmp_path / "config.json").write_text('{"training": null}')
-    with pytest.raises(ConfigError, match=r"config\.json \(it is the record of a run: give the config file"):
-        config_files.named(str(tmp_path / "config.json"))
+@pytest.mark.parametrize("name", ["quick", "tagger", "bert_small", "abilities:recall", "wikitext2_small"])
+def test_the_config_of_a_run_is_a_config(name, tmp_path):
+    """Also with a field that is None, which no flag can say."""
+    config = config_files.config(name)
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, clip_norm=None))
+    (path := tmp_path / "config.json").write_text(json.dumps({"config": config.recipe(), "seeds": [0]}))
+    assert config_files.config(path).recipe() == config.recipe()
+    assert config_files.config(path, training={"steps": 10**6}).training.steps == 10**6
+
+
+@pytest.mark.parametrize(
+    "content", ['{"training": null}', '{"config": {"task": 3}}', '{"config": {"model": {}}}', "[]"]
+)
+def test_another_json_file_is_no_config(content, tmp_path):
+    (path := tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json is (damaged|not the config of a run) \(.*\): give ") as error:
+        config_files.named(str(path))
+    assert "\n" not in str(error.value)
 
 
 def test_a_variant_names_what_the_title_of_a_run_needs():

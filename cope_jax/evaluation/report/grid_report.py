@@ -1,6 +1,8 @@
 """Writes what a grid has measured: records, tables, and the page with all cells."""
 
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tqdm import tqdm
@@ -21,7 +23,6 @@ def write(
     grid: Grid,
     state: State,
     task_of: Mapping[str, Task],
-    command: Callable[[Cell], str],
     title: str,
     facts: tuple[str, ...] = (),
 ) -> tuple[Tables, list[Path]]:
@@ -31,7 +32,6 @@ def write(
       grid: the grid.
       state: the state of the cells to show.
       task_of: the task of each setting.
-      command: returns the command that trains a cell.
       title: the heading of the page.
       facts: what the page says in addition to versions.
     """
@@ -47,7 +47,7 @@ def write(
             names.get(cell.setting, cell.setting),
             cell.label,
             seed,
-            command(cell),
+            command(grid, cell),
             cell.folder(grid.workdir).relative_to(grid.workdir).as_posix(),
             shown,
         )
@@ -60,7 +60,7 @@ def write(
     return tables, [written, write_atomically(grid.workdir / "table.tex", results_table.latex(tables))]
 
 
-def write_all(grid: Grid, state: State, command: Callable[[Cell], str], budget: str = "") -> list[Path]:
+def write_all(grid: Grid, state: State, budget: str = "") -> list[Path]:
     """Writes the results of all finished cells, and returns the paths, first that of the page.
 
     The files are report.html, results.json, results.csv, table.tex, table.md and table.png.
@@ -71,10 +71,23 @@ def write_all(grid: Grid, state: State, command: Callable[[Cell], str], budget: 
     total = len(state.finished) + len(state.failed) + len(state.left)
     facts = (f"{len(state.finished)} of {total} cells finished, {len(state.failed)} failed", budget)
     title = grid.workdir.resolve().name
-    tables, (page, latex) = write(grid, state, made, command, title, facts)
+    tables, (page, latex) = write(grid, state, made, title, facts)
     text = write_atomically(grid.workdir / "table.md", results_table.markdown(tables))
     picture = save(results_table.picture(tables, title), grid.workdir / "table.png")
     return [page, *grid.write_results(), latex, text, picture]
+
+
+def command(grid: Grid, cell: Cell) -> str:
+    """The command that trains a cell.
+
+    Cells that have not begun, and seeds that train side by side, need the command of the grid.
+    """
+    folder = cell.folder(grid.workdir)
+    words = [*sys.argv[0].split(), *sys.argv[1:]]
+    if len(cell.seeds) == 1 and (folder / "config.json").exists():
+        given = {"config": folder / "config.json", "seed": cell.seeds[0], "workdir": folder}
+        words = ["cope-jax", "train", *(f"--{name}={value}" for name, value in given.items())]
+    return shlex.join(words)
 
 
 def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import os
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
 
 import cope_jax as cj
+from cope_jax.configs.abilities import SETTINGS
 from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import grid_file
@@ -17,6 +19,7 @@ from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.training import config_files
 
+ROOT = Path(__file__).parents[3]
 QUICK = cj.config("quick", encoding="rope")
 GRID = """
 import cope_jax as cj
@@ -147,8 +150,19 @@ def test_the_grids_of_the_project_are_sound(name, tmp_path):
     assert len(cells) > 100
 
 
+def test_cells_of_earlier_versions_are_finished(tmp_path):
+    """The archive has what `sweep` wrote when cells were flags."""
+    with tarfile.open(ROOT / "experiments" / "results" / "abilities.tar.xz") as archive:
+        ours = [member for member in archive if "/cells/cope/seed_1/" in member.name]
+        archive.extractall(tmp_path, ours, filter="data")
+    cells = [cell for cell in grid_file.read(grid_file.find("abilities")) if cell.label == "cope"]
+    grid = Grid(tmp_path / "abilities", cells)
+    assert [cell.name for cell in grid.state().finished] == [f"{name}, cope, seed 1" for name in SETTINGS]
+    assert {row["setting"] for row in grid.records()} == SETTINGS.keys()
+
+
 def test_a_grid_is_found_by_name_or_path():
-    assert Path(grid_file.find("abilities")) == Path(__file__).parents[3] / "experiments" / "grids" / "abilities.py"
+    assert Path(grid_file.find("abilities")) == ROOT / "experiments" / "grids" / "abilities.py"
     assert grid_file.find("my/grid.py") == "my/grid.py"
     with pytest.raises(ConfigError, match=r"unknown grid 'abilitie': did you mean 'abilities'.*such as ./abilitie.py"):
         grid_file.find("abilitie")
