@@ -3,9 +3,9 @@ r"""Draws what every encoding attends to in the same counting program and the sa
 The models are trained first, one for each encoding, on 1 CPU core in about 25 minutes:
 
 names=$(python -c "import cope_jax as cj; print(','.join(cj.encodings.names()))")
-cope-jax compare --config=counting_small --encodings=$names --seeds=1 --workdir=runs/maps/counting \
+cope-jax compare --config=counting:small --encodings=$names --seeds=1 --workdir=runs/maps/counting \
     --config.training.steps=600 --config.training.evaluate_every=600 --config.evaluation.sweep_examples=0
-cope-jax compare --config=shakespeare_small --encodings=$names --seeds=1 --workdir=runs/maps/sentence \
+cope-jax compare --config=shakespeare --encodings=$names --seeds=1 --workdir=runs/maps/sentence \
     --config.task.options.length=64 --config.model.num_layers=2 --config.model.block.model_dim=64 \
     --config.training.steps=400 --config.training.evaluate_every=400 --config.training.checkpoint_every=400 \
     --config.evaluation.sweep_examples=0

@@ -46,8 +46,8 @@ encodings/test_reductions.py::test_only_distances_matter\[.*\(
 encodings/test_two_sided.py::test_values_and_gradients_to_both_sides\[(alibi|fire|kerple|t5\(|rope|learned|sinusoidal)
 evaluation/gates/test_maps.py::test_the_farthest_query_is_the_first_token
 commands/test_compare.py::test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers
-commands/test_configs.py::test_every_config_trains_once_shrunk\[flip_flop_small
-commands/test_configs.py::test_every_config_trains_once_shrunk\[lm_125m
+commands/test_configs.py::test_every_config_trains_once_shrunk\[flip_flop:small
+commands/test_configs.py::test_every_config_trains_once_shrunk\[lm:125m
 commands/test_contextual_commands.py::test_probes_say_what_each_layer_knows
 commands/test_convert.py::test_a_run_becomes_a_gpt2_and_goes_on_with_cope
 commands/test_downstream.py::(?!test_wrong_input)

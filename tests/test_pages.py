@@ -3,6 +3,7 @@
 import argparse
 import ast
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -220,9 +221,15 @@ def test_names_in_sentences_exist(page):
         assert name in ("NAME", *entry.command_names()), name
     # Not model.FIELD.
     fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))
-    assert fields <= set().union(*map(fields_of, config_files.names())), page
+    assert fields <= all_fields(), page
     for path in re.findall(r"`((?:cope_jax|docs|experiments|notebooks|tests|tools)/[\w/]+\.\w+)`", text):
         assert "NAME" in path or (ROOT / path).exists(), path
+
+
+@functools.cache
+def all_fields() -> set[str]:
+    """The paths of all fields of all configs."""
+    return set().union(*map(fields_of, config_files.names()))
 
 
 def fields_of(name: str) -> set[str]:

@@ -209,7 +209,7 @@ def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:
     lengths = ",".join(str(length) for length in sizes.lengths)
     common = [f"--rounds={sizes.rounds}", "--notune"]
     contenders = "rope/cudnn,rope/jax.nn,rope/blockwise,rope/fused,cope/blockwise,cope/fused"
-    recipes = "quick:2" if _TOY.value else "selective_copy,counting"
+    recipes = "quick@2" if _TOY.value else "selective_copy,counting"
     commands = {
         "attention": [f"--lengths={lengths}", f"--contexts={lengths}", f"--contenders={contenders}"],
         "train": [f"--recipes={recipes}", "--encodings=cope,rope"],

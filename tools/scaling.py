@@ -1,6 +1,6 @@
 r"""Predicts how a training step scales, from the files of `tools.compile_check --json` for several topologies.
 
-python -m tools.compile_check --config=lm_1b:noise --topology=v5e:4x4 \
+python -m tools.compile_check --config=lm:1b_noise --topology=v5e:4x4 \
     --config.training.batch_size=32 --config.evaluation.batch_size=16 --json=runs/scaling/v5e-4x4.json
 python -m tools.scaling --figures=runs/scaling --plot=docs/scaling.png
 

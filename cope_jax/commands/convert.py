@@ -159,7 +159,7 @@ def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
 
 def _experiment_with(model: str) -> ExperimentConfig:
     """The experiment of a config file with this model, on text if the model generates text, and small if possible."""
-    for name in sorted(config_files.names(), key=lambda name: (name.endswith("_small"), name), reverse=True):
+    for name in sorted(config_files.names(), key=lambda name: (":" not in name, name), reverse=True):
         config = config_files.config(name)
         on_text = issubclass(tasks.TASKS.get(config.task.name), TextTask)
         if config.model.name == model and (on_text or model not in models.able("generate")):

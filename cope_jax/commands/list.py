@@ -41,7 +41,7 @@ def main() -> None:
             folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
             found = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
         elif kind == "configs":
-            found = _documents({name: Path(config_files.find(name)) for name in config_files.names()})
+            found = {name: with_variants(name, text) for name, text in _documents(config_files.families()).items()}
         else:
             found = _documents({name: entry.COMMANDS / f"{name}.py" for name in entry.command_names()})
         width = 2 + max(map(len, found))
@@ -49,6 +49,12 @@ def main() -> None:
         rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in found.items())
         blocks.append("\n".join([kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]))
     print("\n\n".join(blocks))
+
+
+def with_variants(name: str, text: str) -> str:
+    """The first sentence of a config file, and the variants other than the default."""
+    variants = [known.partition(":")[2] for known in config_files.names() if known.startswith(f"{name}:")]
+    return first_sentence(text) + (f"; variants: {', '.join(variants)}" if variants else "")
 
 
 def _documents(files: Mapping[str, Path]) -> dict[str, str]:

@@ -38,7 +38,7 @@ from cope_jax.training.experiment_config import ExperimentConfig
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
 _CONFIG = entry.DEFINE_config("config", "tagger", "Config of the BiLSTM taggers. ")
-_BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Config of the BERT taggers. ")
+_BERT_CONFIG = entry.DEFINE_config("bert_config", "tagger:bert", "Config of the BERT taggers. ")
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,

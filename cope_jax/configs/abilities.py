@@ -16,8 +16,7 @@ layers. Models have two layers; those of flip-flop have one, as in PaTH's paper:
 
 from typing import Any
 
-from cope_jax.registry import unknown
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import ConfigDict, every, experiment
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ignore": ("flip_flop", {"length": 64}),
@@ -42,18 +41,16 @@ VERSION_2 = {
     f"{ability}_v2": (task, {**options, "held_out": 0.1, **CHANGED.get(ability, {})})
     for ability, (task, options) in SETTINGS.items()
 }
+VARIANTS = (*SETTINGS, *VERSION_2)
 
 
-def get_config(ability: str = "recall") -> base.ConfigDict:
-    settings = SETTINGS | VERSION_2
-    if ability not in settings:
-        raise unknown("setting of abilities", ability, settings)
-    task, options = settings[ability]
-    return base.experiment(
+def get_config(ability: str = "recall") -> ConfigDict:
+    task, options = (SETTINGS | VERSION_2)[ability]
+    return experiment(
         task,
         options,
         model={"num_layers": 1 if ability.startswith("ignore") else 2, "block": {"model_dim": 64, "num_heads": 2}},
         optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05},
-        training={"steps": 1500, "batch_size": 32, **base.every(500)},
+        training={"steps": 1500, "batch_size": 32, **every(500)},
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 0},
     )

@@ -5,15 +5,14 @@ Command (the text after the colon is a setting, see SETTINGS):
         --seeds=1 --workdir=runs/navigation_2d
 Hardware: 1 GPU. Wall time: none was run at full size.
 
-Other published recipes are files of their own: flip_flop, flip_flop_one_layer, selective_copy, selective_copy_mapformer
+Other published recipes are files of their own: flip_flop, flip_flop:one_layer, selective_copy, selective_copy:mapformer
 and counting. Where a paper does not state the optimizer, it is the one of this library. Our choice everywhere: warm-up
 of 1 % of the steps unless stated, gradient clipping at 1.
 """
 
 from typing import Any
 
-from cope_jax.registry import unknown
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import ConfigDict, every, experiment
 
 
 def _transformer(layers: int, heads: int, width: int, **block: Any) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def _optimizer(rate: float, decay: float, warmup: int, **options: Any) -> dict[s
 
 
 def _training(steps: int, batch_size: int, examples: int | None = None) -> dict[str, Any]:
-    return {"steps": steps, "batch_size": batch_size, "examples": examples, **base.every(steps // 10)}
+    return {"steps": steps, "batch_size": batch_size, "examples": examples, **every(steps // 10)}
 
 
 def _navigation(**options: Any) -> dict[str, Any]:
@@ -144,14 +143,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "variable_tracking": _ruler("variable_tracking", hops=4, chains=1),
     "needle_keys": _ruler("needle_keys", keys=4, digits=7),
 }
+VARIANTS = tuple(SETTINGS)
 
 
-def get_config(setting: str = "navigation_1d") -> base.ConfigDict:
-    if setting not in SETTINGS:
-        raise unknown("published setting", setting, SETTINGS)
+def get_config(setting: str = "navigation_1d") -> ConfigDict:
     chosen = dict(SETTINGS[setting])
     task, options = chosen.pop("task")
-    return base.experiment(
+    return experiment(
         task,
         options,
         encodings={"cope": {"npos_max": 512}},

@@ -7,11 +7,11 @@ Expected sequence errors in distribution, dense and sparse: CoPE at most 1 % on 
 100 and 100 %; relative 8, 72 and 98 %; absolute 37, 100 and 100 %. See experiments/RESULTS.md.
 """
 
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import ConfigDict, experiment
 
 
-def get_config() -> base.ConfigDict:
-    return base.experiment(
+def get_config() -> ConfigDict:
+    return experiment(
         "selective_copy",
         {"num_tokens": 16, "num_blanks": 16},
         # Both tables end at the length of a training sequence: positions beyond it use the last row.

@@ -10,16 +10,16 @@ not better.
 once on each fold.
 """
 
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import BERT, ConfigDict, experiment
 
 
-def get_config() -> base.ConfigDict:
-    return base.experiment(
+def get_config() -> ConfigDict:
+    return experiment(
         "spam",
         {"length": 48, "folds": 5},
         model={"name": "bert_classifier"},
         encoding="learned",
-        optimizer={**base.BERT, "learning_rate": 5e-4, "warmup_steps": 25},
+        optimizer={**BERT, "learning_rate": 5e-4, "warmup_steps": 25},
         training={"steps": 250, "batch_size": 32, "evaluate_every": 0, "checkpoint_every": 250},
         evaluation={"examples": 100_000, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
     )

@@ -4,11 +4,11 @@ Command:
     cope-jax train --config=wikitext103 --config.task.options.data_dir=DATA \
         --config.task.options.vocab=GPT2 --workdir=runs/wikitext103
     GPT2 is a folder with the vocabulary of GPT-2; without it, a vocabulary of the same size is learned.
-    `wikitext103.py:shards` reads text that is tokenised once, for all runs, instead of the corpus:
+    `wikitext103:shards` reads text that is tokenised once, for all runs, instead of the corpus:
     cope-jax export --corpus=wikitext-103-raw --corpora_dir=DATA --vocab=GPT2 --length=1024 --out=SHARDS
     cope-jax train --config=wikitext103:shards \
         --config.task.options.folders="('SHARDS',)" --workdir=runs/wikitext103
-Hardware: GPUs or a slice of TPUs, as for `lm_125m.py`. Wall time: not measured yet.
+Hardware: GPUs or a slice of TPUs, as for `lm:125m`. Wall time: not measured yet.
 Expected: the table of `compare` shows the paper's perplexities next to ours. The paper does not say whether its
 perplexities are per token or per word, nor which text precedes the predicted text. Our perplexities are per word, as
 usual for WikiText.
@@ -24,20 +24,18 @@ Variants in the paper: `--encodings=` with "cope(gate=value)", "cope(gate=separa
 in the paper are 22.56 (validation) and 23.58 (test).
 """
 
-from cope_jax.registry import unknown
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import GPT3, ConfigDict, every, experiment
 
 TEXTS = {
     "text": {"corpus": "wikitext-103-raw", "vocab_size": 50_257, "length": 1024},
     "shards": {"tokenizer": "bpe", "length": 1024},
 }
 """The options of the text, tokenised at each start or stored as shards."""
+VARIANTS = tuple(TEXTS)
 
 
-def get_config(text: str = "text") -> base.ConfigDict:
-    if text not in TEXTS:
-        raise unknown("text of wikitext103", text, tuple(TEXTS))
-    return base.experiment(
+def get_config(text: str = "text") -> ConfigDict:
+    return experiment(
         "text" if text == "text" else "sharded_text",
         TEXTS[text],
         model={
@@ -47,8 +45,8 @@ def get_config(text: str = "text") -> base.ConfigDict:
             "block": {"model_dim": 768, "num_heads": 12, "dropout": 0.1, "compute_dtype": "bfloat16"},
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={**base.GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
-        training={"steps": 180_000, "batch_size": 64, "steps_per_dispatch": 10, **base.every(1000)},
+        optimizer={**GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
+        training={"steps": 180_000, "batch_size": 64, "steps_per_dispatch": 10, **every(1000)},
         evaluation={"examples": 100_000, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
         paper={
             "learned": {"validation": "23.96", "test": "24.87"},

@@ -1,10 +1,12 @@
 """Loads config files; the `get_config()` of a config file returns the typed defaults with changes.
 
-A file of cope_jax/configs is given by its name, in a checkout and in an installed package. Any
-other file is given by its path.
+A file of cope_jax/configs is given by its name, any other file by its path. Text after a colon is
+the variant: the argument of `get_config`. A file lists its variants in `VARIANTS`.
 """
 
 import dataclasses
+import functools
+import inspect
 import os
 import runpy
 from collections.abc import Mapping
@@ -63,7 +65,7 @@ def named(name: str) -> ConfigDict:
     can change fields.
 
     Args:
-      name: as for `find`. The text after a colon is the argument of `get_config`.
+      name: as for `find`.
     """
     path, *argument = find(name).split(":", 1)
     if Path(path).is_fifo():
@@ -71,7 +73,10 @@ def named(name: str) -> ConfigDict:
     if path.endswith(".json"):
         return _of_run(Path(path))
     try:
-        get_config = runpy.run_path(path).get("get_config")
+        file = runpy.run_path(path)
+        if argument and argument[0] not in (variants := file.get("VARIANTS", argument)):
+            raise unknown(f"variant of {Path(path).stem}", argument[0], variants)
+        get_config = file.get("get_config")
         content = get_config(*argument) if callable(get_config) else None
     except ConfigError:
         raise
@@ -103,30 +108,37 @@ def _not_a_config(path: str, reason: str) -> ConfigError:
 def find(name: str) -> str:
     """Finds the path of a config file.
 
-    If `name` is already a path, returns `name` unchanged. A colon and the text after the colon are
-    kept.
+    If `name` is already a path, returns `name` unchanged. A colon and the variant are kept.
 
-    >>> Path(find("quick")).name
-    'quick.py'
+    >>> Path(find("counting:3")).name
+    'counting.py:3'
     >>> find("my/experiment.py:large")
     'my/experiment.py:large'
     """
-    file, colon, argument = name.partition(":")
+    file, colon, variant = name.partition(":")
     if file.endswith(".py") or Path(file).is_file():
         return name
-    if file not in names():
-        raise unknown("config", file, names())
-    return f"{_folder() / file}.py{colon}{argument}"
+    if file not in families():
+        raise unknown("config", name, names())
+    return f"{families()[file]}{colon}{variant}"
 
 
+def families() -> dict[str, Path]:
+    """The files of cope_jax/configs, by name."""
+    folder = Path(__file__).parents[1] / "configs"
+    return {path.stem: path for path in sorted(folder.glob("[!_]*.py"))}
+
+
+@functools.cache
 def names() -> tuple[str, ...]:
-    """The names of all files of cope_jax/configs."""
-    return tuple(sorted(path.stem for path in _folder().glob("[!_]*.py")))
-
-
-def _folder() -> Path:
-    """The folder of config files: in an installed package, or experiments/configs of a checkout."""
-    return Path(__file__).parents[1] / "configs"
+    """The name of each config of the package, and NAME:VARIANT of each variant but the default."""
+    known = []
+    for name, path in families().items():
+        file = runpy.run_path(str(path))
+        default = inspect.signature(file["get_config"]).parameters.values()
+        others = set(file.get("VARIANTS", ())) - {parameter.default for parameter in default}
+        known += [name, *(f"{name}:{variant}" for variant in sorted(others))]
+    return tuple(known)
 
 
 def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> ConfigDict:

@@ -1,12 +1,12 @@
 """Any experiment made so small that it trains in seconds."""
 
 import dataclasses
-import runpy
-from pathlib import Path
+import re
 from typing import Any
 
 from cope_jax.tasks.synthetic import SyntheticTask
 from cope_jax.tasks.task import TASKS
+from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
 
 SMALL_TASK: dict[str, Any] = {
@@ -37,19 +37,17 @@ SMALL_MODEL: dict[str, Any] = {
 LARGE_CORPORA = ("code", "wikitext-103")
 
 
-NEEDING_SHARDS = ("lm_125m", "lm_1b", "lm_8b")
-"""Configs of text in folders that the user names. They are tested on noise."""
+def load(name: str) -> ExperimentConfig:
+    """The config of a name, without changes."""
+    return ExperimentConfig.from_mapping(config_files.named(name).to_dict())
 
 
-def load(path: Path) -> ExperimentConfig:
-    """The config of a file of cope_jax/configs."""
-    argument = ["noise"] if path.stem in NEEDING_SHARDS else []
-    return ExperimentConfig.from_mapping(runpy.run_path(str(path))["get_config"](*argument).to_dict())
-
-
-CONFIGS = sorted((Path(__file__).parents[2] / "cope_jax" / "configs").glob("[!_]*.py"))
-SYNTHETIC = [path for path in CONFIGS if issubclass(TASKS.get(load(path).task.name), SyntheticTask)]
-TEXT = [path for path in CONFIGS if path not in SYNTHETIC]
+SETTINGS = re.compile(r"(abilities|published):")
+NEEDING_SHARDS = re.compile(r"lm(:[0-9a-z]+)?|\w+:shards")
+"""Configs of text in folders that the user names. Those of `lm` are tested on noise."""
+CONFIGS = [name for name in config_files.names() if not SETTINGS.match(name) and not NEEDING_SHARDS.fullmatch(name)]
+SYNTHETIC = [name for name in CONFIGS if issubclass(TASKS.get(load(name).task.name), SyntheticTask)]
+TEXT = [name for name in CONFIGS if name not in SYNTHETIC]
 
 
 def shrink(config: ExperimentConfig, steps: int = 2) -> ExperimentConfig:

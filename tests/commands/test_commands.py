@@ -148,7 +148,7 @@ def test_list_shows_every_name_with_a_line(start):
     }
     assert all(len(words) > 3 for lines in blocks.values() for words in lines)
     names = {kind: tuple(words[0] for words in lines) for kind, lines in blocks.items()}
-    assert names["configs"] == config_files.names() and names["encodings"] == encodings.names()
+    assert names["configs"] == tuple(config_files.families()) and names["encodings"] == encodings.names()
     assert (names["tasks"], names["models"]) == (tasks.TASKS.names(), models.MODELS.names())
     assert names["commands"] == entry.command_names()
     assert names["trained"] == ("counting", "shakespeare")

@@ -1,24 +1,21 @@
 import dataclasses
 import json
 import math
+import runpy
 
 import jax
 import pytest
 
 from cope_jax import encodings, tasks
-from cope_jax.configs import abilities, published
 from cope_jax.errors import ConfigError
 from cope_jax.runs.experiment import Experiment
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_learner, create_program
 from cope_jax.training.metrics import read_metrics
-from tests.commands.shrink import CONFIGS, SYNTHETIC, load, shrink
+from tests.commands.shrink import CONFIGS, SETTINGS, SYNTHETIC, load, shrink
 
-ARGUMENTS = (abilities, published)
-"""The configs with an argument."""
-
-PAPER = {path.stem: path for path in CONFIGS if path.stem in ("selective_copy", "flip_flop", "counting")}
+PAPER = ("selective_copy", "flip_flop", "counting")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,33 +25,40 @@ def fast_compile():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.mark.parametrize("path", SYNTHETIC, ids=lambda path: path.stem)
-def test_every_config_is_sound_with_every_encoding_of_the_comparison(path):
-    config = load(path)
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_every_config_is_sound_with_every_encoding_of_the_comparison(name):
+    config = load(name)
     for encoding in ("cope", "rope", "relative", "learned"):
         Experiment.check(dataclasses.replace(config, encoding=encoding))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [f"{file.__name__.split('.')[-1]}:{x}" for file in ARGUMENTS for x in file.SETTINGS]
-    + [f"abilities:{x}" for x in abilities.VERSION_2],
-)
+@pytest.mark.parametrize("name", [*filter(SETTINGS.match, config_files.names())])
 def test_every_setting_of_a_config_is_sound(name):
     config = config_files.config(name, encoding="cope")
     create_learner(config, tasks.create(config.task.name, **config.task.options))
 
 
-def test_an_unknown_setting_lists_the_choices():
-    for file in ARGUMENTS:
-        with pytest.raises(ConfigError, match="did you mean '"):
-            file.get_config(next(iter(file.SETTINGS)) + "x")
+def test_an_unknown_variant_lists_the_choices():
+    for name in ("abilities:recal", "published:mqa", "counting:2", "lm:1b_nois", "wikitext103:shard"):
+        with pytest.raises(ConfigError, match=r"^unknown variant of \w+ '\w+': (did you mean '|choose from)"):
+            config_files.named(name)
+    with pytest.raises(ConfigError, match=r"^unknown config 'counting_3': did you mean 'counting:3'\?"):
+        config_files.named("counting_3")
 
 
-@pytest.mark.parametrize("path", SYNTHETIC, ids=lambda path: path.stem)
-def test_every_config_fits_a_mesh_of_all_axes(path):
+def test_a_default_is_a_variant_too():
+    for name, path in config_files.families().items():
+        file = runpy.run_path(str(path))
+        for variant in file.get("VARIANTS", ()):
+            assert config_files.named(f"{name}:{variant}").task, variant
+        default = config_files.named(name)
+        assert "VARIANTS" not in file or any(default == config_files.named(f"{name}:{v}") for v in file["VARIANTS"])
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_every_config_fits_a_mesh_of_all_axes(name):
     """Its sizes divide, and every device has a part of every matrix."""
-    config = load(path)
+    config = load(name)
     tensor = 1 if config.model.block.num_heads == 1 else 2
     config = dataclasses.replace(config, job=JobConfig(MeshConfig(data=1, fsdp=2, tensor=tensor, sequence=2)))
     program = create_program(config, tasks.create(config.task.name, **config.task.options))
@@ -66,7 +70,7 @@ def test_every_config_fits_a_mesh_of_all_axes(path):
 
 def test_speeds_count_the_tokens_of_training():
     """Whose sequences are shorter than those of a split or of the sweep."""
-    config = shrink(load(PAPER["selective_copy"]))
+    config = shrink(load("selective_copy"))
     experiment = Experiment(config)
     length, batch = experiment.task.length("train"), config.training.batch_size
     assert length < experiment.task.max_length
@@ -75,15 +79,15 @@ def test_speeds_count_the_tokens_of_training():
 
 
 # One of each task; the others differ in sizes, which shrinking takes away. Selective copy is what the notebook trains.
-KINDS = ("flip_flop_small", "counting_small", "lm_125m")
+KINDS = ("flip_flop:small", "counting:small", "lm:125m_noise")
 
 
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[] if path.stem in KINDS else pytest.mark.slow, id=path.stem) for path in SYNTHETIC],
+    "name",
+    [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in SYNTHETIC],
 )
-def test_every_config_trains_once_shrunk(path, tmp_path):
-    config = shrink(load(path))
+def test_every_config_trains_once_shrunk(name, tmp_path):
+    config = shrink(load(name))
     experiment = Experiment(config)
     records = experiment.train(tmp_path)
     splits = (*experiment.task.evaluation_splits, *(split for _, split in experiment.task.sweep))
@@ -118,14 +122,14 @@ def decoder_parameters(vocabulary, width, layers, *, tied, final_norm):
     ],
 )
 def test_models_of_the_papers_recipes_have_as_many_parameters_as_counted_by_hand(name, plain, cope, learned):
-    config = load(PAPER[name])
+    config = load(name)
     for encoding, own in {"none": 0, "rope": 0, "cope": cope, "learned": learned}.items():
         assert parameters(dataclasses.replace(config, encoding=encoding)) == plain + own, encoding
 
 
 def test_the_papers_counting_has_the_blocks_and_norms_of_the_released_code():
-    for name in ("counting", "counting_3", "counting_5"):
-        config = load(PAPER["counting"].with_stem(name))
+    for name in ("counting", "counting:3", "counting:5"):
+        config = load(name)
         assert tasks.create(config.task.name, **config.task.options).length("train") == 511, "512 with the answer"
         assert config.model.block.norm_epsilon == 1e-5
 
@@ -140,8 +144,8 @@ def parameters(config):
 
 
 def test_papers_figures_are_of_splits_and_encodings_that_exist():
-    for name, path in PAPER.items():
-        config = load(path)
+    for name in PAPER:
+        config = load(name)
         splits = tasks.create(config.task.name, **config.task.options).evaluation_splits
         assert config.paper, name
         for encoding, figures in config.paper.items():
@@ -150,8 +154,8 @@ def test_papers_figures_are_of_splits_and_encodings_that_exist():
 
 
 def test_a_config_survives_being_kept_in_a_file():
-    for path in CONFIGS:
-        config = load(path)
+    for name in CONFIGS:
+        config = load(name)
         kept = json.dumps(config.to_dict())
         assert json.dumps(ExperimentConfig.from_mapping(json.loads(kept)).to_dict()) == kept
 

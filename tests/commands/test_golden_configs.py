@@ -1,13 +1,21 @@
-"""What decides the numbers of each config file, every default filled in: a changed default is a changed experiment.
+"""A digest of what decides the numbers of each config: a changed default is a changed experiment.
 
-A golden file holds the recipe of its config: neither the job nor the options of encodings that the config does not use,
-whose defaults docs/encodings.md holds, compared by a test.
-A golden file may lack a new field or option whose default keeps the former behaviour.
+Nothing is compared of the job, nor of encodings that a config does not use, whose defaults docs/encodings.md holds.
+
+python -m tests.commands.test_golden_configs               # writes the digests
+python -m tests.commands.test_golden_configs HEAD quick    # what changed in a config since a commit
 """
 
 import dataclasses
+import difflib
+import hashlib
+import io
 import json
+import os
+import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,75 +24,66 @@ import pytest
 from cope_jax.encodings import ENCODINGS
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
-from tests.commands import shrink
 
-GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).with_name("golden.json")
 CHANGED = (
-    "what {name}.py comes to has changed. If a default was changed by mistake, put it back. If it was on purpose, "
-    "say so in the CHANGELOG, for earlier results are of another experiment, and write the new one: "
+    "the recipe of {name} has changed: python -m tests.commands.test_golden_configs HEAD {name} shows "
+    "how. If a default was changed by mistake, put it back. If it was on purpose, say so in the CHANGELOG, "
+    "for earlier results are of another experiment, and write the digests: "
     "python -m tests.commands.test_golden_configs"
 )
 
 
-def resolved(config: ExperimentConfig) -> dict[str, Any]:
-    """The recipe, and what the file sets of encodings that it does not use, with which `compare` runs."""
-    recipe = config.recipe()
-    for name, options in config.encodings.items():
-        defaults = dataclasses.asdict(ENCODINGS.get(name).Config())
+def recipe(name: str) -> str:
+    """The recipe, every default filled in, and the options that the file sets of encodings that it does not use."""
+    config = ExperimentConfig.from_mapping(config_files.named(name).to_dict())
+    resolved = config.recipe()
+    for encoding, options in config.encodings.items():
+        defaults = dataclasses.asdict(ENCODINGS.get(encoding).Config())
         chosen = {option: value for option, value in options.items() if value != defaults[option]}
         if chosen:
-            recipe["encodings"].setdefault(name, chosen)
-    return json.loads(json.dumps(recipe))
+            resolved["encodings"].setdefault(encoding, chosen)
+    return json.dumps(resolved, indent=1, sort_keys=True, ensure_ascii=False)
 
 
-def defaults_of(config: ExperimentConfig) -> dict[str, Any]:
-    """The recipe of the same task, model and encoding with nothing else chosen."""
-    task = config_files.experiment(config.task.name)
-    bare = ExperimentConfig.from_mapping({**task.to_dict(), "model": {"name": config.model.name}})
-    return resolved(dataclasses.replace(bare, encoding=config.encoding))
-
-
-def filled(golden: Any, defaults: Any) -> Any:
-    """`golden` with what it lacks of the defaults."""
-    if not isinstance(golden, dict) or not isinstance(defaults, dict):
-        return golden
-    return defaults | {name: filled(value, defaults.get(name)) for name, value in golden.items()}
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("path", shrink.CONFIGS, ids=lambda path: path.stem)
-def test_a_config_comes_to_the_same_as_ever(path):
-    golden = GOLDEN / f"{path.stem}.json"
-    assert golden.exists(), f"{path.name} is new: python -m tests.commands.test_golden_configs"
-    config = shrink.load(path)
-    expected = filled(json.loads(golden.read_text()), defaults_of(config))
-    assert resolved(config) == expected, CHANGED.format(name=path.stem)
+def test_every_config_comes_to_the_same_as_ever():
+    golden = json.loads(GOLDEN.read_text())
+    names = config_files.names()
+    changed = [name for name in names if golden.get(name) != digest(recipe(name))]
+    assert not changed, "\n".join(CHANGED.format(name=name) for name in changed)
+    assert set(golden) == set(names), "write the digests again"
 
 
-def test_what_is_new_may_lack_and_what_changes_may_not():
-    config = shrink.load(next(path for path in shrink.CONFIGS if path.stem == "selective_copy_small"))
-    golden, defaults = resolved(config), defaults_of(config)
-    assert golden["encodings"]["relative"] == {"max_distance": 96}
-    assert "alibi" not in golden["encodings"]
-    del golden["encodings"]["cope"]["gate"], golden["optimizer"]["beta1"]
-    assert filled(golden, defaults) == resolved(config)
-    for changed in ("npos_max", "slope"):  # set by the file; a default
-        options = config.encodings["cope"] | {changed: 5}
-        other = dataclasses.replace(config, encodings=config.encodings | {"cope": options})
-        assert filled(golden, defaults) != resolved(other)
-    del golden["encodings"]["cope"]["npos_max"]
-    assert filled(golden, defaults) != resolved(config)
+def test_the_recipe_has_defaults_and_what_a_file_sets_for_other_encodings():
+    options: dict[str, Any] = json.loads(recipe("selective_copy:small"))
+    assert options["encodings"]["relative"] == {"max_distance": 96} and "alibi" not in options["encodings"]
+    assert options["encodings"]["cope"]["gate"] and options["optimizer"]["beta1"]
+    assert "job" not in options
 
 
-def test_no_golden_config_is_left_behind():
-    assert {path.stem for path in GOLDEN.glob("*.json")} == {path.stem for path in shrink.CONFIGS}
+def difference(commit: str, name: str) -> str:
+    """A diff of the recipe of a config in a commit and here."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+        code = f"from tests.commands.test_golden_configs import recipe; print(recipe({name!r}))"
+        command = [sys.executable, "-c", code]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        before = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+    lines = (text.splitlines() for text in (before, recipe(name)))
+    return "\n".join(difflib.unified_diff(*lines, commit, "here", lineterm=""))
 
 
 if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for old in GOLDEN.glob("*.json"):
-        old.unlink()
-    for path in shrink.CONFIGS:
-        text = json.dumps(resolved(shrink.load(path)), indent=1, sort_keys=True, ensure_ascii=False)
-        (GOLDEN / f"{path.stem}.json").write_text(text + "\n")
-    print(*sorted(GOLDEN.iterdir()), sep="\n", file=sys.stderr)
+    if len(sys.argv) == 3:
+        print(difference(*sys.argv[1:]))
+    else:
+        digests = {name: digest(recipe(name)) for name in config_files.names()}
+        GOLDEN.write_text(json.dumps(digests, indent=1) + "\n")

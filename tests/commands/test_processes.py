@@ -147,7 +147,7 @@ def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
     for number, folder in enumerate(data):
         (folder / "files").mkdir(parents=True)
         (folder / "files" / "a.txt").write_text(f"It was {number} o'clock .\n" * 20)
-    flags = ["--config=wikitext2_small", f"--workdir={tmp_path / 'run'}"]
+    flags = ["--config=wikitext2", f"--workdir={tmp_path / 'run'}"]
     flags += [f"--config.task.options.{option}" for option in ("corpus=files", "tokenizer=bytes", "length=8")]
     own = [[f"--config.task.options.data_dir={folder}"] for folder in data]
     ended = Processes(tmp_path / "compiled", 2, 1, *flags, own=own).wait(60)

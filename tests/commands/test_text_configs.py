@@ -16,13 +16,12 @@ from cope_jax.training.from_config import create_iterator, create_learner
 from cope_jax.training.metrics import read_metrics
 from tests.commands.shrink import TEXT, load, shrink
 
-QUICK = {"bert_small", "bert_tagger", "code_small", "elmo_small", "lstm_wikitext2", "spam", "tagger"}
-QUICK |= {"transformer_wikitext2"}
+QUICK = {"bert", "tagger:bert", "code:small", "elmo", "wikitext2:lstm", "spam", "tagger", "wikitext2:transformer"}
 """One of each model and task; the others are larger, or differ by a number."""
-PATHS = [pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in TEXT]
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TEXT]
 QUICKEST = {"tagger"}
 """Of those that the tests of commands do not train as well, in other sizes."""
-TRAINED = [pytest.param(path, marks=[] if path.stem in QUICKEST else pytest.mark.slow, id=path.stem) for path in TEXT]
+TRAINED = [pytest.param(name, marks=[] if name in QUICKEST else pytest.mark.slow) for name in TEXT]
 LOSSES = {"bert": ["mlm_loss", "nsp_loss"], "tagger": ["tag_loss", "penalty"]}
 
 
@@ -33,9 +32,9 @@ def fast_compile():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.mark.parametrize("path", TRAINED)
-def test_every_config_on_text_trains_once_shrunk(path, tmp_path):
-    config = shrink(load(path))
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_config_on_text_trains_once_shrunk(name, tmp_path):
+    config = shrink(load(name))
     if config.model.name == "bert_tagger":
         config = with_pieces(config, tmp_path)
     experiment = Experiment(config)
@@ -61,10 +60,10 @@ def with_pieces(config, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lstm_wikitext2", "bert_small", "elmo_small", "code_small"])
+@pytest.mark.parametrize("name", ["wikitext2:lstm", "bert", "elmo", "code:small"])
 def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
     """And parameters, or packed sequences, that are, where the mesh says so."""
-    config = shrink(load(next(path for path in TEXT if path.stem == name)))
+    config = shrink(load(name))
     options = {field: 0.0 for field in ("dropout",) if hasattr(config.model, field)}
     config = dataclasses.replace(
         config,
@@ -73,7 +72,7 @@ def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
         evaluation=dataclasses.replace(config.evaluation, batch_size=4),
     )
     losses = []
-    parts = MeshConfig(data=2, sequence=2) if name == "code_small" else MeshConfig(data=2, fsdp=2)
+    parts = MeshConfig(data=2, sequence=2) if name == "code:small" else MeshConfig(data=2, fsdp=2)
     for mesh in (MeshConfig(data=1), parts):
         experiment = Experiment(dataclasses.replace(config, job=JobConfig(mesh)))
         iterator = create_iterator(config, experiment.task, 0)
@@ -86,15 +85,15 @@ def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
 
 
 def test_what_reads_word_after_word_refuses_a_sequence_over_devices():
-    config = shrink(load(next(path for path in TEXT if path.stem == "elmo_small")))
+    config = shrink(load("elmo"))
     config = dataclasses.replace(config, job=JobConfig(MeshConfig(data=1, sequence=2)))
     with pytest.raises(ConfigError, match=r"^elmo reads word by word: leave job.mesh.sequence at 1$"):
         Experiment.check(config)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_weight_decay_leaves_biases_norms_and_mixes_alone(path, tmp_path):
-    config = shrink(load(path))
+@pytest.mark.parametrize("name", NAMES)
+def test_weight_decay_leaves_biases_norms_and_mixes_alone(name, tmp_path):
+    config = shrink(load(name))
     if config.model.name == "bert_tagger":
         config = with_pieces(config, tmp_path)
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
@@ -111,9 +110,9 @@ def test_weight_decay_leaves_biases_norms_and_mixes_alone(path, tmp_path):
     with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
         updates = update(params)
     for place, change in jax.tree_util.tree_leaves_with_path(updates):
-        name = jax.tree_util.keystr(place)
-        spared = any(part in name for part in ("bias", "scale", "'mix'"))
-        assert (np.abs(change).max() > 0) == (not spared), name
+        leaf_name = jax.tree_util.keystr(place)
+        spared = any(part in leaf_name for part in ("bias", "scale", "'mix'"))
+        assert (np.abs(change).max() > 0) == (not spared), leaf_name
 
 
 def experiment_task(config):
@@ -121,7 +120,7 @@ def experiment_task(config):
 
 
 def test_models_without_attention_refuse_an_encoding():
-    config = shrink(load(next(path for path in TEXT if path.stem == "lstm_wikitext2")))
+    config = shrink(load("wikitext2:lstm"))
     with pytest.raises(ConfigError, match=r"^rnn_lm has no attention, and so no position encoding: set encoding=none$"):
         Experiment.check(dataclasses.replace(config, encoding="rope"))
 
@@ -130,17 +129,17 @@ def test_models_without_attention_refuse_an_encoding():
     ("name", "task", "message"),
     [
         (
-            "bert_tagger",
+            "tagger:bert",
             None,
             "the model bert_tagger needs 'starts' in its batches, which the task tagging does not give",
         ),
-        ("bert_small", "words", "the model bert needs 'next' in its batches, which the task words does not give"),
+        ("bert", "words", "the model bert needs 'next' in its batches, which the task words does not give"),
         ("tagger", "words", "the model tagger does not fit the task words .*num_tags"),
-        ("lstm_wikitext2", "text", "rnn_lm carries its state .*, but the examples of text do not continue one another"),
+        ("wikitext2:lstm", "text", "rnn_lm carries its state .*, but the examples of text do not continue one another"),
     ],
 )
 def test_a_model_on_a_task_that_it_does_not_fit_is_one_line(name, task, message):
-    config = shrink(load(next(path for path in TEXT if path.stem == name)))
+    config = shrink(load(name))
     if task is not None:
         config = dataclasses.replace(config, task=TaskConfig(task, {}))
     with pytest.raises(ConfigError, match=f"^{message}"):
@@ -148,7 +147,7 @@ def test_a_model_on_a_task_that_it_does_not_fit_is_one_line(name, task, message)
 
 
 def test_a_bert_reads_with_any_encoding_that_makes_sense_without_a_mask():
-    config = shrink(load(next(path for path in TEXT if path.stem == "bert_small")))
+    config = shrink(load("bert"))
     names = ("none", "sinusoidal", "rope", "alibi", "t5(bidirectional=True)", "relative(signed=True)", "cope_two_sided")
     for encoding in names:
         Experiment.check(dataclasses.replace(config, encoding=encoding))
@@ -157,8 +156,8 @@ def test_a_bert_reads_with_any_encoding_that_makes_sense_without_a_mask():
 def test_the_equal_models_have_equally_many_parameters():
     """Within one per cent, with the vocabulary of WikiText-2."""
     numbers = []
-    for name in ("rnn_wikitext2", "lstm_wikitext2", "transformer_wikitext2"):
-        config = load(next(path for path in TEXT if path.stem == name))
+    for name in ("wikitext2:rnn", "wikitext2:lstm", "wikitext2:transformer"):
+        config = load(name)
         task = tasks.create("words", length=35)
         task.vocab_size = 33278
         learner = create_learner(config, task)
@@ -175,7 +174,7 @@ def test_the_equal_models_have_equally_many_parameters():
     ],
 )
 def test_the_papers_language_models_have_its_numbers_of_parameters(name, vocabulary, millions):
-    config = load(next(path for path in TEXT if path.stem == name))
+    config = load(name)
     task = tasks.create("text", **config.task.options | {"corpus": "wikitext-2", "vocab_size": 300})
     task.vocab_size = vocabulary
     for encoding, published in millions.items():

@@ -277,7 +277,7 @@ def test_the_command(start, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_starts_again_with_another_environment_and_measures_all(start, tmp_path):
-    flags = ["--contexts=8", "--encodings=rope", "--recipes=quick:2", "--only=attention,decode,train"]
+    flags = ["--contexts=8", "--encodings=rope", "--recipes=quick@2", "--only=attention,decode,train"]
     content, out = measured(start, tmp_path, *flags)
     assert "cope/full" in out and "npos_max 8" in out
     records = content["records"]
@@ -331,7 +331,7 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
             "unknown encoding 'ropee': did you mean 'rope'?",
         ),
         (lambda: Recipe.parse("quik"), "unknown recipe 'quik': did you mean 'quick'?"),
-        (lambda: Recipe.parse("quick:0"), "--recipes=quick:0: write NAME:BATCH with a batch size of at least 1"),
+        (lambda: Recipe.parse("quick@0"), "--recipes=quick@0: write NAME@BATCH with a batch size of at least 1"),
         (lambda: devices.choose(9), "--devices=9, but JAX has 8"),
     ],
 )

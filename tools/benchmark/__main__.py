@@ -53,8 +53,8 @@ _ENCODINGS = flags.DEFINE_string(
 )
 _RECIPES = flags.DEFINE_list(
     "recipes",
-    ["selective_copy_small:64", "selective_copy:4", "counting:4"],
-    "Names of configs in cope_jax/configs whose training steps are timed. NAME:BATCH sets the batch size; with NAME "
+    ["selective_copy:small@64", "selective_copy@4", "counting@4"],
+    "Names of configs in cope_jax/configs whose training steps are timed. NAME@BATCH sets the batch size; with NAME "
     "alone, the config sets it.",
 )
 _REFERENCE = flags.DEFINE_string(

@@ -83,18 +83,18 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str) -> "Recipe":
-        """Reads NAME, or NAME:BATCH, which sets the batch size.
+        """Reads NAME, or NAME@BATCH, which sets the batch size.
 
-        >>> Recipe.parse("counting:8").config.training.batch_size
+        >>> Recipe.parse("counting:3@8").config.training.batch_size
         8
         """
-        name, colon, batch = text.partition(":")
+        name, at, batch = text.partition("@")
         if name not in config_files.names():
             raise unknown("recipe", name, config_files.names())
         config = config_files.config(name)
-        if colon:
+        if at:
             if not batch.isdecimal() or int(batch) < 1:
-                raise ConfigError(f"--recipes={text}: write NAME:BATCH with a batch size of at least 1")
+                raise ConfigError(f"--recipes={text}: write NAME@BATCH with a batch size of at least 1")
             training = dataclasses.replace(config.training, batch_size=int(batch), examples=None)
             config = dataclasses.replace(config, training=training)
         return cls(name, config)

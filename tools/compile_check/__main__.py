@@ -1,6 +1,6 @@
 """Compiles a training step for accelerators that may be absent, and predicts its memory, communication and speed.
 
-python -m tools.compile_check --config=lm_1b:noise --topology=v5e:4x4 --config.job.mesh.fsdp=16
+python -m tools.compile_check --config=lm:1b_noise --topology=v5e:4x4 --config.job.mesh.fsdp=16
 
 The step is the one that `cope-jax train` runs, on the mesh of `config.job.mesh` over all devices of the topology.
 The exit status is 0 if the step fits into memory, 1 if it does not fit, and 2 if the input is wrong.

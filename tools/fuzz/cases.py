@@ -64,7 +64,7 @@ class Material:
     def base(self, out: Path) -> dict[str, list[str]]:
         """Right flags of each command, which write to `out`."""
         config, workdir = [f"--config={self.config}", "--config.training.steps=4"], f"--workdir={out}"
-        shards = ["--config=lm_125m", f"--config.task.options.folders=('{self.shards}',)", *SMALL_TEXT]
+        shards = ["--config=lm:125m", f"--config.task.options.folders=('{self.shards}',)", *SMALL_TEXT]
         text = f"--model={self.text}"
         return {
             "train": [*config, workdir],
@@ -138,7 +138,7 @@ def _flags(rng: random.Random, material: Material, out: Path) -> Case:
 def _fields(rng: random.Random, material: Material, out: Path) -> Case:
     text = rng.random() < 0.3
     flags = material.base(out / "out")["train of shards" if text else "train"]
-    fields = [*_leaves("--config", config_files.named("lm_125m" if text else str(material.config)))]
+    fields = [*_leaves("--config", config_files.named("lm:125m" if text else str(material.config)))]
     chosen, absurd = [], False
     for name, held in rng.sample(fields, rng.choice((1, 1, 2))):
         value = rng.choice(JUNK)

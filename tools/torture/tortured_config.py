@@ -4,7 +4,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import experiment
 
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "": ("selective_copy", {"num_symbols": 4, "num_tokens": 4, "num_blanks": 4}),
@@ -15,7 +15,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 def get_config(kind: str = "") -> config_dict.ConfigDict:
     """The config, with a key of `TASKS`."""
     name, options = TASKS[kind]
-    return base.experiment(
+    return experiment(
         name,
         options,
         model={"num_layers": 1, "block": {"model_dim": 16, "num_heads": 4, "dropout": 0.1}},

@@ -114,7 +114,7 @@ def test_a_pipe_is_no_grid_or_config(read, tmp_path):
         ("1 / 0; yield", "(line 9: ZeroDivisionError: division by zero)"),
         ("yield Cell(quick()); yield Cell(quick())", "two cells have the same setting, label and seeds (rope, seed 0)"),
         (
-            "yield Cell(quick(), (0,), 'a'); yield Cell(cj.config('flip_flop_small'), (1,), 'a')",
+            "yield Cell(quick(), (0,), 'a'); yield Cell(cj.config('flip_flop:small'), (1,), 'a')",
             "the cells of 'a' have different tasks",
         ),
         (
@@ -125,7 +125,7 @@ def test_a_pipe_is_no_grid_or_config(read, tmp_path):
         ("yield Cell(quick(task={'options': {'num_blanks': -3}}), setting='b')", "cell b, rope, seed 0: "),
         ("yield Cell(quick(model={'num_layers': 0}))", "num_layers must be at least 1"),
         ("yield Cell(quick(training={'steps': 20}))", "must be less than training.steps=20"),
-        ("yield Cell(cj.config('elmo_small', encoding='rope'))", "elmo has no attention"),
+        ("yield Cell(cj.config('elmo', encoding='rope'))", "elmo has no attention"),
     ],
 )
 def test_a_wrong_grid_is_one_line(body, message, tmp_path):

@@ -114,10 +114,10 @@ class TestWithLibtpu:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("config", "name"), [("lm_125m", "v5e:4x4"), ("lm_1b", "v5p:2x4x4"), ("lm_8b", "v5e:16x16")]
+        ("config", "name"), [("lm:125m", "v5e:4x4"), ("lm:1b", "v5p:2x4x4"), ("lm:8b", "v5e:16x16")]
     )
     def test_the_configs_at_scale_compile_and_fit(self, config, name):
-        done = check(name, f"--config=cope_jax/configs/{config}.py:noise")
+        done = check(name, f"--config={config}_noise")
         assert done.returncode == 0, done.stdout + done.stderr
 
     @pytest.mark.slow

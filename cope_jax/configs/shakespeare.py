@@ -1,7 +1,7 @@
 r"""A language model of Shakespeare's plays, one byte at a time: the trained model "shakespeare" of the package.
 
 Command:
-    cope-jax train --config=shakespeare_small \
+    cope-jax train --config=shakespeare \
         --config.task.options.data_dir=DATA --config.encoding=cope --workdir=runs/shakespeare
 Hardware: 2 CPU cores. Wall time and bits per byte: see experiments/RESULTS.md.
 
@@ -9,11 +9,11 @@ Tokens are bytes, so the model itself must find out where words and lines end, a
 With three layers of width 96 the parameters take 1.4 MB.
 """
 
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import ConfigDict, experiment
 
 
-def get_config() -> base.ConfigDict:
-    return base.experiment(
+def get_config() -> ConfigDict:
+    return experiment(
         "text",
         {"corpus": "tinyshakespeare", "tokenizer": "bytes", "length": 256},
         model={"num_layers": 3, "tie_embeddings": True, "block": {"model_dim": 96, "num_heads": 4}},

@@ -1,7 +1,7 @@
 r"""Addition of numbers of up to 6 digits, with the positions of abacus embeddings (arXiv 2405.17399), CPU-sized.
 
 Command:
-    cope-jax compare --config=addition_small --encodings=learned,none,cope --seeds=1 \
+    cope-jax compare --config=addition --encodings=learned,none,cope --seeds=1 \
         --workdir=runs/addition_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 Other positions: --config.task.options.positions=coupled (arXiv 2405.20671) or consecutive.
@@ -9,11 +9,11 @@ Other positions: --config.task.options.positions=coupled (arXiv 2405.20671) or c
 Our choice: everything but the positions; the paper trains models of 16 layers and width 1,024 on up to 20 digits.
 """
 
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import ConfigDict, experiment
 
 
-def get_config() -> base.ConfigDict:
-    return base.experiment(
+def get_config() -> ConfigDict:
+    return experiment(
         "addition",
         {"digits": 6, "positions": "abacus", "offsets": 20},
         # A table has a row for each position: offsets + 2·digits + 2.

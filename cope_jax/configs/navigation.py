@@ -1,7 +1,7 @@
 r"""Navigation on a line, with one layer and one head: the task of MapFormer (arXiv 2511.19279, B.3), CPU-sized.
 
 Command:
-    cope-jax compare --config=navigation_small --encodings=rope,cope,cope_signed,mapformer,path --seeds=1 \
+    cope-jax compare --config=navigation --encodings=rope,cope,cope_signed,mapformer,path --seeds=1 \
         --workdir=runs/navigation_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 In two dimensions: --config.task.options.dimensions=2.
@@ -11,16 +11,16 @@ From the paper: task, 1 layer, 1 head of width 64, weight decay 0.05, linear dec
 clipping at 1.
 """
 
-from cope_jax.training import config_files as base
+from cope_jax.training.config_files import ConfigDict, every, experiment
 
 
-def get_config() -> base.ConfigDict:
-    return base.experiment(
+def get_config() -> ConfigDict:
+    return experiment(
         "navigation",
         model={"num_layers": 1, "block": {"model_dim": 64, "num_heads": 1}},
         encodings={"cope": {"npos_max": 256}},
         optimizer={"learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 200, "weight_decay": 0.05},
-        training={"steps": 4000, "batch_size": 32, **base.every(1000)},
+        training={"steps": 4000, "batch_size": 32, **every(1000)},
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 200},
         paper={
             "rope": {"in_distribution": "75", "dense": "60", "sparse": "84"},
