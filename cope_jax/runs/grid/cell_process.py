@@ -60,12 +60,15 @@ def run(job: Job, stopped: Callable[[], int] = lambda: 0) -> str | None:
     job.folder.mkdir(parents=True, exist_ok=True)
     unlink(job.folder / FAILED)
     log = job.folder / LOG
-    command = [sys.executable, "-m", "cope_jax.runs.grid.worker", job.folder, job.cores, job.devices, job.commit]
+    # Without -P, a file of the folder could hide a module; if this process looks there, it must too.
+    options = ["-m"] if {"", str(job.cwd)} & {*sys.path} else ["-P", "-m"]
+    words = [job.folder, job.cores, job.devices, job.commit]
+    command = [sys.executable, *options, "cope_jax.runs.grid.worker", *map(str, words)]
     began, asked, late = time.monotonic(), None, False
     with (
         log.open("ab") as output,
         subprocess.Popen(
-            list(map(str, command)),
+            command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

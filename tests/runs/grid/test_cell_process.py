@@ -108,6 +108,18 @@ def test_a_cell_that_must_end_at_once_does_not_save(program):
     assert not (job.folder / FAILED).exists()
 
 
+@pytest.mark.parametrize(("looks_there", "line"), [(True, "['']"), (False, "[]")])
+def test_a_file_of_the_folder_hides_no_module_unless_the_grid_has_it(looks_there, line, tmp_path, monkeypatch):
+    path = tmp_path / "bin" / "python"
+    path.parent.mkdir()
+    show = "import sys; print([name for name in sys.path[:1] if not name]); sys.exit(2)"
+    path.write_text(f'#!/bin/sh\ncase "$1" in -P) exec {PYTHON} -P -c "{show}";; esac\nexec {PYTHON} -c "{show}"\n')
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    monkeypatch.setattr(sys, "path", [*(str(tmp_path),) * looks_there, "/elsewhere"])
+    assert run(Job(tmp_path / "cell", "{}", tmp_path)) == line
+
+
 def test_the_last_line_of_a_progress_bar(tmp_path):
     (tmp_path / "log").write_text("first\n 10%|#  |\r 20%|## |\r\n\n")
     assert last_line(tmp_path / "log") == "20%|## |"
