@@ -182,7 +182,7 @@ def test_an_error_within_a_model_is_not_taken_for_one_of_the_task(monkeypatch):
         ExperimentConfig().model_config(create("selective_copy"))
 
 
-@pytest.mark.parametrize("name", ["quick", "tagger", "bert_small", "abilities:recall", "wikitext2_small"])
+@pytest.mark.parametrize("name", ["quick", "tagger", "bert", "abilities:recall", "wikitext2"])
 def test_the_config_of_a_run_is_a_config(name, tmp_path):
     """Also with a field that is None, which no flag can say."""
     config = config_files.config(name)
