@@ -11,7 +11,7 @@ from cope_jax.errors import ConfigError
 from tests.encodings.cases import CASES, parts
 from tests.oracle.encodings import ORACLES
 
-MACHINERY = {"__init__", "base", "compose", "encoding_config", "earlier", "native_score", "rotations", "common"}
+MACHINERY = {"__init__", "base", "common", "compose", "encoding_config", "native_score", "reference", "rotations"}
 
 
 def test_every_name_has_a_case_and_an_oracle():
