@@ -76,14 +76,14 @@ def _attend(spans: Spans, stream: Stream) -> Array:
 
 
 def _forward_blocks(spans: Spans, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
-    def one(stream: Stream, number: Array) -> Any:
-        own = stream.query_block(number)
-        state = streaming_softmax.start(own, gradient)
-        return streaming_softmax.finish(own, streaming_softmax.accumulate(own, state))
+    def of_strip(stream: Stream, number: Array) -> Any:
+        strip = stream.query_block(number)
+        state = streaming_softmax.start(strip, gradient)
+        return streaming_softmax.finish(strip, streaming_softmax.accumulate(strip, state))
 
     if spans is not None:
-        return _concatenate([one(_narrow(stream, span), jnp.int32(n)) for n, span in enumerate(spans)])
-    return _join(jax.lax.map(functools.partial(one, stream), _numbers(stream)))
+        return _concatenate([of_strip(_narrow(stream, span), jnp.int32(n)) for n, span in enumerate(spans)])
+    return _join(jax.lax.map(functools.partial(of_strip, stream), _numbers(stream)))
 
 
 def _forward(spans: Spans, stream: Stream) -> tuple[Array, Any]:
@@ -95,12 +95,12 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
     stream, *result = kept
     residuals = Residuals.of(dout_BHLK, *result)
 
-    def one(stream: Stream, gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
+    def of_strip(stream: Stream, gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
         dparams, dkeys = gathered
-        own, own_residuals = stream.query_block(number), residuals.block(number, stream.sizes.queries)
-        state = streaming_gradient.start(own, own_residuals, dkeys)
-        state = streaming_gradient.backward(own, own_residuals, state)
-        more, dqueries = streaming_gradient.finish(own, own_residuals, state)
+        strip, residuals_of_strip = stream.query_block(number), residuals.block(number, stream.sizes.queries)
+        state = streaming_gradient.start(strip, residuals_of_strip, dkeys)
+        state = streaming_gradient.backward(strip, residuals_of_strip, state)
+        more, dqueries = streaming_gradient.finish(strip, residuals_of_strip, state)
         return (jax.tree.map(add_cotangent, dparams, more), state.keys), dqueries
 
     dparams, dkeys = jax.tree.map(jnp.zeros_like, stream.params), KeyGradients.zeros(stream.keys)
@@ -110,12 +110,14 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
         blocks = []
         for n, (first, end) in enumerate(spans):
             narrow = _narrow(stream, (first, end))
-            (dparams, own), dquery = one(narrow, (dparams, KeyGradients.zeros(narrow.keys)), jnp.int32(n))
-            dkeys = dkeys.add(end, own.k, own.v, own.features)
+            (dparams, dkey), dquery = of_strip(narrow, (dparams, KeyGradients.zeros(narrow.keys)), jnp.int32(n))
+            dkeys = dkeys.add(end, dkey.k, dkey.v, dkey.features)
             blocks.append(dquery.among(first, keys))
         dqueries = _concatenate(blocks)
     else:
-        (dparams, dkeys), stacked = jax.lax.scan(functools.partial(one, stream), (dparams, dkeys), _numbers(stream))
+        (dparams, dkeys), stacked = jax.lax.scan(
+            functools.partial(of_strip, stream), (dparams, dkeys), _numbers(stream)
+        )
         dqueries = _join(stacked)
     cotangents = dqueries.of(stream.queries), dkeys.of(stream.keys, dqueries.bias)
     return (streaming_gradient.of(stream, dparams, *cotangents),)
@@ -158,7 +160,7 @@ def static_spans(mask: Mask, size: int) -> Spans:
         return None
     spans = []
     for start in range(0, len(q_indices), size):
-        own = Mask(q_indices[start : start + size], k_indices, causal=mask.causal, window=mask.window)
-        seen = np.flatnonzero(own.allowed().any(axis=0))
+        rule = Mask(q_indices[start : start + size], k_indices, causal=mask.causal, window=mask.window)
+        seen = np.flatnonzero(rule.allowed().any(axis=0))
         spans.append((int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1))
     return tuple(spans)

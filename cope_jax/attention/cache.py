@@ -266,7 +266,7 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
     check_fit("entries of this encoding", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)
 
 
-def check_fit(what: str, new: PyTree, slots: PyTree) -> None:
+def check_fit(name: str, new: PyTree, slots: PyTree) -> None:
     """Raises ConfigError unless two trees of arrays have the same structure, shapes and types.
 
     >>> check_fit("keys", jnp.zeros((1, 2)), jax.ShapeDtypeStruct((1, 3), jnp.float32))
@@ -278,6 +278,6 @@ def check_fit(what: str, new: PyTree, slots: PyTree) -> None:
     def described(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
 
-    found, wanted = described(new), described(slots)
-    if found != wanted:
-        raise ConfigError(f"{what} must be {wanted} to fit the cache, got {found}".replace("'", ""))
+    given, wanted = described(new), described(slots)
+    if given != wanted:
+        raise ConfigError(f"{name} must be {wanted} to fit the cache, got {given}".replace("'", ""))

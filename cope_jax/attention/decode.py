@@ -84,16 +84,16 @@ def attend_cached(
     wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
     check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
     positions_BL, segment_ids_BL = cache.latest(length)
-    keys, own = cache.entries_of(encoding, layer, length)
-    features = jax.tree.map(head_major, own.features)
+    keys, newest = cache.entries_of(encoding, layer, length)
+    features = jax.tree.map(head_major, newest.features)
     rotated_BLHK = encoding.rotate(q_BLHK, features, positions_BL)
     indices_C = jnp.arange(cache.capacity, dtype=jnp.int32)
     indices_L = cache.filled - length + jnp.arange(length, dtype=jnp.int32)
     queries = QueryBlock(
         q=head_major(q_BLHK),
         rotated_q=head_major(rotated_BLHK),
-        v=own.v if encoding.traits.sink_value == "own" else None,
-        features=own.features,
+        v=newest.v if encoding.traits.sink_value == "own" else None,
+        features=newest.features,
         positions=positions_BL,
         indices=indices_L,
         segment_ids=segment_ids_BL,

@@ -1,4 +1,4 @@
-"""Where a program runs, and whether kernels fit there: XLA cannot split a kernel over the devices of a mesh."""
+"""The devices that a program runs on, and whether kernels fit there: XLA cannot split a kernel over a mesh."""
 
 import dataclasses
 import functools

@@ -117,7 +117,7 @@ class Reason(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a backend runs a request.
+    """The way in which a backend runs a request.
 
     Attributes:
       name: what runs, for the log.

@@ -112,15 +112,15 @@ def _once_around(
     ring: Ring, attention: ChunkAttention, stream: Stream, gradient: bool
 ) -> tuple[Array, Array, tuple[Array, ...]]:
     def on_device(stream: Stream) -> Any:
-        def start(own: QueryBlock) -> streaming_softmax.State:
-            return streaming_softmax.start(stream.part(own, stream.keys), gradient)
+        def start(strip: QueryBlock) -> streaming_softmax.State:
+            return streaming_softmax.start(stream.part(strip, stream.keys), gradient)
 
         def see(chunk: Any) -> streaming_softmax.State:
             queries, keys, states = chunk
 
             def block(item: Any) -> streaming_softmax.State:
-                own, state = item
-                return attention.accumulate(stream.part(own, keys), state)
+                strip, state = item
+                return attention.accumulate(stream.part(strip, keys), state)
 
             return jax.lax.map(block, (queries, states))
 
@@ -129,8 +129,8 @@ def _once_around(
             return (ring.moved(keys), jax.lax.map(see, (stream.queries, keys, states))), None
 
         def finish(item: Any) -> Any:
-            own, state = item
-            return streaming_softmax.finish(stream.part(own, stream.keys), state)
+            strip, state = item
+            return streaming_softmax.finish(stream.part(strip, stream.keys), state)
 
         loop = (stream.keys, _map_blocks(start, stream.queries))
         (_, states), _ = jax.lax.scan(step, loop, length=ring.chunks)
@@ -152,16 +152,16 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
         residuals, queries = Residuals.of(*result), stream.queries
 
         def start(item: Any) -> Gradients:
-            own, residuals = item
-            return _alone(streaming_gradient.start(stream.part(own, stream.keys), residuals, none))
+            strip, residuals = item
+            return _alone(streaming_gradient.start(stream.part(strip, stream.keys), residuals, none))
 
         def see(dparams: PyTree, chunk: Any) -> Any:
             queries, keys, residuals, states = chunk
 
             def block(gathered: Any, item: Any) -> Any:
-                own, residuals, state = item
+                strip, residuals, state = item
                 state = dataclasses.replace(state, params=gathered[0], keys=gathered[1])
-                state = attention.backward(stream.part(own, keys), residuals, state)
+                state = attention.backward(stream.part(strip, keys), residuals, state)
                 return (state.params, state.keys), _alone(state)
 
             gathered = (dparams, KeyGradients.zeros(keys))
@@ -172,14 +172,14 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
             keys, dkeys, dparams, states = loop
             # Gradients of keys travel while those of the next chunk are computed, and are added afterwards.
             arriving = ring.moved(dkeys)
-            dparams, (own, states) = jax.lax.scan(see, dparams, (queries, keys, residuals, states))
-            return (ring.moved(keys), jax.tree.map(jnp.add, arriving, own), dparams, states), None
+            dparams, (leaving, states) = jax.lax.scan(see, dparams, (queries, keys, residuals, states))
+            return (ring.moved(keys), jax.tree.map(jnp.add, arriving, leaving), dparams, states), None
 
         def finish(dparams: PyTree, item: Any) -> Any:
-            own, residuals, state = item
+            strip, residuals, state = item
             state = dataclasses.replace(state, params=dparams)
-            dparams, dqueries = streaming_gradient.finish(stream.part(own, stream.keys), residuals, state)
-            return dparams, dqueries.of(own)
+            dparams, dqueries = streaming_gradient.finish(stream.part(strip, stream.keys), residuals, state)
+            return dparams, dqueries.of(strip)
 
         zeros = jax.vmap(KeyGradients.zeros)(stream.keys), jax.tree.map(jnp.zeros_like, stream.params)
         loop = (stream.keys, *zeros, _map_blocks(start, (queries, residuals)))

@@ -1,4 +1,4 @@
-"""How a device of the ring computes attention of its queries to the keys that have arrived: with kernels, or by XLA."""
+"""Attention of the queries of a device in the ring to the keys that have arrived: with kernels, or by XLA."""
 
 import math
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from cope_jax.errors import ConfigError
 
 
 class ChunkAttention(NamedTuple):
-    """How a device computes attention of a chunk of queries to a chunk of keys.
+    """The way in which a device computes attention of a chunk of queries to a chunk of keys.
 
     Attributes:
       pieces: the number of pieces of a chunk of queries, which are computed one after the other.

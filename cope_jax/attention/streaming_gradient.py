@@ -38,7 +38,7 @@ class Residuals:
     def of(cls, dout: Array, out: Array, logsumexp: Array, dout_dcarry: tuple[Array, ...]) -> "Residuals":
         """Creates the residuals from the results of `streaming_softmax.finish`."""
         wide = dout.astype(logsumexp.dtype)
-        dcarry = tuple((wide * one).sum(axis=-1) for one in dout_dcarry)
+        dcarry = tuple((wide * slope).sum(axis=-1) for slope in dout_dcarry)
         return cls(dout, (wide * out.astype(wide.dtype)).sum(axis=-1), logsumexp, dcarry)
 
     def block(self, number: Array, size: int) -> "Residuals":
@@ -137,15 +137,15 @@ class Gradients:
     params: PyTree
     keys: KeyGradients
 
-    def add(self, end: Array | int, own: "Gradients") -> "Gradients":
+    def add(self, end: Array | int, block: "Gradients") -> "Gradients":
         """Adds the contribution of the block of keys before `end`, from `block_gradients`."""
-        drest, dparams = jax.tree.map(add_cotangent, (self.drest, self.params), (own.drest, own.params))
-        dkeys = self.keys.add(end, own.keys.k, own.keys.v, own.keys.features)
-        dqueries, dbias = _add(self.queries, own.queries), own.queries.bias
+        drest, dparams = jax.tree.map(add_cotangent, (self.drest, self.params), (block.drest, block.params))
+        dkeys = self.keys.add(end, block.keys.k, block.keys.v, block.keys.features)
+        dqueries, dbias = _add(self.queries, block.queries), block.queries.bias
         if self.queries.bias is not None and dbias is not None:
             start = jnp.maximum(end - dbias.shape[3], 0)
             dqueries = dataclasses.replace(dqueries, bias=_add_at(3, start, self.queries.bias, dbias))
-        return Gradients(own.carry, own.dsums, drest, dqueries, dparams, dkeys)
+        return Gradients(block.carry, block.dsums, drest, dqueries, dparams, dkeys)
 
 
 def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients:
@@ -287,8 +287,8 @@ def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTr
         sink_BHL, vjp = jax.vjp(lambda params, carry: stream.encoding(params).sink(carry), params, state.carry)
         if sink_BHL is not None:
             dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
-            more, own = vjp(dsink_BHL)
-            dparams, dcarry = jax.tree.map(add_cotangent, (dparams, dcarry), (more, own))
+            more, dsink_carry = vjp(dsink_BHL)
+            dparams, dcarry = jax.tree.map(add_cotangent, (dparams, dcarry), (more, dsink_carry))
             dqueries = _add(dqueries, dataclasses.replace(jax.tree.map(jnp.zeros_like, dqueries), v=dq_v))
 
     def initial_carry(params: PyTree, q: Array, features: PyTree) -> Carry:

@@ -72,8 +72,8 @@ def _forward(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -
 def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]:
     arrays, segments, out, logsumexp = kept
     shapes = [array.shape for array in arrays]
-    found = _call("Backward", options, shapes, *_floats(arrays), *segments, *_floats((out, logsumexp, dout_BLHK)))
-    gradients = (gradient.astype(array.dtype) for gradient, array in zip(found, arrays, strict=True))
+    wide = _call("Backward", options, shapes, *_floats(arrays), *segments, *_floats((out, logsumexp, dout_BLHK)))
+    gradients = (gradient.astype(array.dtype) for gradient, array in zip(wide, arrays, strict=True))
     return Arrays(*gradients), None
 
 

@@ -174,7 +174,7 @@ def _wait_for(lock: IO[str]) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file is exactly what this user compiled. Loading a damaged library can crash the process."""
+    """Returns whether the file is what this user compiled. A damaged library can crash the process."""
     try:
         return not exposed(path) and path.with_suffix(".sha256").read_text() == _digest(path.read_bytes())
     except (OSError, UnicodeDecodeError):
@@ -183,11 +183,11 @@ def _is_whole(path: Path) -> bool:
 
 def _compilers() -> list[list[str]]:
     """The command of each compiler to try, in words."""
-    own = os.environ.get("CXX")
+    chosen = os.environ.get("CXX")
     try:
-        words = shlex.split(own or "")
+        words = shlex.split(chosen or "")
     except ValueError:  # a quote that does not end
-        raise Unavailable(f"CXX={own!r} cannot be read") from None
+        raise Unavailable(f"CXX={chosen!r} cannot be read") from None
     return [words] if words else [["g++"], ["clang++"], ["c++"]]
 
 

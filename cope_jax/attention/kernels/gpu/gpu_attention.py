@@ -33,7 +33,7 @@ CAPABILITIES = {"A100": 80, "H100": 90, "H200": 90, "B200": 100}
 
 
 class Sizes(NamedTuple):
-    """How many queries and keys a block has; `far` is the number of keys beyond those that are counted one by one."""
+    """The numbers of queries and keys of a block; `far` is for keys beyond those that are counted one by one."""
 
     queries: int
     keys: int
@@ -90,7 +90,7 @@ Run = Callable[..., Any]
 
 
 class _Options(NamedTuple):
-    """What the kernels know when they are compiled, besides shapes."""
+    """Facts that the kernels know when they are compiled, besides shapes."""
 
     device: str
     run: Run
@@ -149,23 +149,23 @@ def _forward(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -
     batch, length, heads, _ = arrays.q.shape
     out = jax.ShapeDtypeStruct((batch, length, heads, arrays.v.shape[-1]), arrays.v.dtype)
     logsumexp = jax.ShapeDtypeStruct((batch, length, heads), jnp.float32)
-    found = _call("forward", options, _read(options, arrays), segments, (), (out, logsumexp))
-    found = checkpoint_name(found, RESIDUALS)
-    return found[0], (arrays, segments, *found)
+    results = _call("forward", options, _read(options, arrays), segments, (), (out, logsumexp))
+    results = checkpoint_name(results, RESIDUALS)
+    return results[0], (arrays, segments, *results)
 
 
 def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]:
     arrays, segments, out, logsumexp = kept
     read, pull = jax.vjp(functools.partial(_read, options), arrays)
     delta = (out.astype(jnp.float32) * dout_BLHK.astype(jnp.float32)).sum(-1)
-    own = {"q", "x"}  # a program writes the gradients of its own queries; all programs add to the others
+    written = {"q", "x"}  # a program writes the gradients of its own queries; all programs add to the others
     results = [
-        jax.ShapeDtypeStruct(x.shape if x.size else (1,), x.dtype if name in own else jnp.float32)
+        jax.ShapeDtypeStruct(x.shape if x.size else (1,), x.dtype if name in written else jnp.float32)
         for name, x in read._asdict().items()
     ]
-    zeroed = tuple(n for n, name in enumerate(Arrays._fields) if name not in own)
-    found = _call("backward", options, read, segments, (dout_BLHK, logsumexp, delta), results, zeroed)
-    gradients = (dx.astype(x.dtype) if x.size else jnp.zeros_like(x) for dx, x in zip(found, read, strict=True))
+    zeroed = tuple(n for n, name in enumerate(Arrays._fields) if name not in written)
+    dread = _call("backward", options, read, segments, (dout_BLHK, logsumexp, delta), results, zeroed)
+    gradients = (dx.astype(x.dtype) if x.size else jnp.zeros_like(x) for dx, x in zip(dread, read, strict=True))
     return *pull(Arrays(*gradients)), None
 
 
@@ -173,7 +173,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _read(options: _Options, arrays: Arrays) -> Arrays:
-    """What the kernels read: in place of the table z_BLHN, and x only if gates are of keys."""
+    """Returns the arrays that kernels read: z_BLHN in place of the table, and x only if gates are of keys."""
     none, x_BLHK = jnp.zeros((0,), jnp.float32), arrays.x
     z_BLHN = none
     if arrays.table.size:

@@ -1,4 +1,4 @@
-"""What the Triton kernels in `gpu_kernels` do with one block of keys.
+"""The steps of the Triton kernels in `gpu_kernels` for one block of keys.
 
 Arrays are contiguous, `[B, L, H, K]`. Names are those of `NativeScore`: x_i are the queries of the gates, u_j their
 keys, z_i[n] = x_i·e[n]. GATES is 0 for no gates, 1 for gates of the logits, and 2 for gates of keys u. N is 0 where the
@@ -63,7 +63,7 @@ def visible(
 
 @triton.jit
 def _is_outside(first, low, high, k_ids, M: tl.constexpr, KEYS: tl.constexpr):
-    """Whether no key of a block is in a segment between `low` and `high`."""
+    """Returns whether no key of a block is in a segment between `low` and `high`."""
     keys = first + tl.arange(0, KEYS)
     ids = tl.load(k_ids + keys, mask=keys < M, other=0)
     return tl.sum(((keys < M) & (ids >= low) & (ids <= high)).to(tl.int32), 0) == 0
@@ -102,7 +102,7 @@ def spans(
 
 @triton.jit
 def unsaturated(sums, N: tl.constexpr):
-    """Whether some row can still be at a position below N−1."""
+    """Returns whether some row can still be at a position below N−1."""
     return (N == 0) | (tl.min(sums, 0) < N - 1)
 
 
@@ -115,7 +115,7 @@ def count_gates(gate_logits, see, sums):
 
 @triton.jit
 def position_logits(counts, z, slope, count, H: tl.constexpr, N: tl.constexpr, QUERIES: tl.constexpr):
-    """What positions add to the logits, the derivative by the position, and the cell of the table with its weight."""
+    """Returns the logits that positions add, the derivative by the position, the cell of the table and its weight."""
     if N == 0:
         return slope * counts, slope + 0 * counts, counts.to(tl.int32), counts
     position = tl.where(counts < N - 1, counts, N - 1.0)  # N−1 for NaN too

@@ -70,15 +70,17 @@ def forward(
             top, total, weighted = add_block(logits + added, see, v_block, top, total, weighted)
         if N:
             constant = tl.load(z + row * N + rows * (H * N) + N - 1, mask=rows < count, other=0.0)
-    for part in tl.static_range(2):  # near blocks with hidden pairs, those without, and then far ones with hidden pairs
-        for _ in range(tl.maximum(end - (full_end if part == 0 else first), 0) // KEYS):
+    for stage in tl.static_range(
+        2
+    ):  # near blocks with hidden pairs, those without, and then far ones with hidden pairs
+        for _ in range(tl.maximum(end - (full_end if stage == 0 else first), 0) // KEYS):
             end -= KEYS
             key = keys + end.to(tl.int64) * G
             see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
             top, total, weighted = _forward_far(
                 q_block, k + key * K, v + key * V, constant, see, M - end, top, total, weighted, G, K, V, SCALE, KEYS
             )
-        if part == 0:
+        if stage == 0:
             for _ in range(tl.maximum(end - full, 0) // FAR):
                 end -= FAR
                 key = keys + end.to(tl.int64) * G
@@ -207,8 +209,8 @@ def backward(
             constant = tl.load(z + of_row * N + N - 1, mask=rows < count, other=0.0)
         else:
             tl.atomic_add(dslopes + h, tl.sum(dslope, 0), sem="relaxed")
-    for part in tl.static_range(2):  # as in `forward`
-        for _ in range(tl.maximum(end - (full_end if part == 0 else first), 0) // KEYS):
+    for stage in tl.static_range(2):  # as in `forward`
+        for _ in range(tl.maximum(end - (full_end if stage == 0 else first), 0) // KEYS):
             end -= KEYS
             key = keys + end.to(tl.int64) * G
             see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
@@ -216,7 +218,7 @@ def backward(
                 q_block, k + key * K, v + key * V, constant, see, M - end, dout_block, lse_block, delta_block,
                 dq_block, dconstant, dk + key * K, dv + key * V, G, K, V, SCALE, KEYS,
             )  # fmt: skip
-        if part == 0:
+        if stage == 0:
             for _ in range(tl.maximum(end - full, 0) // FAR):
                 end -= FAR
                 key = keys + end.to(tl.int64) * G

@@ -58,8 +58,8 @@ def elementwise(eqn: JaxprEqn, tiles: list[Tile]) -> list[Tile]:
     """An operation on each entry; those with zeros and ones that are known while tracing cost nothing."""
     name, out = eqn.primitive.name, aval_of(eqn.outvars[0])
     if name in FOLDED and all(x.constant() is not None for x in tiles):
-        found = np.asarray(FOLDED[name](*(x.array for x in tiles)), out.dtype)
-        return [Tile(found, out.shape, (None, None))]
+        known = np.asarray(FOLDED[name](*(x.array for x in tiles)), out.dtype)
+        return [Tile(known, out.shape, (None, None))]
     if name in ("add", "add_any", "sub") and is_constant(tiles[1], 0):
         return [_broadcast_to(tiles[0], out.shape)]
     if name in ("add", "add_any") and is_constant(tiles[0], 0):
@@ -77,8 +77,8 @@ def elementwise(eqn: JaxprEqn, tiles: list[Tile]) -> list[Tile]:
     arrays = [turned(x, axes) for x in tiles]
     size = np.broadcast_shapes(*(np.shape(x) for x in arrays))
     same = [jnp.broadcast_to(jnp.asarray(x, dtype_of(t)), size) for x, t in zip(arrays, tiles, strict=True)]
-    found = eqn.primitive.bind(*same, **_scalar(eqn.params))
-    return [Tile(x, out.shape, axes) for x in (found if eqn.primitive.multiple_results else [found])]
+    results = eqn.primitive.bind(*same, **_scalar(eqn.params))
+    return [Tile(x, out.shape, axes) for x in (results if eqn.primitive.multiple_results else [results])]
 
 
 def _scalar(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,9 +151,9 @@ def entry(x: Tile, axis: int, number: int) -> Tile:
     first = [number if a == axis else 0 for a in range(len(x.shape))]
     limit = [number + 1 if a == axis else size for a, size in enumerate(x.shape)]
     shape = [1 if a == axis else size for a, size in enumerate(x.shape)]
-    one = _slice(shape, [x], start_indices=first, limit_indices=limit, strides=None)
+    single = _slice(shape, [x], start_indices=first, limit_indices=limit, strides=None)
     rest = [a for a in range(len(shape)) if a != axis]
-    return moved(one, rest, [shape[a] for a in rest])
+    return moved(single, rest, [shape[a] for a in rest])
 
 
 def _iota(shape: Any, tiles: list[Tile], /, *, dimension: int, dtype: Any, **_: Any) -> Tile:
@@ -183,10 +183,10 @@ def _product(shape: Any, tiles: list[Tile], /, *, dimension_numbers: Any, precis
     left_axes = x.axes if set(x.axes) == {x_free, x_sum} else (x_free, x_sum)
     right_axes = y.axes if set(y.axes) == {y_free, y_sum} else (y_sum, y_free)
     dimensions = (((left_axes.index(x_sum),), (right_axes.index(y_sum),)), ((), ()))
-    found = jax.lax.dot_general(
+    product = jax.lax.dot_general(
         whole(x, left_axes), whole(y, right_axes), dimensions, precision=precision, preferred_element_type=dtype
     )
-    return Tile(found, tuple(shape), (rows, columns))
+    return Tile(product, tuple(shape), (rows, columns))
 
 
 def _side(x: Tile, summed: Sequence[int], shared: Sequence[int]) -> tuple[int | None, int | None, int | None]:
@@ -195,8 +195,8 @@ def _side(x: Tile, summed: Sequence[int], shared: Sequence[int]) -> tuple[int | 
     long_free, long_summed, long_shared = ([a for a in axes if x.shape[a] > 1] for axes in (free, summed, shared))
     if len(long_free) > 1 or len(long_summed) > 1 or long_shared:
         raise NotATile(f"a kernel has no product of an array {list(x.shape)} along several axes")
-    own = next(iter(long_free), None)
-    return own, next(iter(long_summed), None), None if own is None else free.index(own)
+    free_axis = next(iter(long_free), None)
+    return free_axis, next(iter(long_summed), None), None if free_axis is None else free.index(free_axis)
 
 
 def _concatenate(shape: Any, tiles: list[Tile], /, *, dimension: int) -> Tile:
@@ -229,9 +229,9 @@ def _pad(shape: Any, tiles: list[Tile], /, *, padding_config: Any) -> Tile:
 
 
 def _stack(shape: Any, tiles: list[Tile], /, *, axis: int, **_: Any) -> Tile:
-    one = [1 if a == axis else size for a, size in enumerate(shape)]
+    single = [1 if a == axis else size for a, size in enumerate(shape)]
     old = [a for a in range(len(shape)) if a != axis]
-    parts = [_broadcast(tuple(one), [x], broadcast_dimensions=old) for x in tiles]
+    parts = [_broadcast(tuple(single), [x], broadcast_dimensions=old) for x in tiles]
     return _concatenate(shape, parts, dimension=axis)
 
 
@@ -264,11 +264,11 @@ def operation(eqn: JaxprEqn, tiles: list[Tile], forms: Forms) -> list[Tile]:
     rows = max(np.shape(array)[0] if np.ndim(array) else 1 for array, *_ in arrays)
     sizes = [(1 if len(x.shape) == 1 else rows, columns) for x, (_, columns, _) in zip(tiles, arrays, strict=True)]
     given = [jnp.broadcast_to(jnp.asarray(x, dtype), size) for (x, _, dtype), size in zip(arrays, sizes, strict=True)]
-    found = forms[eqn.primitive](*given, **eqn.params) if eqn.primitive in forms else None
-    if found is None:
+    out = forms[eqn.primitive](*given, **eqn.params) if eqn.primitive in forms else None
+    if out is None:
         raise NotATile(f"a kernel has no {eqn.primitive.name}")
     results = []
-    for x, var in zip(found if eqn.primitive.multiple_results else [found], eqn.outvars, strict=True):
+    for x, var in zip(out if eqn.primitive.multiple_results else [out], eqn.outvars, strict=True):
         aval = aval_of(var)
         spec = natural(aval.shape, aval.dtype)
         results.append(Tile(x, spec.shape, spec.axes))

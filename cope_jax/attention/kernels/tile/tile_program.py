@@ -80,9 +80,9 @@ class TileProgram:
         wanted = structure[-1].flatten_up_to(results)
 
         def run(*arrays: Any) -> list[Any]:
-            found = self._run(arrays)
-            self.results = [None if is_constant(x, 0) else spec for x, spec in zip(found, wanted, strict=True)]
-            return [whole(x, spec.axes) for x, spec in zip(found, wanted, strict=True)]
+            tiles = self._run(arrays)
+            self.results = [None if is_constant(x, 0) else spec for x, spec in zip(tiles, wanted, strict=True)]
+            return [whole(x, spec.axes) for x, spec in zip(tiles, wanted, strict=True)]
 
         blank = (jax.ShapeDtypeStruct(spec.size, spec.dtype) for _, spec in (*self._hoisted, *self._given))
         jax.eval_shape(run, *blank)
@@ -96,8 +96,8 @@ class TileProgram:
         """
         leaves = self._args.flatten_up_to(args)
         given = [leaf for leaf, use in zip(leaves, self.used, strict=True) if use]
-        found = zip(self._run([*constants, *given]), self.results, strict=True)
-        return [None if spec is None else whole(x, spec.axes) for x, spec in found]
+        tiles = zip(self._run([*constants, *given]), self.results, strict=True)
+        return [None if spec is None else whole(x, spec.axes) for x, spec in tiles]
 
     def _run(self, arrays: Sequence[Any]) -> list[Tile]:
         known = (*self._hoisted, *self._given)

@@ -78,8 +78,8 @@ def longer(shape: Sequence[int]) -> list[int]:
 def place(tiles: Sequence[Tile], shape: Shape) -> Axes:
     """The rows and columns for operands of one shape: those of the operand that has most of them."""
     rows, columns = natural(shape, None).axes
-    held = [{x.axes[slot]: slot for slot in (0, 1) if x.extent(slot) > 1} for x in tiles]
-    chosen = max(held, key=len, default={})
+    slots = [{x.axes[slot]: slot for slot in (0, 1) if x.extent(slot) > 1} for x in tiles]
+    chosen = max(slots, key=len, default={})
     if rows is None:  # at most one long axis
         return (columns, None) if chosen.get(columns) == 0 else (None, columns)
     return (columns, rows) if chosen.get(rows) == 1 or chosen.get(columns) == 0 else (rows, columns)
@@ -107,7 +107,7 @@ def dtype_of(x: Tile) -> Any:
 
 
 def is_constant(x: Tile, value: float) -> bool:
-    """Whether all entries are known while tracing to have this value."""
+    """Returns whether all entries are known while tracing to have this value."""
     constant = x.constant()
     return constant is not None and bool(constant == value)
 

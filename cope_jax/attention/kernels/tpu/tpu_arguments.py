@@ -18,7 +18,7 @@ SUBLANES = 8  # a register has 8 rows of 32-bit numbers
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How the kernels run.
+    """The choices by which the kernels run.
 
     Attributes:
       keys: how many keys are in fast memory at a time.
@@ -55,18 +55,18 @@ class Argument:
     fill: float | None = None
 
     def block_spec(self, heads: int, groups: int) -> pl.BlockSpec:
-        """Where program (b, g, r, s) finds its blocks, among `heads` query heads and `groups` key heads."""
-        batch, own, *size = self.array.shape
+        """Returns the blocks that program (b, g, r, s) sees, among `heads` query heads and `groups` key heads."""
+        batch, own_heads, *size = self.array.shape
         blocks, repeats = size[0] if self.side == "key" else 1, heads // groups
 
         def place(b: Array, g: Array, r: Array, s: Array, *_: Any) -> tuple[Any, ...]:
-            head = 0 if own == 1 else g * repeats + r if own == heads else g
+            head = 0 if own_heads == 1 else g * repeats + r if own_heads == heads else g
             return b if batch > 1 else 0, head, s if self.side == "query" else 0, 0, 0
 
         return pl.BlockSpec((None, None, blocks, *size[1:]), place)
 
     def partition(self, axis: str | None) -> PartitionSpec:
-        """How devices share the array."""
+        """Returns the axes of the mesh that split the array."""
         return PartitionSpec(None, axis if self.array.shape[1] > 1 else None)
 
     def blank(self, batch: int) -> "Argument":
@@ -167,5 +167,5 @@ def specs(tree: PyTree) -> PyTree:
 
 
 def is_argument(x: Any) -> bool:
-    """Whether x is a leaf of a tree of arguments."""
+    """Returns whether x is a leaf of a tree of arguments."""
     return isinstance(x, Argument)

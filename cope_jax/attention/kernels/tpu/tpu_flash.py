@@ -81,8 +81,8 @@ def backward(stream: Stream, residuals: Residuals, state: Gradients, execution: 
     """Computes `streaming_gradient.backward` for all blocks of queries; the arguments are as in `accumulate`."""
 
     def add(state: Gradients, keys: KeyBlock, end: Array) -> Gradients:
-        own = stream.part(stream.queries, keys)
-        return state.add(end, _gradients(own, residuals, state.carry, state.dsums, execution))
+        resident = stream.part(stream.queries, keys)
+        return state.add(end, _gradients(resident, residuals, state.carry, state.dsums, execution))
 
     return _over_parts(stream, execution, add, state)
 
@@ -112,10 +112,10 @@ def backward_kernel(
     def gradients(masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any) -> Any:
         drop, constants, residuals, (sums, dsums) = rest
         tile = plan.tile(graph, params, queries, keys, drop)
-        own = streaming_gradient.block_gradients(
+        block = streaming_gradient.block_gradients(
             tile, residuals, keys, of(sums, constants), dsums, masked=masked, saturated=saturated
         )
-        return (own.carry.sums, own.dsums), (own.drest.constants, own.queries, own.params), own.keys
+        return (block.carry.sums, block.dsums), (block.drest.constants, block.queries, block.params), block.keys
 
     def wide(x: Any) -> Any:
         """Gradients are in the accumulator type, and those of features are by query head."""

@@ -34,8 +34,8 @@ def _visit(
     The order and the meaning are those of `streaming_softmax.over_blocks`.
     """
     examples, strips, _ = plan.spans.shape
-    place = pl.program_id(3) + (strips * pl.program_id(0) if examples > 1 else 0)
-    first, end, full, full_end = (span_ref[4 * place + n] for n in range(4))
+    row = pl.program_id(3) + (strips * pl.program_id(0) if examples > 1 else 0)
+    first, end, full, full_end = (span_ref[4 * row + n] for n in range(4))
 
     def interior(number: Array) -> Array:
         return (number >= full) & (number < full_end)
@@ -107,14 +107,14 @@ class Kernel:
         if self.ask["saturated"] is not None:
             self.steps |= {(False, True, blocks): program(False, True, blocks) for blocks in {1, plan.wide}}
         leaves = [jax.tree.leaves(tree, is_leaf=is_argument) for tree in self.results]
-        self.counts = [len(one) for one in leaves]
+        self.counts = [len(group) for group in leaves]
         nonzero = [
             any(x is not None for x in kinds)
-            for kinds in zip(*(one.program.results for one in self.steps.values()), strict=True)
+            for kinds in zip(*(group.program.results for group in self.steps.values()), strict=True)
         ]
         # What is 0 in every program is neither added up nor written.
         self.written = [use or n < self.counts[0] for n, use in enumerate(nonzero)]
-        self.outputs = [x for one in leaves for x in one]
+        self.outputs = [x for group in leaves for x in group]
         self.inputs = self._inputs()
         self.places = {id(x): n for n, x in enumerate(self.inputs)}
 
@@ -131,32 +131,34 @@ class Kernel:
         )
         if jax.eval_shape(functools.partial(function, self.plan.own.graphs[0]), *blank) is None:
             return None
-        found = self.plan.own.programs(function, args, Spec((1, 1, self.plan.sizes.queries), jnp.bool_, (2, None)))
-        return None if found.program.results[0] is None else found  # always False
+        programs = self.plan.own.programs(function, args, Spec((1, 1, self.plan.sizes.queries), jnp.bool_, (2, None)))
+        return None if programs.program.results[0] is None else programs  # always False
 
     def _inputs(self) -> list[Argument]:
         """The arguments that some program uses, each once."""
-        found: dict[int, Argument] = {}
+        used: dict[int, Argument] = {}
         step_args = jax.tree.leaves((*self.args, self.loop), is_leaf=is_argument)
         carry_args = jax.tree.leaves((self.plan.params, self.carry(self.args, self.loop)), is_leaf=is_argument)
-        programs = [(one, step_args) for one in self.steps.values()] + [(one, carry_args) for one in self.ask.values()]
-        for one, leaves in programs:
-            if one is not None:
-                used = (x for x, use in zip(leaves, one.program.used, strict=True) if use)
-                found |= {id(x): x for x in (*used, *one.constants)}
-        found |= {id(x): x for x in jax.tree.leaves(self.loop, is_leaf=is_argument)}
-        return [x for x in found.values() if x.fill is None]
+        programs = [(step, step_args) for step in self.steps.values()] + [
+            (step, carry_args) for step in self.ask.values()
+        ]
+        for step, leaves in programs:
+            if step is not None:
+                arguments = (x for x, use in zip(leaves, step.program.used, strict=True) if use)
+                used |= {id(x): x for x in (*arguments, *step.constants)}
+        used |= {id(x): x for x in jax.tree.leaves(self.loop, is_leaf=is_argument)}
+        return [x for x in used.values() if x.fill is None]
 
     def _read(self, tree: PyTree, refs: Sequence[Any], first: Any = 0, blocks: int = 1) -> PyTree:
         """Reads the leaves of a tree; a leaf that no program uses becomes 0."""
 
-        def one(x: Argument) -> Any:
-            place = self.places.get(id(x))
-            if place is None and x.fill is None:
+        def read(x: Argument) -> Any:
+            number = self.places.get(id(x))
+            if number is None and x.fill is None:
                 return np.int32(0)
-            return x.read(None if place is None else refs[place], self.plan.execution.gathers, first, blocks)
+            return x.read(None if number is None else refs[number], self.plan.execution.gathers, first, blocks)
 
-        return jax.tree.map(one, tree, is_leaf=is_argument)
+        return jax.tree.map(read, tree, is_leaf=is_argument)
 
     def _body(self, span_ref: Any, *refs: Any) -> None:
         inputs, written = refs[: len(self.inputs)], iter(refs[len(self.inputs) :])
@@ -178,35 +180,37 @@ class Kernel:
         fixed = self._read((params, queries, drop), inputs)
         rest = self._read(others, inputs)
         constants = {
-            id(one): self._read(one.constants, inputs) for one in (*self.steps.values(), *self.ask.values()) if one
+            id(programs): self._read(programs.constants, inputs)
+            for programs in (*self.steps.values(), *self.ask.values())
+            if programs
         }
         loops, totals = self.counts[0], slice(self.counts[0], sum(self.counts[:2]))
         tree = jax.tree.structure(self.loop, is_leaf=is_argument)
 
         def step(first: Array, loop: Any, *, blocks: int, masked: bool, saturated: bool) -> Any:
-            one = self.steps[masked, saturated, blocks]
+            programs = self.steps[masked, saturated, blocks]
             own_keys = self._read(keys, inputs, first, blocks)
             args = (fixed[0], fixed[1], own_keys, fixed[2], *rest, jax.tree.unflatten(tree, loop[0]))
-            found = one.program(constants[id(one)], args)
-            new = [jnp.zeros_like(old) if x is None else x for old, x in zip(loop[0], found[:loops], strict=True)]
+            values = programs.program(constants[id(programs)], args)
+            new = [jnp.zeros_like(old) if x is None else x for old, x in zip(loop[0], values[:loops], strict=True)]
             total = [
-                old if x is None else old + x.astype(old.dtype) for old, x in zip(loop[1], found[totals], strict=True)
+                old if x is None else old + x.astype(old.dtype) for old, x in zip(loop[1], values[totals], strict=True)
             ]
             for x, ref, value in zip(
-                self.outputs[totals.stop :], results[totals.stop :], found[totals.stop :], strict=True
+                self.outputs[totals.stop :], results[totals.stop :], values[totals.stop :], strict=True
             ):
                 if value is not None:
                     x.add_to_keys(ref, first, value, blocks)
             return new, total
 
         def asking(name: str) -> Callable[..., Any]:
-            one = self.ask[name]
-            if one is None:
+            programs = self.ask[name]
+            if programs is None:
                 return never
 
             def ask(loop: Any) -> Array:
                 carry = self.carry((fixed[0], fixed[1], None, fixed[2], *rest), jax.tree.unflatten(tree, loop[0]))
-                rows: Any = one.program(constants[id(one)], (fixed[0], carry))[0]
+                rows: Any = programs.program(constants[id(programs)], (fixed[0], carry))[0]
                 return jnp.min(rows.astype(jnp.float32)) > 0.5
 
             return ask
@@ -231,18 +235,18 @@ class Kernel:
         axis = execution.head_axis if devices > 1 and plan.groups % devices == 0 else None
         devices = devices if axis else 1
         batch, groups, repeats, strips = plan.grid
-        own = functools.partial(Argument.block_spec, heads=plan.heads, groups=plan.groups)
+        spec = functools.partial(Argument.block_spec, heads=plan.heads, groups=plan.groups)
         grid = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, groups // devices, repeats, strips),
-            in_specs=[own(x) for x in self.inputs],
-            out_specs=[own(x) for x in outputs],
+            in_specs=[spec(x) for x in self.inputs],
+            out_specs=[spec(x) for x in outputs],
         )
         semantics: Any = ("parallel", "parallel", "arbitrary", "arbitrary")
 
         def shape(x: Argument) -> jax.ShapeDtypeStruct:
-            own, heads, *size = x.array.shape
-            return jax.ShapeDtypeStruct((own, heads // devices if heads > 1 else heads, *size), x.spec.dtype)
+            batch, heads, *size = x.array.shape
+            return jax.ShapeDtypeStruct((batch, heads // devices if heads > 1 else heads, *size), x.spec.dtype)
 
         call: Callable[..., Any] = pl.pallas_call(
             self._body,
@@ -262,9 +266,9 @@ class Kernel:
                 check_vma=False,
             )
         # An array with one axis is not padded in scalar memory.
-        found = iter(call(plan.spans.reshape(-1), *(jnp.asarray(x.array) for x in self.inputs)))
+        written = iter(call(plan.spans.reshape(-1), *(jnp.asarray(x.array) for x in self.inputs)))
         arrays = [
-            next(found) if use else jnp.zeros(x.array.shape, x.spec.dtype)
+            next(written) if use else jnp.zeros(x.array.shape, x.spec.dtype)
             for x, use in zip(self.outputs, self.written, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(self.results, is_leaf=is_argument), arrays)

@@ -1,4 +1,4 @@
-"""How a TPU runs the operations of `cope_jax.ops` on one tile: matrix products and gathers within registers."""
+"""Forms of the operations of `cope_jax.ops` that a TPU runs on one tile: matrix products, gathers within registers."""
 
 import functools
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def running_sum(x: Array, *, suffix: bool) -> Array:
     rest = x - high.astype(x.dtype)
     middle = rest.astype(jnp.bfloat16)
     low = (rest - middle.astype(x.dtype)).astype(jnp.bfloat16)
-    high, middle, low = (jnp.dot(part, triangle, preferred_element_type=jnp.float32) for part in (high, middle, low))
+    high, middle, low = (jnp.dot(term, triangle, preferred_element_type=jnp.float32) for term in (high, middle, low))
     return high + (middle + low)
 
 
@@ -55,13 +55,13 @@ def take_rows(indices: Array, z: Array) -> Array:
     z = _padded(z, -size % LANES)
     parts = []
     for first in range(0, indices.shape[1], LANES):
-        own = indices[:, first : first + LANES]
-        missing = LANES - own.shape[1]
-        own = _padded(own, missing)  # a gather has as many columns as a register
-        found = _take_lanes(own & (LANES - 1) if size > LANES else own, z[:, :LANES])
+        index = indices[:, first : first + LANES]
+        missing = LANES - index.shape[1]
+        index = _padded(index, missing)  # a gather has as many columns as a register
+        values = _take_lanes(index & (LANES - 1) if size > LANES else index, z[:, :LANES])
         for lane in range(LANES, size, LANES):
-            found = jnp.where(own >= lane, _take_lanes(own & (LANES - 1), z[:, lane : lane + LANES]), found)
-        parts.append(found[:, : LANES - missing])
+            values = jnp.where(index >= lane, _take_lanes(index & (LANES - 1), z[:, lane : lane + LANES]), values)
+        parts.append(values[:, : LANES - missing])
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
@@ -114,8 +114,8 @@ def _gather_neighbours(size: int, p: Array, dy: Array) -> Array:
         step //= 2
     beyond = p[:, -1:] >= target  # all keys are before n
     sums = []
-    for part in (lower, upper):
-        suffix = running_sum(part, suffix=True)
+    for terms in (lower, upper):
+        suffix = running_sum(terms, suffix=True)
         after = jnp.where(beyond, 0.0, take_rows(count, suffix))
         before = jnp.concatenate([after[:, 1:], suffix[:, :1]], axis=1)
         sums.append(before - after)  # of the keys with ⌊p⌋ = n
@@ -144,8 +144,8 @@ def add_table(indices: Array, dy: Array, *, size: int) -> Array:
     column = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
     total = jnp.zeros((1, size), dy.dtype)
     for n in range(size):
-        own = jnp.where(indices == n, dy, 0.0).sum(axis=0, keepdims=True).sum(axis=1, keepdims=True)
-        total = jnp.where(column == n, own, total)
+        entry = jnp.where(indices == n, dy, 0.0).sum(axis=0, keepdims=True).sum(axis=1, keepdims=True)
+        total = jnp.where(column == n, entry, total)
     return total
 
 
@@ -157,7 +157,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
     tile.running_sum_p: running_sum,
     tile.add_table_p: add_table,
 }
-"""What every TPU can run."""
+"""Forms that every TPU can run."""
 GATHERS: dict[Any, Callable[..., Any]] = {
     tile.look_up_p: look_up,
     tile.gather_up_p: gather_up,
@@ -165,4 +165,4 @@ GATHERS: dict[Any, Callable[..., Any]] = {
     tile.add_rows_p: add_rows,
     tile.take_table_p: take_table,
 }
-"""What needs a gather within registers."""
+"""Forms that need a gather within registers."""

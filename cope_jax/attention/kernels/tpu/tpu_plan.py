@@ -1,4 +1,4 @@
-"""What the kernels of a TPU know before they run: the encoding by head, the arguments, and the spans of keys."""
+"""Facts that the kernels of a TPU know before they run: the encoding by head, the arguments, the spans of keys."""
 
 import dataclasses
 import functools
@@ -41,11 +41,11 @@ class Heads:
     def programs(self, function: Callable[..., Any], args: PyTree, results: PyTree) -> "Programs":
         """The tile program of `function(graph, *args)` for each head."""
         graphs = self.graphs[:1] if self.same else self.graphs
-        found = [TileProgram(self.forms, functools.partial(function, graph), args, results) for graph in graphs]
-        if any(one.text != found[0].text for one in found):
+        by_head = [TileProgram(self.forms, functools.partial(function, graph), args, results) for graph in graphs]
+        if any(program.text != by_head[0].text for program in by_head):
             raise NotATile("the heads of this encoding compute different things")
-        constants = [np.stack(arrays)[None] for arrays in zip(*(one.constants for one in found), strict=True)]
-        return Programs(found[0], [of_head(x, x.shape[2:]) for x in constants])
+        constants = [np.stack(arrays)[None] for arrays in zip(*(program.constants for program in by_head), strict=True)]
+        return Programs(by_head[0], [of_head(x, x.shape[2:]) for x in constants])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Programs:
 
 
 class KernelPlan:
-    """What both kernels need: the arguments, and how the blocks of keys are visited."""
+    """The data of both kernels: the arguments, and the order in which blocks of keys are visited."""
 
     def __init__(self, stream: Stream, execution: Execution):
         self.execution = execution
@@ -78,8 +78,8 @@ class KernelPlan:
         self.drop: Any = None
         if stream.drop is not None:
             seeds = jnp.moveaxis(stream.drop.keys_2BH, 0, -1)[..., None]
-            own = Argument(seeds[:, :, None], Spec((2, 1, 1), seeds.dtype, (0, None)), "head")
-            arguments: Any = {"keys_2BH": own}
+            seed = Argument(seeds[:, :, None], Spec((2, 1, 1), seeds.dtype, (0, None)), "head")
+            arguments: Any = {"keys_2BH": seed}
             self.drop = dataclasses.replace(stream.drop, **arguments)
         self.data = (self.params, self.queries, self.keys, self.drop)
         self.spans, self.boundary = _block_spans(stream)
