@@ -53,7 +53,7 @@ class Request:
 
     @property
     def mask(self) -> Mask:
-        """Which keys each query may see."""
+        """The rule that says which keys each query may see."""
         queries, keys = self.queries, self.keys
         ids = queries.segment_ids, keys.segment_ids
         return Mask(queries.indices, keys.indices, *ids, keys.given, self.causal, self.window)
@@ -110,7 +110,7 @@ class Request:
 
 
 class Reason(NamedTuple):
-    """Why a backend cannot run a request, as the end of a sentence, and what to do instead."""
+    """The reason that a backend cannot run a request, as the end of a sentence, and what to do instead."""
 
     why: str
     fix: str = "choose 'auto' or 'blockwise'"

@@ -48,7 +48,7 @@ def visible(
     start, first, q_ids, k_ids, L: tl.constexpr, M: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     SEGMENTS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Which keys of a block each query sees, `[QUERIES, KEYS]`. The last query is at the last key."""
+    """Returns the keys of a block that each query sees, `[QUERIES, KEYS]`. The last query is at the last key."""
     rows, keys = start + tl.arange(0, QUERIES)[:, None], first + tl.arange(0, KEYS)[None, :]
     index = rows + (M - L)
     see = (keys < M) & (rows < L)
