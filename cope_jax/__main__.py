@@ -9,9 +9,9 @@ def main() -> None:
     from cope_jax.cli.exits import clear_errors
 
     with clear_errors():  # also of imports: an extra may not be installed
-        from cope_jax.cli import entry
+        from cope_jax.cli.run import run_command
 
-        entry.run_command()
+        run_command()
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def _is_flag(call: ast.Call) -> bool:
 
 
 def _row(call: ast.Call) -> str:
-    if not call.args and isinstance(call.func, ast.Attribute):  # entry.py has a function for this flag alone
-        tree = ast.parse((ROOT / "cope_jax" / "cli" / "entry.py").read_text())
+    if not call.args and isinstance(call.func, ast.Attribute):  # config_flags.py has a function for this flag alone
+        tree = ast.parse((ROOT / "cope_jax" / "cli" / "config_flags.py").read_text())
         (function,) = (node for node in tree.body if getattr(node, "name", None) == call.func.attr)
         call = next(node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node))
     name, *rest = call.args

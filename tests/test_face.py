@@ -119,7 +119,7 @@ for package in (cope_jax, tools):
             importlib.import_module(module.name)
             for name in list(FLAGS):  # each command is alone in its process, and several have flags of one name
                 home = FLAGS.find_module_defining_flag(name)
-                if home.endswith("cli.entry") or (home == module.name and "cli" not in home):
+                if home.endswith("cli.config_flags") or (home == module.name and "cli" not in home):
                     delattr(FLAGS, name)
 """
         + SAME

@@ -24,7 +24,7 @@ from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
 from cope_jax import encodings, tasks
-from cope_jax.cli import entry
+from cope_jax.cli import config_flags, run
 from cope_jax.training import config_files
 
 ROOT = Path(__file__).parents[1]
@@ -155,7 +155,7 @@ def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyP
         names = runpy.run_module(module)
         assert flags.FLAGS(sys.argv) == sys.argv[:1]
         given = flags.FLAGS.flag_values_dict()
-    configs = [entry.read_config(value) for name, value in given.items() if name.endswith("config") and value]
+    configs = [config_flags.read_config(value) for name, value in given.items() if name.endswith("config") and value]
     for config in configs:
         for label in encodings.split_outside_parentheses(given.get("encodings") or config.encoding, ","):
             encodings.EncodingConfig.parse(label, config.encodings)
@@ -218,7 +218,7 @@ def test_names_in_sentences_exist(page):
     for name in re.findall(r"`(?:python -m )?((?:tools|cope_jax)\.[\w.]+)\b[^`/]*`", text):
         assert "NAME" in name or pkgutil.resolve_name(name), name
     for name in re.findall(r"`cope-jax (\w+)\b[^`]*`", text):
-        assert name in ("NAME", *entry.command_names()), name
+        assert name in ("NAME", *run.command_names()), name
     # Not model.FIELD.
     fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))
     assert fields <= all_fields(), page

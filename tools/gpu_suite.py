@@ -33,8 +33,8 @@ from flax import nnx
 
 from cope_jax import encodings, models
 from cope_jax.attention import Reason, attend, fused, prepare
-from cope_jax.cli import entry
 from cope_jax.cli.flag_values import check_names
+from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.layers.block_config import BlockConfig
@@ -314,4 +314,4 @@ RUN: dict[str, Callable[[Path, Sizes, float], str]] = {
 }
 
 if __name__ == "__main__":
-    entry.run(main)
+    run(main)

@@ -19,8 +19,9 @@ from typing import Any
 from absl import flags
 from rich.console import Console
 
-from cope_jax.cli import entry, outputs
+from cope_jax.cli import outputs
 from cope_jax.cli.flag_values import read_names, read_numbers
+from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
 from cope_jax.evaluation.report.table import Table
 from cope_jax.storage.locks import unfinished
@@ -90,4 +91,4 @@ def _for_tpu(problems: list[kernel_cycles.Problem]) -> tuple[list[dict[str, Any]
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    run(main)

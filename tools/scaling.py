@@ -11,8 +11,8 @@ from pathlib import Path
 
 from absl import flags
 
-from cope_jax.cli import entry
 from cope_jax.cli.flag_values import read_numbers
+from cope_jax.cli.run import run
 from cope_jax.errors import ConfigError
 from tools.compile_check import prediction
 
@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    run(main)

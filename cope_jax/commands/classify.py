@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from cope_jax import tasks
-from cope_jax.cli import entry, jobs, outputs
+from cope_jax.cli import config_flags, jobs, outputs
 from cope_jax.cli.flag_values import check_names, with_options
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import classification, pretrained
@@ -47,7 +47,9 @@ HEADINGS = {
 }
 SYSTEMS = (*classification.CLASSIFIERS, *ENCODERS)
 
-_CONFIG = entry.DEFINE_config("config", "spam", "Config of the BERT classifiers; also sets the folds of all systems. ")
+_CONFIG = config_flags.DEFINE_config(
+    "config", "spam", "Config of the BERT classifiers; also sets the folds of all systems. "
+)
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
@@ -74,7 +76,7 @@ def main() -> None:
     """Trains and tests the systems on folds that are not done yet, then shows all results."""
     check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
-    config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
+    config = with_options(config_flags.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]
     if not systems:
         raise ConfigError(

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import config_flags
 
 from cope_jax import encodings, tasks
-from cope_jax.cli import distributed, entry, jobs, outputs
+from cope_jax.cli import config_flags, distributed, jobs, outputs
 from cope_jax.cli.flag_values import read_names
 from cope_jax.evaluation.report import comparison, grid_report, plots
 from cope_jax.evaluation.report.table import console
@@ -36,7 +35,7 @@ from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
 
-_CONFIG = entry.DEFINE_config("config", what="Config of the task, model and training (required). ")
+_CONFIG = config_flags.DEFINE_config("config", what="Config of the task, model and training (required). ")
 _ENCODINGS = flags.DEFINE_string(
     "encodings",
     "cope,rope,relative,learned",
@@ -55,7 +54,7 @@ SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_d
 
 def main() -> None:
     """Trains the cells that are not finished, then shows all results."""
-    config, workdir = entry.read_config(_CONFIG.value), Path(_WORKDIR.value)
+    config, workdir = config_flags.read_config(_CONFIG.value), Path(_WORKDIR.value)
     known = functools.partial(encodings.EncodingConfig.parse, defaults=config.encodings)
     labels = read_names("encodings", _ENCODINGS.value, known)
     configs = {label: dataclasses.replace(config, encoding=label) for label in labels}
@@ -104,5 +103,5 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
 
 def is_changed() -> bool:
     """Whether flags change the recipe of the config file. If so, results are not comparable with the paper's."""
-    names = config_flags.get_override_values(flags.FLAGS["config"])
+    names = config_flags.overrides("config")
     return not all(re.fullmatch(SAME_RECIPE, name) for name in names)

@@ -21,7 +21,7 @@ import jax
 from absl import flags
 
 from cope_jax import models, tasks
-from cope_jax.cli import entry
+from cope_jax.cli import config_flags
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
@@ -47,7 +47,7 @@ _OUT = flags.DEFINE_string("out", None, "Folder to write to; it must be new or e
 _FORMAT = flags.DEFINE_enum(
     "format", formats.OWN, sorted(formats.FORMATS), "Format to write: ours (cope_jax), or one of Hugging Face's."
 )
-_SEED = entry.DEFINE_seed()
+_SEED = config_flags.DEFINE_seed()
 
 COMPANIONS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from cope_jax.cli import entry, outputs
+from cope_jax.cli import config_flags, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.generation import text_model
 from cope_jax.generation.decoding import generate_stream
@@ -68,7 +68,7 @@ _STOP = flags.DEFINE_multi_string(
 _SAMPLE_SEED = flags.DEFINE_integer(
     "sample_seed", 0, "Random seed for sampling tokens.", lower_bound=0, upper_bound=2**31 - 1
 )
-_SEED = entry.DEFINE_seed()
+_SEED = config_flags.DEFINE_seed()
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 16, "Number of prompts from --prompts to continue at the same time.", lower_bound=1
 )

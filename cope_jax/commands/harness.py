@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from cope_jax.cli import entry, outputs
+from cope_jax.cli import config_flags, outputs
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.evaluation.report.table import console as wide_console
@@ -31,7 +31,7 @@ _MODEL = flags.DEFINE_string(
     "or name of a trained model of the package, such as shakespeare (required).",
     required=True,
 )
-_SEED = entry.DEFINE_seed()
+_SEED = config_flags.DEFINE_seed()
 _TASKS = flags.DEFINE_list("tasks", None, "Names of tasks or groups of tasks (required).", required=True)
 _TASK_DIR = flags.DEFINE_string("task_dir", None, "Folder with more tasks, as YAML files.")
 _LENGTH = flags.DEFINE_integer(

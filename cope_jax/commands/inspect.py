@@ -25,7 +25,7 @@ from absl import flags
 from rich.console import Console
 
 from cope_jax import models, positions
-from cope_jax.cli import entry, outputs
+from cope_jax.cli import config_flags, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps, viewer, views
 from cope_jax.evaluation.report.table import console as wide_console
@@ -55,7 +55,7 @@ _EXAMPLE = flags.DEFINE_integer(
     "For a synthetic task without --input: index of the example to inspect in the split, from 0.",
     lower_bound=0,
 )
-_SEED = entry.DEFINE_seed()
+_SEED = config_flags.DEFINE_seed()
 _QUERY = flags.DEFINE_integer(
     "query", -1, "For a synthetic task: index of the query in the input, from 0; a negative index counts from the end."
 )

@@ -17,7 +17,7 @@ from absl import flags
 
 import cope_jax
 from cope_jax import encodings, models, tasks
-from cope_jax.cli import entry
+from cope_jax.cli import run
 from cope_jax.cli.flag_values import check_names
 from cope_jax.runs.load import TRAINED, load_run
 from cope_jax.training import config_files
@@ -43,7 +43,7 @@ def main() -> None:
         elif kind == "configs":
             found = {name: with_variants(name, text) for name, text in _documents(config_files.families()).items()}
         else:
-            found = _documents({name: entry.COMMANDS / f"{name}.py" for name in entry.command_names()})
+            found = _documents({name: run.COMMANDS / f"{name}.py" for name in run.command_names()})
         width = 2 + max(map(len, found))
         columns, margin = shutil.get_terminal_size().columns, " " * (width + 2)
         rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in found.items())

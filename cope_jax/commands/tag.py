@@ -21,7 +21,7 @@ import numpy as np
 from absl import flags
 
 from cope_jax import tasks
-from cope_jax.cli import entry, jobs, outputs
+from cope_jax.cli import config_flags, jobs, outputs
 from cope_jax.cli.flag_values import by_kind, check_names, with_options
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, pretrained
@@ -37,8 +37,8 @@ from cope_jax.training.experiment_config import ExperimentConfig
 
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
-_CONFIG = entry.DEFINE_config("config", "tagger", "Config of the BiLSTM taggers. ")
-_BERT_CONFIG = entry.DEFINE_config("bert_config", "tagger:bert", "Config of the BERT taggers. ")
+_CONFIG = config_flags.DEFINE_config("config", "tagger", "Config of the BiLSTM taggers. ")
+_BERT_CONFIG = config_flags.DEFINE_config("bert_config", "tagger:bert", "Config of the BERT taggers. ")
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
@@ -90,7 +90,7 @@ def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
 
 def read_config(holder: Any) -> ExperimentConfig:
     """The config of a flag, on the sentences of the other flags."""
-    return with_options(entry.read_config(holder.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
+    return with_options(config_flags.read_config(holder.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
 
 
 def create_configs(systems: Sequence[str], models: Mapping[str, str]) -> dict[str, ExperimentConfig]:

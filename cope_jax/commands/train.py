@@ -9,7 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
-from cope_jax.cli import distributed, entry, outputs
+from cope_jax.cli import config_flags, distributed, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs.experiment import Experiment
@@ -17,7 +17,7 @@ from cope_jax.runs.workdir import Workdir
 from cope_jax.training import processes
 from cope_jax.training.profiling import Profile
 
-_CONFIG = entry.DEFINE_config("config", what="Config of the task, model and training (required). ")
+_CONFIG = config_flags.DEFINE_config("config", what="Config of the task, model and training (required). ")
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for checkpoints, metrics and results (required). A run resumes from it.", required=True
 )
@@ -40,8 +40,8 @@ flags.adopt_module_key_flags(distributed)
 
 def main() -> None:
     """Trains and evaluates the model, then prints the errors and the paths of the results."""
-    config = entry.read_config(_CONFIG.value)
-    entry.warn_of_unused("config", config)
+    config = config_flags.read_config(_CONFIG.value)
+    config_flags.warn_of_unused("config", config)
     workdir = Path(_WORKDIR.value)
     profile = Profile.parse(_PROFILE.value, workdir / "profile")
     if profile.last and profile.first >= config.training.steps:

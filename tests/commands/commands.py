@@ -149,10 +149,10 @@ def _child(cache: str, name: str, flags: list[str], out: str, err: str, around: 
         if name.startswith("tools."):
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            from cope_jax.cli import entry
+            from cope_jax.cli.run import run_command
 
             sys.argv.insert(0, "cope-jax")
-            entry.run_command()
+            run_command()
     finally:
         if sys.stdout is not None:
             sys.stdout.flush()

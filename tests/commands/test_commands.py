@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from cope_jax import encodings, models, tasks
-from cope_jax.cli import entry, jobs
+from cope_jax.cli import jobs, run
 from cope_jax.errors import ConfigError
 from cope_jax.runs.grid import claims
 from cope_jax.training import config_files
@@ -150,7 +150,7 @@ def test_list_shows_every_name_with_a_line(start):
     names = {kind: tuple(words[0] for words in lines) for kind, lines in blocks.items()}
     assert names["configs"] == tuple(config_files.families()) and names["encodings"] == encodings.names()
     assert (names["tasks"], names["models"]) == (tasks.TASKS.names(), models.MODELS.names())
-    assert names["commands"] == entry.command_names()
+    assert names["commands"] == run.command_names()
     assert names["trained"] == ("counting", "shakespeare")
     assert start("list", "--only=trained").wait().out == f"trained{done.out.rpartition('trained')[2]}"
 
@@ -203,9 +203,9 @@ def test_a_command_runs_as_a_module(tmp_path, config):
 def test_without_a_name_the_commands_are_listed(words, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cope-jax", *words])
     with pytest.raises(SystemExit) as left:
-        entry.run_command()
+        run.run_command()
     listed = capsys.readouterr().out.split("\n\n")[1]
-    assert not left.value.code and tuple(listed.split(", ")) == entry.command_names()
+    assert not left.value.code and tuple(listed.split(", ")) == run.command_names()
 
 
 def test_an_unknown_command_is_one_line(start):
@@ -227,28 +227,28 @@ def test_the_number_of_jobs(monkeypatch):
 
 
 def test_the_word_after_a_flag_without_a_value_is_another_flag(monkeypatch):
-    known = entry.flags.FlagValues()
-    entry.flags.DEFINE_boolean("only_failed", False, "", flag_values=known)
-    entry.flags.DEFINE_integer("seeds", 1, "", flag_values=known)
-    entry.flags.DEFINE_string("workdir", None, "", flag_values=known)
-    monkeypatch.setattr(entry.flags, "FLAGS", known)
+    known = run.flags.FlagValues()
+    run.flags.DEFINE_boolean("only_failed", False, "", flag_values=known)
+    run.flags.DEFINE_integer("seeds", 1, "", flag_values=known)
+    run.flags.DEFINE_string("workdir", None, "", flag_values=known)
+    monkeypatch.setattr(run.flags, "FLAGS", known)
     words = ["sweep", "--only_failed", "--workdir=runs/2_layers"]
     known([*words, "--seeds=2"])
-    entry._check_numbers(words)
+    run._check_numbers(words)
     with pytest.raises(ConfigError, match="--seeds needs plain decimals, such as 1000 and 1e-3, not 1_0"):
-        entry._check_numbers([*words, "--seeds", "1_0"])
+        run._check_numbers([*words, "--seeds", "1_0"])
 
 
 @pytest.mark.parametrize("soft, hard, expected", [(40, 40, None), (40, 4096, 256), (40, -1, 256), (1024, 4096, 1024)])
 def test_a_low_limit_of_open_files_is_raised_or_one_line(soft, hard, expected, monkeypatch):
     limits = [(soft, hard)]
-    monkeypatch.setattr(entry.resource, "getrlimit", lambda kind: limits[-1])
-    monkeypatch.setattr(entry.resource, "setrlimit", lambda kind, pair: limits.append(pair))
+    monkeypatch.setattr(run.resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(run.resource, "setrlimit", lambda kind, pair: limits.append(pair))
     if expected is None:
         with pytest.raises(
             ConfigError, match=r"^only 40 files may be open at a time: allow at least 256 with `ulimit -n`$"
         ):
-            entry._allow_open_files()
+            run._allow_open_files()
     else:
-        entry._allow_open_files()
+        run._allow_open_files()
         assert limits[-1] == (expected, hard)

@@ -177,10 +177,11 @@ def test_a_workdir_in_use_ends_both_at_once_with_one_line(launch, tmp_path):
 def test_a_process_that_waits_in_vain_for_the_others_ends_with_one_line():
     code = f"""
 import sys
-from cope_jax.cli import distributed, entry
+from cope_jax.cli import distributed
+from cope_jax.cli.run import run
 distributed.SECONDS = 1.0
 sys.argv = ["train", "--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--process_id=0"]
-entry.run(distributed.join)
+run(distributed.join)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 134

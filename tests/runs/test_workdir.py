@@ -13,7 +13,8 @@ import jax
 import pytest
 from absl import flags
 
-from cope_jax.cli import entry, exits, interrupts
+from cope_jax.cli import exits, interrupts
+from cope_jax.cli import run as running
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.runs.workdir import Workdir, read_records, replace_records, write_files, write_json
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -159,9 +160,9 @@ def test_folders_that_a_shell_has_not_filled_in_are_refused(name, message, monke
     values = flags.FlagValues()
     flags.DEFINE_string("out", name, "A folder.", flag_values=values)
     values(["x"])
-    monkeypatch.setattr(entry.flags, "FLAGS", values)
+    monkeypatch.setattr(running.flags, "FLAGS", values)
     with pytest.raises(ConfigError, match=rf"--out.* {message}|shell {message}"):
-        entry._check_folders()
+        running._check_folders()
 
 
 def test_the_environment_is_that_of_the_last_start(tmp_path):
@@ -227,7 +228,7 @@ def test_of_several_processes_only_the_first_speaks_without_its_number(monkeypat
 
 @pytest.mark.parametrize("platform", ["foo", "cuda"])
 def test_an_unknown_backend_is_one_clear_line(platform):
-    code = "from cope_jax.cli import entry; import jax; entry.run(lambda: print(jax.devices()))"
+    code = "from cope_jax.cli.run import run; import jax; run(lambda: print(jax.devices()))"
     done = run(code, JAX_PLATFORMS=platform)
     if done.returncode == 0:
         pytest.skip(f"there is a {platform} here")

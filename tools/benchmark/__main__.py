@@ -18,8 +18,8 @@ from pathlib import Path
 from absl import flags
 from rich.console import Console
 
-from cope_jax.cli import entry
 from cope_jax.cli.flag_values import check_names, read_names
+from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
@@ -158,4 +158,4 @@ def show(workdir: Path, facts: Record, results: timing.Results, plots: Sequence[
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    run(main)

@@ -13,13 +13,14 @@ from pathlib import Path
 from absl import flags
 from rich.console import Console
 
-from cope_jax.cli import entry, outputs
+from cope_jax.cli import config_flags, outputs
+from cope_jax.cli.run import run
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.table import Table
 from tools.compile_check import chips
 from tools.compile_check.figures import compile_step, notes, rows
 
-_CONFIG = entry.DEFINE_config("config", what="Config of the training step (required). ")
+_CONFIG = config_flags.DEFINE_config("config", what="Config of the training step (required). ")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, f"Accelerator and topology to compile for, such as {chips.known()} (required).", required=True
 )
@@ -31,7 +32,7 @@ flags.mark_flag_as_required("config")
 
 def main() -> None:
     """Compiles the step, and prints the memory, the communication between devices, and the times of its program."""
-    config = entry.read_config(_CONFIG.value)
+    config = config_flags.read_config(_CONFIG.value)
     path = None if _JSON.value is None else Path(_JSON.value)
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"cannot write --json={path}: create the folder {path.parent} first")
@@ -48,4 +49,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    run(main)
