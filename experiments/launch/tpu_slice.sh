@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains on a TPU slice of several hosts until the run is done. The slice is a queued resource, which may be taken away.
+# Trains on a TPU slice of one host or several until the run is done. The slice is a queued resource, which may be taken
+# away.
 #
 #   tpu_slice.sh run [FLAGS]    requests the slice and waits for it, installs the project, trains on all hosts, and does
 #                               the same again after a preemption, until cope-jax train exits with 0. FLAGS go to
@@ -17,7 +18,7 @@
 # Required for run:
 #   ACCELERATOR_TYPE    such as v5litepod-16, v5p-64 or v6e-256
 #   REPOSITORY          URL of the project's git repository
-#   CONFIG              a file of cope_jax/configs
+#   CONFIG              a config, such as quick
 #   WORKDIR             gs://BUCKET/PATH, or an absolute path on a file system that every host mounts (see docs/tpu.md):
 #                       the hosts' own disks are deleted with the slice
 # Optional variables:
@@ -30,7 +31,56 @@
 #   POLL_SECONDS        seconds between two looks at the state of the slice (default 30)
 #   MAX_FAILURES        see above (default 3)
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+gcloud_tpu() {
+  gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
+}
+
+# Sets `version` to the software version that Cloud TPU documents for JAX on this kind of TPU, or to RUNTIME_VERSION.
+choose_version() {
+  case "${RUNTIME_VERSION:+given}$ACCELERATOR_TYPE" in
+    v4-*) version=tpu-ubuntu2204-base ;;
+    v5litepod-*) version=v2-alpha-tpuv5-lite ;;
+    v5p-*) version=v2-alpha-tpuv5 ;;
+    v6e-*) version=v2-alpha-tpuv6e ;;
+    given*) version="$RUNTIME_VERSION" ;;
+    *) die "unknown software version for ACCELERATOR_TYPE=$ACCELERATOR_TYPE: set RUNTIME_VERSION" ;;
+  esac
+}
+
+# Runs a line of shell on every host of the TPU. The status is the first one that is not 0, or 0.
+on_hosts() {
+  # shellcheck disable=SC2153 # `need` has checked NAME
+  gcloud_tpu tpu-vm ssh "$NAME" --worker=all --command="$1"
+}
+
+# On every host, clones the project and installs what is missing. An existing clone stays at its commit.
+setup_hosts() {
+  local clone
+  clone="$(quoted git clone --quiet --branch "${REF:-main}" "$REPOSITORY" cope-jax)"
+  on_hosts "set -e
+${PREPARE:-true}
+command -v git >/dev/null && command -v make >/dev/null ||
+  { sudo apt-get -qq -o DPkg::Lock::Timeout=600 update; sudo apt-get -qq -o DPkg::Lock::Timeout=600 install git make; }
+[ -d cope-jax ] || $clone
+$(quoted cope-jax/experiments/launch/worker_setup.sh tpu ${EXTRAS:+"$EXTRAS"})"
+}
+
+# Trains on every host, or joins the training that is already running. Takes the flags of cope-jax train that are not
+# variables of the script. The status is the status of cope-jax train.
+train_on_hosts() {
+  local environment=("PYTHONUNBUFFERED=1")
+  trap 'say "disconnected, but the training continues: the same command joins it, and the action stop ends it"; exit 130' INT
+  [ -z "${LIBTPU_INIT_ARGS:-}" ] || environment+=("LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS")
+  on_hosts "$(quoted cope-jax/experiments/launch/detached.sh run "$NAME" "$(date +%s)-$$" \
+    env -C cope-jax "${environment[@]}" .venv/bin/python -m cope_jax train \
+    --config="$CONFIG" --workdir="$WORKDIR" "$@")"
+}
+
+stop_on_hosts() {
+  on_hosts "$(quoted cope-jax/experiments/launch/detached.sh stop "$NAME")"
+}
 
 # The state of the queued resource, such as ACTIVE; empty if there is none.
 slice_state() {

@@ -18,18 +18,8 @@ VARIABLES = {
     "NAME": "cope",
     "ACCELERATOR_TYPE": "v5litepod-16",
     "REPOSITORY": "https://example.org/cope-jax",
-    "CONFIG": "cope_jax/configs/quick.py",
+    "CONFIG": "quick",
     "WORKDIR": "/shared/runs/quick",
-    "IMAGE": "registry/cope",
-    "TPU": "tpu-v5-lite-podslice",
-    "TOPOLOGY": "4x4",
-    "HOSTS": "4",
-    "CHIPS_PER_HOST": "4",
-    "CLAIM": "filestore",
-    "MOUNT": "/shared",
-    "CLUSTER": "pods",
-    "TPU_TYPE": "v5litepod-16",
-    "STORAGE": "files",
     "POLL_SECONDS": "0",
 }
 
@@ -53,12 +43,12 @@ for pattern, queue in answers.items():
 
 
 class Stage:
-    """A PATH whose gcloud, kubectl, xpk, srun and scontrol only note how they were called."""
+    """A PATH whose gcloud, srun and scontrol only note how they were called."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         (folder / "bin").mkdir()
-        for name in ("gcloud", "kubectl", "xpk", "srun", "scontrol"):
+        for name in ("gcloud", "srun", "scontrol"):
             path = folder / "bin" / name
             path.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
             path.chmod(0o755)

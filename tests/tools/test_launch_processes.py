@@ -1,13 +1,8 @@
 """The launch scripts that run processes: what they start, pass on and leave with, for real."""
 
 import os
-import re
 import signal
 import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 
 from tests.tools.launching import LAUNCH, environment, until
 
@@ -79,79 +74,3 @@ def test_task_passes_sigterm_on_and_waits(tmp_path):
     task.terminate()
     assert task.wait() == 254
     assert (tmp_path / "saved").exists()
-
-
-# Several processes here: local_processes.sh
-
-
-def trainer(folder: Path, body: str) -> Path:
-    """A package whose command `train` is `body`, with its flags in `flags`."""
-    (folder / "cope_jax").mkdir()
-    (folder / "cope_jax" / "__init__.py").touch()
-    (folder / "cope_jax" / "__main__.py").write_text(
-        "import os, signal, sys, time\n"
-        "flags = dict(word[2:].split('=', 1) for word in sys.argv[2:])\n"
-        "me = int(flags['process_id'])\n" + body
-    )
-    return folder
-
-
-def local(folder, processes):
-    return subprocess.Popen(
-        [LAUNCH / "local_processes.sh", str(processes), "--seed=1"],
-        cwd=folder,
-        env=environment() | {"CONFIG": "quick.py", "WORKDIR": str(folder), "PYTHON": sys.executable},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def test_local_processes_do_not_ignore_ctrl_c_before_they_handle_it(tmp_path):
-    run = local(
-        trainer(tmp_path, "sys.exit(0 if signal.getsignal(signal.SIGINT) == signal.default_int_handler else 1)"), 1
-    )
-    run.communicate()
-    assert run.returncode == 0
-
-
-def test_local_processes_share_a_coordinator_and_have_their_own_number(tmp_path):
-    run = local(trainer(tmp_path, "open(f'flags{me}', 'w').write(repr(flags))"), 3)
-    assert run.communicate() == ("", "")
-    assert run.returncode == 0
-    given = [eval((tmp_path / f"flags{me}").read_text()) for me in range(3)]
-    assert [flags.pop("process_id") for flags in given] == ["0", "1", "2"]
-    assert given[0] == given[1] == given[2]
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", given[0].pop("coordinator"))
-    assert given[0] == {"config": "quick.py", "workdir": str(tmp_path), "num_processes": "3", "seed": "1"}
-
-
-@pytest.mark.parametrize(
-    ("statuses", "worst"), [((0, 143), 143), ((143, 1), 1), ((1, 3), 3), ((4, 143), 4), ((0, 0), 0)]
-)
-def test_local_processes_leave_with_the_status_that_most_needs_a_person(statuses, worst, tmp_path):
-    run = local(trainer(tmp_path, f"sys.exit({statuses}[me])"), 2)
-    run.communicate()
-    assert run.returncode == worst
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 5)])
-def test_local_processes_pass_a_signal_on_once_and_wait(number, status, tmp_path):
-    body = f"""
-def leave(*_):
-    with open(f'left{{me}}', 'a') as file:
-        file.write('once')
-    time.sleep(0.5)
-    sys.exit(0 if me else {status})
-signal.signal({int(number)}, leave)
-open(f'up{{me}}', 'w').close()
-time.sleep(60)
-"""
-    run = local(trainer(tmp_path, body), 2)
-    until(lambda: all((tmp_path / f"up{me}").exists() for me in range(2)))
-    os.killpg(run.pid, number)  # as a terminal does
-    run.communicate()
-    assert run.returncode == status
-    assert [(tmp_path / f"left{me}").read_text() for me in range(2)] == ["once", "once"]
