@@ -38,24 +38,27 @@ def program(tmp_path, monkeypatch):
     return use
 
 
-def test_the_last_line_of_a_failure_is_kept(program):
-    job = program('import sys; print("one"); print("error: too few"); sys.exit(2)')
-    assert run(job) == "error: too few"
-    assert json.loads((job.folder / FAILED).read_text())["status"] == 2
+SIGNAL = "import os, signal; signal.signal({0}, signal.SIG_DFL); os.kill(os.getpid(), {0})"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "status"),
+    [
+        ('import sys; print("one"); print("error: too few"); sys.exit(2)', "error: too few", 2),
+        ('import os; print("step 5", flush=True); os.kill(os.getpid(), 9)', "killed by signal 9 (step 5)", -9),
+        # A signal to all processes may end a cell early; then, or if another process trains it, it has not failed.
+        (SIGNAL.format(2), "stopped", None),
+        (SIGNAL.format(15), "stopped", None),
+        (f'import sys; print("another trains"); sys.exit({worker.IN_USE})', "another trains", None),
+    ],
+)
+def test_the_last_line_is_kept_with_the_status_of_a_failure(text, line, status, program):
+    job = program(text)
+    assert run(job) == line
+    assert (job.folder / FAILED).exists() == (status is not None)
+    assert status is None or json.loads((job.folder / FAILED).read_text())["status"] == status
     assert run(program("pass")) is None
     assert not (job.folder / FAILED).exists()  # a new try begins without it
-
-
-def test_a_killed_cell_has_failed(program):
-    job = program('import os; print("step 5", flush=True); os.kill(os.getpid(), 9)')
-    assert run(job) == "killed by signal 9 (step 5)"
-
-
-@pytest.mark.parametrize("number", [2, 15])
-def test_a_cell_that_a_signal_to_all_ends_early_is_stopped(program, number):
-    job = program(f"import os, signal; signal.signal({number}, signal.SIG_DFL); os.kill(os.getpid(), {number})")
-    assert run(job) == "stopped"
-    assert not (job.folder / FAILED).exists()
 
 
 def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
@@ -79,31 +82,18 @@ def test_a_late_stop_is_not_a_failure(program):
     assert not (job.folder / FAILED).exists()
 
 
-def test_a_cell_that_another_process_trains_has_not_failed(program):
-    job = program(f'import sys; print("another process trains"); sys.exit({worker.IN_USE})')
-    assert run(job) == "another process trains"
-    assert not (job.folder / FAILED).exists()
-
-
 def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
     job = program(f'import time; print("{claims.WAITS}", flush=True); time.sleep(3); print("busy", flush=True)')
     assert run(dataclasses.replace(job, time_limit=1.5)) is None
 
 
-def test_a_stopped_cell_has_not_failed(program):
-    job = program(
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); "
-        'print("step 5", flush=True); time.sleep(60)'
-    )
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_cell_that_is_stopped_or_must_end_at_once_has_not_failed(level, program):
+    """At level 2, it does not answer SIGTERM."""
+    answer = "lambda *_: sys.exit(143)" if level == 1 else "signal.SIG_IGN"
+    job = program(f'import signal, sys, time; signal.signal(15, {answer}); print("step 5", flush=True); time.sleep(60)')
     since = time.monotonic()
-    assert run(job, lambda: time.monotonic() > since + 1) == "step 5"
-    assert not (job.folder / FAILED).exists()
-
-
-def test_a_cell_that_must_end_at_once_does_not_save(program):
-    job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("step 5", flush=True); time.sleep(60)')
-    since = time.monotonic()
-    assert run(job, lambda: int(time.monotonic() - since)) == "step 5"
+    assert run(job, lambda: min(level, int(time.monotonic() - since))) == "step 5"
     assert time.monotonic() - since < 20
     assert not (job.folder / FAILED).exists()
 
