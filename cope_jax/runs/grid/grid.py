@@ -11,7 +11,7 @@ from typing import Any
 
 from cope_jax import tasks
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, StorageError, storage_reason
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
@@ -206,9 +206,10 @@ class Grid:
         """Raises the error that a cell ended with, in its own process."""
         folder = failure.cell.folder(self.workdir)
         line = f"{failure.cell.name}: {failure.line.removeprefix('error: ')}"
+        if failure.error is not None:
+            reason = storage_reason(failure.error)
+            raise StorageError.of(folder, reason) if reason else RuntimeError(line)
         if not (folder / FAILED).exists():
-            if failure.line.startswith("lost ("):
-                raise RuntimeError(line)
             # A signal to all processes may reach the cell first, or another process trains it.
             hint = "" if "rerun" in line else "; rerun the same command to resume"
             raise Interrupted(f"{line}{hint}", signal.SIGTERM)

@@ -24,10 +24,11 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class Failure(NamedTuple):
-    """A cell that has failed or is lost, and why in one line."""
+    """A cell that has failed, with its last line, or that the engine has lost, with its error."""
 
     cell: Cell
     line: str
+    error: BaseException | None
 
 
 def drive(
@@ -83,13 +84,14 @@ def drive(
                 for ended in [future for future in running if future.done()]:
                     cell, job, began = running.pop(ended)
                     refusals, next_try = 0, 0.0  # what it used is free
-                    line, failed = _outcome(ended), (job.folder / FAILED).exists()
+                    line, lost = _outcome(ended)
+                    failed = (job.folder / FAILED).exists()
                     if line is None or failed or not asked:  # else it resumes later
                         view.end(cell, line, failed, time.monotonic() - began)
                     if line is None:
                         finished()
                     elif failed or (not asked and stop.number is None):
-                        failure = failure or Failure(cell, line)
+                        failure = failure or Failure(cell, line, lost)
                 view.show()
                 if not asked and (stop.number is not None or (stop_at_failure and failure)):
                     asked = True
@@ -100,12 +102,12 @@ def drive(
         engine.close()
 
 
-def _outcome(ended: Waiting) -> str | None:
-    """None if the cell is finished, else why not."""
+def _outcome(ended: Waiting) -> tuple[str | None, BaseException | None]:
+    """None if the cell is finished, else why not in one line; and the error of the engine."""
     try:
-        return ended.result()
+        return ended.result(), None
     except BaseException as error:  # the engine lost it; it is neither finished nor failed
-        return f"lost ({_in_one_line(error)})"
+        return f"lost ({_in_one_line(error)})", error
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError, bucket_error, storage_reason
 from cope_jax.runs.grid import claims
 
 if TYPE_CHECKING:
@@ -72,13 +72,14 @@ def _train(cell: "Cell", folder: Path, commit: str | None) -> int:
         print(stop)
         return stop.exit_code
     except Exception as error:
-        if not isinstance(error, tuple(STATUS)):
-            if not (reason := storage_reason(error)):
-                traceback.print_exc()
-                return 1
-            error = StorageError.of(folder, reason)
-        print(f"error: {' '.join(str(error).splitlines())}")
-        return next(status for kind, status in STATUS.items() if isinstance(error, kind))
+        known = error if isinstance(error, tuple(STATUS)) else bucket_error(error)
+        if known is None and (reason := storage_reason(error)):
+            known = StorageError.of(folder, reason)
+        if known is None:
+            traceback.print_exc()
+            return 1
+        print(f"error: {' '.join(str(known).splitlines())}")
+        return next(status for kind, status in STATUS.items() if isinstance(known, kind))
     return 0
 
 

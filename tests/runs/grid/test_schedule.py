@@ -1,5 +1,6 @@
 """How cells run on an engine: failures, refusals, signals, and the bar."""
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import cope_jax as cj
-from cope_jax.errors import ConfigError, NonFiniteError
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.runs.grid import engines, schedule
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.cell_process import FAILED, Job
@@ -164,6 +165,21 @@ def test_the_first_failure_stops_the_others_and_is_raised(line, status, error, m
     with pytest.raises(error, match=message):
         grid.train(engine=local(2, mocked))
     assert ended == ["seed_0"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (OSError(errno.ENOSPC, "cannot write"), StorageError, r"seed_\d \(No space left on device\): complete files"),
+        (RuntimeError("gone"), RuntimeError, r"^rope, seed \d: lost \(RuntimeError: gone\)$"),
+    ],
+)
+def test_a_full_disk_and_a_lost_cell_are_errors(error, kind, message, tmp_path):
+    def mocked(job, stopped):
+        raise error
+
+    with pytest.raises(kind, match=message):
+        Grid(tmp_path, [cell for cell, _ in jobs_of(tmp_path)]).train(engine=local(2, mocked))
 
 
 def test_a_cell_that_a_signal_to_all_ends_first_is_a_stop(tmp_path):
