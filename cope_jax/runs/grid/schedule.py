@@ -121,8 +121,9 @@ class _View:
         self._steps = {job.folder: _step(job.folder) for _, job in jobs}
         self._total = len(jobs)
         self._ended = self._finished = self._failed = 0
+        self._first, self._began = sum(self._steps.values()), time.monotonic()
         steps = sum(cell.config.training.steps for cell, _ in jobs)
-        self._bar = Progress(steps, "step", label=self._label(), done=sum(self._steps.values()))
+        self._bar = Progress(steps, "step", label=self._label(), done=self._first)
 
     def __enter__(self) -> "_View":
         self._bar.__enter__()
@@ -145,7 +146,9 @@ class _View:
         """Advances the bar to the steps that the cells have done."""
         steps = {folder: max(step, _step(folder)) for folder, step in self._steps.items()}
         self._bar.label = self._label()
-        self._bar.advance(sum(steps.values()) - sum(self._steps.values()))
+        done = sum(steps.values())
+        rate = (done - self._first) / max(time.monotonic() - self._began, SECONDS)
+        self._bar.advance(done - sum(self._steps.values()), f"{rate:,.3g} steps/s")
         self._steps = steps
 
     def _label(self) -> str:

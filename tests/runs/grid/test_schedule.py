@@ -226,11 +226,12 @@ def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
     view.end(jobs[1][0], "error: no", True, 1.0)
     now[0] += 40
     view.show()
-    assert capsys.readouterr().err.splitlines()[-1] == "0 of 2 cells, 1 failed: 400/1,200 steps, 02:40 left"
+    assert capsys.readouterr().err.splitlines()[-1] == "0 of 2 cells, 1 failed: 400/1,200 steps, 5 steps/s, 02:40 left"
     (jobs[1][1].folder / "metrics.jsonl").write_text('{"step": 600, "seed": 0}\n')
     now[0] += 40
     view.show()
-    assert capsys.readouterr().err.splitlines()[-1].startswith("0 of 2 cells, 1 failed: 1,000/1,200 steps, 00:20 left")
+    line = "0 of 2 cells, 1 failed: 1,000/1,200 steps, 10 steps/s, 00:20 left"
+    assert capsys.readouterr().err.splitlines()[-1] == line
 
 
 def test_equal_shares_of_the_cores(monkeypatch):
