@@ -40,7 +40,7 @@ attention/test_visits.py::test_blocks_beyond_the_largest_position_are_saturated\
 attention/test_visits.py::test_blocks_that_are_ruled_out_are_not_read\[(causality|window|documents)
 attention/test_visits.py::test_every_pair_is_visited_once_and_no_block_in_vain\[(documents|first|padding)
 attention/test_visits.py::test_far_blocks_are_wide\[mask
-encodings/test_executions.py::
+encodings/test_executions.py::test_the_table
 encodings/test_reductions.py::test_initial_parameters_depend_on_the_key_only\[.*\(
 encodings/test_reductions.py::test_only_distances_matter\[.*\(
 encodings/test_two_sided.py::test_values_and_gradients_to_both_sides\[(alibi|fire|kerple|t5\(|rope|learned|sinusoidal)

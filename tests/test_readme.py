@@ -22,6 +22,8 @@ def test_nothing_is_left_out():
     assert set(re.findall(r"`(\w+\.py)`", COMMANDS)) == files
     rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", ENCODINGS.split("\n## The contract\n")[0], re.MULTILINE)
     assert sorted(rows) == list(encodings.names())
+    executions = re.findall(r"^\| `(\w+)` \| [✓–] \|", ENCODINGS, re.MULTILINE)
+    assert executions == list(encodings.names()), "tests/encodings/test_executions.py prints the table"
 
 
 def test_the_readme_is_short():

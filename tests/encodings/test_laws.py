@@ -1,6 +1,7 @@
 """The laws of `cope_jax.encodings.base`, for every registered encoding."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax import attention
+from cope_jax import attention, encodings
 from cope_jax.encodings import Encoding
 from cope_jax.encodings.common import token_indices
 from cope_jax.errors import ConfigError
@@ -260,6 +261,20 @@ def test_maps_are_what_score_uses(spec, x64):
         near = [one for one in seen if one.shape == values.shape and np.allclose(one, values, rtol=0, atol=1e-13)]
         assert near, f"score does not use {name}"
     assert bool(maps) == any(type(part).maps is not Encoding.maps for part in parts_of(encoding))
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_one_head_has_the_parameters_of_one_head(name):
+    """Only shapes are computed, so that a forgotten axis shows at once."""
+    encoding = nnx.merge(*build(name, dtype=np.float32))
+    if not encoding.traits.splits_heads:
+        return
+    x, q = jnp.zeros((1, 3, SIZES.model_dim)), jnp.zeros((1, 3, 1, SIZES.head_dim))
+    one_head = functools.partial(
+        attention.attend, encoding=encoding.of_head(1), x=x, embedded=True, implementation="full"
+    )
+    named = 'name the axis of each parameter that goes over the heads: nnx.Param(..., axes=("heads",))'
+    assert jax.eval_shape(one_head, q, q, q).shape == q.shape, named
 
 
 @a_few
