@@ -90,7 +90,6 @@ NOT_YET = (
     "cope_jax/evaluation/report/results_table.py",
     "cope_jax/runs",
     "experiments",
-    "tests/attention",
     "tests/commands",
     "tests/encodings",
     "tests/runs",

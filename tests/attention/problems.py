@@ -16,7 +16,7 @@ from tests.oracle.encodings import Sizes
 
 
 class Data(NamedTuple):
-    """What may change without a new compilation: positions and segments `[B, L]`, indices `[L]`, the mask
+    """The data that may change without a new compilation: positions and segments `[B, L]`, indices `[L]`, the mask
     `[B, 1, L, M]`, the key of dropout.
 
     None for indices: those of `prepare`, known while tracing.
@@ -53,7 +53,7 @@ def plain(length: int, keys: int, batch: int = BATCH) -> Data:
 
 
 def is_causal_only(spec: str) -> bool:
-    """Whether a visible key at a later position than the query's has no row."""
+    """Returns whether a visible key at a later position than the query's has no row."""
     return "relative" in {name for name, _ in parts(spec)}
 
 
@@ -116,7 +116,7 @@ def full_and_blockwise(graphdef: Any, state: Any, arrays: Any, data: Data, *, bl
 def with_full(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
     """`value_and_gradients` of full attention and of another implementation."""
     both = full_attention, attention
-    return tuple(value_and_gradients(one, graphdef, state, arrays, data, **static) for one in both)
+    return tuple(value_and_gradients(each, graphdef, state, arrays, data, **static) for each in both)
 
 
 def named(result: Any) -> dict[str, np.ndarray]:
@@ -125,14 +125,14 @@ def named(result: Any) -> dict[str, np.ndarray]:
     return {"out": np.asarray(out)} | {n: np.asarray(d) for n, d in dinputs.items()} | parameters(dstate)
 
 
-def assert_equal(found: Any, exact: Any, atol: float = 1e-12) -> None:
+def assert_equal(computed: Any, exact: Any, atol: float = 1e-12) -> None:
     """Value and every gradient, to the last digits of the largest."""
-    found, exact = named(found), named(exact)
-    assert found.keys() == exact.keys()
+    computed, exact = named(computed), named(exact)
+    assert computed.keys() == exact.keys()
     for name, array in exact.items():
         assert np.isfinite(array).all(), f"{name}: the reference is not finite"
         scale = max(1.0, np.abs(array).max(initial=0))
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol * scale, err_msg=name)
+        np.testing.assert_allclose(computed[name], array, rtol=0, atol=atol * scale, err_msg=name)
 
 
 def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: Sizes = SIZES, **mask: Any) -> Any:
@@ -145,7 +145,7 @@ def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: 
         k,
         v,
         rule,
-        x_MD=np.stack([rule.embed(row, int(place)) for row, place in zip(x, positions, strict=True)]),
+        x_MD=np.stack([rule.embed(row, int(position)) for row, position in zip(x, positions, strict=True)]),
         q_positions=data.q_positions[example],
         k_positions=positions,
         q_segments=data.q_segments[example],
@@ -203,11 +203,11 @@ def assert_equals_full(
     state, arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), (state, arrays))
     if no_keys:
         arrays["k"] = 0 * arrays["k"]
-    found = named(_compiled(attention, spec, sizes, **static)(state, arrays, data))
+    computed = named(_compiled(attention, spec, sizes, **static)(state, arrays, data))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays))
         exact = named(_compiled(full_attention, spec, sizes, **static)(*wide, data))
-    assert found.keys() == exact.keys()
+    assert computed.keys() == exact.keys()
     for name, array in exact.items():
         scale = max(np.abs(array).max(), 1e-3)
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}")
+        np.testing.assert_allclose(computed[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}")

@@ -85,8 +85,8 @@ def test_a_chunk_of_queries_is_the_end_of_the_whole(spec, x64):
     encoding = nnx.merge(*build(spec))
     whole = attend(q, k, v, encoding=encoding, implementation="full")
     for start in (1, 4, 5):
-        part = attend(q[:, start:], k, v, encoding=encoding, implementation="full")
-        np.testing.assert_allclose(part, whole[:, start:], rtol=0, atol=1e-14)
+        chunk = attend(q[:, start:], k, v, encoding=encoding, implementation="full")
+        np.testing.assert_allclose(chunk, whole[:, start:], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("spec", ENCODINGS)
@@ -113,14 +113,14 @@ def test_gradients_under_masks(mask, x64):
     q, k, v, dout = (rng.normal(size=(5, 4)) for _ in range(4))
     encoding = encodings.create("cope", num_heads=1, head_dim=4, npos_max=3, rngs=nnx.Rngs(0))
     encoding.table[...] = table = jnp.asarray(rng.normal(size=(3, 4)))
-    own = mask | ({"mask": mask["mask"][None, None]} if "mask" in mask else {})
+    options = mask | ({"mask": mask["mask"][None, None]} if "mask" in mask else {})
     _, pull = jax.vjp(
-        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **own)[0, :, 0],
+        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **options)[0, :, 0],
         *(jnp.asarray(a) for a in (q, k, v)),
     )
     exact = cope_backward(q, k, v, np.asarray(table), dout, **mask)[:3]
-    for found, gradient in zip(pull(jnp.asarray(dout)), exact, strict=True):
-        np.testing.assert_allclose(found, gradient, rtol=0, atol=1e-12)
+    for computed, gradient in zip(pull(jnp.asarray(dout)), exact, strict=True):
+        np.testing.assert_allclose(computed, gradient, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 6, 6), (2, 1, 1, 6)], ids=str)
@@ -188,9 +188,9 @@ def test_dropout_zeroes_some_weights_and_scales_the_rest():
 )
 def test_auto_takes_what_was_measured_to_be_faster(length, keys, name, monkeypatch):
     taken = []
-    for one in ("full", "blockwise"):
-        plan = attention.Plan(one, lambda one=one: taken.append(one))
-        monkeypatch.setitem(attention.BACKENDS, one, lambda encoding, request, plan=plan: plan)
+    for name_of_plan in ("full", "blockwise"):
+        plan = attention.Plan(name_of_plan, lambda name_of_plan=name_of_plan: taken.append(name_of_plan))
+        monkeypatch.setitem(attention.BACKENDS, name_of_plan, lambda encoding, request, plan=plan: plan)
     q, k = jnp.ones((1, length, 1, 4)), jnp.ones((1, keys, 1, 4))
     attend(q, k, k, encoding=encodings.create("none", num_heads=1, head_dim=4, rngs=nnx.Rngs(0)))
     assert taken == [name]
@@ -214,8 +214,8 @@ class NamesFeatures(Encoding):
         return {"k": tokens.k[..., :1], "v": tokens.v[..., :1]}, ()
 
     def score(self, pairs, carry):
-        own = pairs.k_features["k"][..., 0] - 2 * pairs.k_features["v"][..., 0]
-        return pairs.logits + jnp.repeat(own, 2, axis=1)[:, :, None], carry
+        added = pairs.k_features["k"][..., 0] - 2 * pairs.k_features["v"][..., 0]
+        return pairs.logits + jnp.repeat(added, 2, axis=1)[:, :, None], carry
 
 
 def test_features_are_of_these_queries_keys_and_values():
@@ -254,11 +254,11 @@ def test_positions_may_be_integers_of_any_type(dtype):
     q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
     encoding = encodings.create("alibi", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
     positions = np.array([[-100, 0, 1, 2, 3, 100]] if dtype == np.int8 else [[0, 1, 2, 3, 7, 9]], np.int32)
-    found, exact = (
+    computed, exact = (
         attend(q, k, v, encoding=encoding, causal=False, q_positions=places, k_positions=places)
         for places in (jnp.asarray(positions, dtype) if dtype is jnp.uint32 else positions.astype(dtype), positions)
     )
-    np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(computed, exact)
 
 
 def ones(*shape):

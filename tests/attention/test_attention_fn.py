@@ -30,8 +30,8 @@ def encoding_of(spec="none", kv_heads=None):
 
 
 def layer_of(attention_fn=None, **options):
-    own = {} if attention_fn is None else {"attention_fn": attention_fn}
-    return nnx.MultiHeadAttention(HEADS, WIDTH, **own, **options, decode=False, rngs=nnx.Rngs(1))
+    chosen = {} if attention_fn is None else {"attention_fn": attention_fn}
+    return nnx.MultiHeadAttention(HEADS, WIDTH, **chosen, **options, decode=False, rngs=nnx.Rngs(1))
 
 
 @pytest.mark.parametrize("kv_heads", [None, 2])
@@ -48,11 +48,11 @@ def test_nnx_without_positions_is_flax_attention(kind, kv_heads):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_linen_without_positions_is_flax_attention(kind):
-    own = linen.MultiHeadDotProductAttention(HEADS)
+    theirs = linen.MultiHeadDotProductAttention(HEADS)
     ours = linen.MultiHeadDotProductAttention(HEADS, attention_fn=AttentionFn(encoding_of()))
-    variables = own.init(jax.random.key(0), X)
+    variables = theirs.init(jax.random.key(0), X)
     assert jax.tree.structure(variables) == jax.tree.structure(ours.init(jax.random.key(0), X))
-    np.testing.assert_allclose(ours.apply(variables, X, **kind), own.apply(variables, X, **kind), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours.apply(variables, X, **kind), theirs.apply(variables, X, **kind), rtol=0, atol=1e-5)
 
 
 def test_a_bias_is_flax_attention_with_it():
@@ -75,8 +75,8 @@ def test_a_layer_within_reading_and_one_of_linen_give_the_input_to_the_encoding(
     q, k, v = (dense(X) for dense in (layer.query, layer.key, layer.value))
     exact = layer.out(attend(q, k, v, encoding=fox, x=X))
     for x in (2 * X, X):
-        found = run(layer, x)
-    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)
+        computed = run(layer, x)
+    np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-5)
     assert np.abs(exact - layer.out(attend(q, k, v, encoding=encoding_of()))).max() > 1e-3
     with pytest.raises(ConfigError, match="fox needs the input of the layer: pass x to attend"):
         layer(X)
@@ -147,8 +147,8 @@ def test_a_cache_of_flax_is_refused():
 
 def test_nothing_that_flax_passes_is_unknown():
     """Linen drops what the signature does not name. Softmax is float32 anyway; layers do not pass the other two."""
-    flax, own = (
+    flax, accepted = (
         {name for function in functions for name in inspect.signature(function).parameters}
         for functions in ((linen.dot_product_attention, nnx.dot_product_attention), (AttentionFn.__call__,))
     )
-    assert flax - own == {"force_fp32_for_softmax", "promote_dtype", "einsum_dot_general"}
+    assert flax - accepted == {"force_fp32_for_softmax", "promote_dtype", "einsum_dot_general"}

@@ -47,8 +47,8 @@ def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64
     axes = [axis for axis in AXES if mesh.shape[axis] > 1]
     rng = np.random.default_rng(0)
     arrays, data = arrays_of(LENGTH, LENGTH, batch=BATCH), plain(LENGTH, LENGTH, batch=BATCH)
-    own = {"each": rng.integers(0, 3, (BATCH, 1)), "one": np.array([[5]])}[positions]
-    places = (np.arange(LENGTH) // 2 + own).astype(np.int32)
+    offset = {"each": rng.integers(0, 3, (BATCH, 1)), "one": np.array([[5]])}[positions]
+    places = (np.arange(LENGTH) // 2 + offset).astype(np.int32)
     segments = np.sort(rng.integers(0, 2, (BATCH, LENGTH))).astype(np.int32)
     key = jax.random.key(1) if "dropout_rate" in options else None
     data = data._replace(q_positions=places, k_positions=places, q_segments=segments, k_segments=segments)
@@ -65,8 +65,8 @@ def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64
     whole = BLOCKWISE if how is RING else how
     exact = jit(functools.partial(run, whole))(state, arrays, data)
     with jax.set_mesh(mesh):
-        found = jit(functools.partial(run, split))(state, arrays, data)
-    assert_equal(found, exact)
+        computed = jit(functools.partial(run, split))(state, arrays, data)
+    assert_equal(computed, exact)
 
 
 def test_it_runs_op_by_op_too():

@@ -329,8 +329,8 @@ def test_the_sizes_taken_by_default(length, rng, x64):
     def gradients(how):
         return jit(jax.grad(lambda *qkv: (dout * attend(*qkv, encoding=encoding, implementation=how)).sum(), (0, 1, 2)))
 
-    for found, exact in zip(*(gradients(how)(q, k, v) for how in ("auto", "full")), strict=True):
-        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12)
+    for computed, exact in zip(*(gradients(how)(q, k, v) for how in ("auto", "full")), strict=True):
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length, keys", [(0, 5), (5, 0)])

@@ -64,10 +64,10 @@ def _named(arrays):
     return {{"q": "q_BLHK", "k": "k_BMGK", "v": "v_BMGK"}.get(name, name): x for name, x in arrays.items()}
 
 
-def close(found, exact, atol=1e-12):
-    assert found.keys() == exact.keys()
+def close(computed, exact, atol=1e-12):
+    assert computed.keys() == exact.keys()
     for name, array in exact.items():
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol, err_msg=name)
+        np.testing.assert_allclose(computed[name], array, rtol=0, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,22 @@ def close(found, exact, atol=1e-12):
 )
 def test_full_attention_is_the_oracle_in_value_and_gradients(spec, mask, x64):
     arrays, dout = problem()
-    found = results(full_attention, spec, arrays, dout, **MASKS[mask], **LOGITS)
-    rule, own = rule_of(spec, parameters(build(spec)[1])), MASKS[mask]
-    of_oracle = {"causal": own.get("causal", True), "window": own.get("window")}
-    of_oracle |= {"mask": own["mask"][0, 0]} if "mask" in own else {}
+    computed = results(full_attention, spec, arrays, dout, **MASKS[mask], **LOGITS)
+    rule, options = rule_of(spec, parameters(build(spec)[1])), MASKS[mask]
+    of_oracle = {"causal": options.get("causal", True), "window": options.get("window")}
+    of_oracle |= {"mask": options["mask"][0, 0]} if "mask" in options else {}
     if mask == "documents":
         of_oracle |= {"q_segments": SEGMENTS[0, -LENGTH:], "k_segments": SEGMENTS[0]}
 
     def out(arrays):
-        one = {name: arrays[name][0] for name in arrays}
+        example = {name: arrays[name][0] for name in arrays}
         return oracle_attention(
-            one["q"], one["k"], one["v"], rule, bias=one["bias"], scale=0.7, soft_cap=1.5, **of_oracle
+            example["q"], example["k"], example["v"], rule, bias=example["bias"], scale=0.7, soft_cap=1.5, **of_oracle
         )
 
-    np.testing.assert_allclose(found.pop("out")[0], out(arrays), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(computed.pop("out")[0], out(arrays), rtol=0, atol=1e-12)
     exact = differences(lambda arrays: float((out(arrays) * dout[0]).sum()), arrays)
-    close(found, exact, 1e-8)
+    close(computed, exact, 1e-8)
 
 
 @pytest.mark.parametrize("mask", MASKS)

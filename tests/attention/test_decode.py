@@ -86,17 +86,17 @@ def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64)
             outs.append(out)
 
         def step(cache, token):
-            one = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=token, slice_size=1, axis=1)
-            q, k, v, x = jax.tree.map(one, inputs)
-            cache = cache.enter(one(jnp.asarray(POSITIONS)), one(jnp.asarray(SEGMENTS)))
+            newest = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=token, slice_size=1, axis=1)
+            q, k, v, x = jax.tree.map(newest, inputs)
+            cache = cache.enter(newest(jnp.asarray(POSITIONS)), newest(jnp.asarray(SEGMENTS)))
             cache = cache.append(q, k, v, encoding=encoding, x_BLD=x)
             return cache, attend_cached(q, cache, encoding=encoding, embedded=True)
 
         cache, last = jax.lax.scan(step, cache, jnp.arange(4, LENGTH, dtype=jnp.int32))
         return jnp.concatenate([*outs, jnp.moveaxis(last[:, :, 0], 0, 1)], axis=1), whole(encoding, inputs), cache
 
-    found, expected, cache = run(state, problem())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+    computed, expected, cache = run(state, problem())
+    np.testing.assert_allclose(computed, expected, rtol=0, atol=1e-13)
     assert cache.filled == LENGTH and cache.capacity == CAPACITY
     assert {leaf.dtype for leaf in jax.tree.leaves(cache.entries)} == {jnp.dtype("float64")}
 
@@ -132,16 +132,16 @@ def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(block, np
         return attend_cached(q, cache, encoding=encoding)
 
     SCORED.clear()
-    found = jax.block_until_ready(run(q[:, -LAST:], k, v))
+    computed = jax.block_until_ready(run(q[:, -LAST:], k, v))
     jax.effects_barrier()
     assert SCORED == [min(block, CONTEXT + 2)] * blocks
     expected = jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(q, k, v)
-    np.testing.assert_allclose(found, expected[:, -LAST:], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(computed, expected[:, -LAST:], rtol=0, atol=1e-13)
     assert blocks == blocks_until_saturated(q[:, -LAST:], k, block, npos_max)
 
 
 def blocks_until_saturated(q, k, block, npos_max):
-    """How many blocks of keys, from the last on, it takes until the gates of every row sum up to the last position."""
+    """The number of blocks of keys, from the last on, until the gates of every row sum up to the last position."""
     k = np.repeat(k, SIZES.heads // SIZES.kv_heads, axis=2)
     gates = 1 / (1 + np.exp(-np.einsum("blhk,bmhk->bhlm", q, k) / SIZES.head_dim**0.5))
     gates *= np.tri(LAST, CONTEXT, CONTEXT - LAST)
@@ -178,7 +178,7 @@ def cached(encoding, inputs, capacity, chunks=((0, 4), (4, LENGTH)), segments=SE
 
 
 def test_padding_is_not_seen(cope, inputs):
-    """What stands there changes nothing, and neither do the slots that are still empty."""
+    """Entries that stand there change nothing, and neither do the slots that are still empty."""
     changed = jax.tree.map(lambda leaf: leaf.at[0, :2].set(9.0), inputs)
     real = np.s_[:, 2:]
     np.testing.assert_array_equal(cached(cope, inputs, LENGTH)[real], cached(cope, changed, LENGTH)[real])
@@ -235,15 +235,15 @@ class Biased(Encoding):
         return k * jnp.cos(features["row"])[..., None]
 
     def score(self, pairs, carry):
-        own, of_key = pairs.q_features, pairs.k_features
-        bias = (own["sum"][..., None] - of_key["sum"][:, :, None]) + of_key["row"].prod(axis=1)[:, None, None]
-        return pairs.logits + bias + own["more"][:, :, :, 1, 0, None] * of_key["more"][:, :, None, :, 2, 0], carry
+        of_query, of_key = pairs.q_features, pairs.k_features
+        bias = (of_query["sum"][..., None] - of_key["sum"][:, :, None]) + of_key["row"].prod(axis=1)[:, None, None]
+        return pairs.logits + bias + of_query["more"][:, :, :, 1, 0, None] * of_key["more"][:, :, None, :, 2, 0], carry
 
 
 def test_features_have_any_shape_and_a_state(inputs):
     encoding = Biased(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
-    found = cached(encoding, inputs, LENGTH)
-    np.testing.assert_allclose(found, jit(functools.partial(whole, encoding))(inputs), rtol=0, atol=1e-6)
+    computed = cached(encoding, inputs, LENGTH)
+    np.testing.assert_allclose(computed, jit(functools.partial(whole, encoding))(inputs), rtol=0, atol=1e-6)
 
 
 class Spy(CoPE):

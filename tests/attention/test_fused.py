@@ -37,7 +37,7 @@ REFUSED = {
 
 
 def reason(spec):
-    """Why no kernel takes it, or None."""
+    """Returns a pattern of the reason that no kernel takes it, or None."""
     names = {*dict(parts(spec)), *re.findall("mlp", spec)}
     return next((why for name, why in REFUSED.items() if name in names), None)
 
@@ -95,8 +95,8 @@ def test_tables_of_several_registers(x64):
     arrays, data = arrays_of(40, 700, batch=1, sizes=sizes), plain(40, 700, 1)
     segments = (data.k_positions >= 75).astype(np.int32)
     data = data._replace(k_segments=segments, q_segments=segments[:, -40:])
-    full, found = jit(lambda state, arrays: with_full(kernels, graphdef, state, arrays, data))(state, arrays)
-    assert_equal(found, full, atol=1e-11)
+    full, computed = jit(lambda state, arrays: with_full(kernels, graphdef, state, arrays, data))(state, arrays)
+    assert_equal(computed, full, atol=1e-11)
 
 
 @pytest.mark.parametrize("keys", [7, 128, 150])
@@ -109,10 +109,10 @@ def test_gradients_of_tables_add_up(keys, size):
     dy = rng.normal(size=rising.shape).astype(np.float32)
     for p, descending in ((-np.sort(-rising), True), (-np.sort(-rising), False), (rising, False)):
         weights = np.maximum(0, 1 - abs(p[..., None] - np.arange(size)))
-        found = jax.jit(tpu_ops.gather_up, static_argnames=("size", "descending"))(
+        computed = jax.jit(tpu_ops.gather_up, static_argnames=("size", "descending"))(
             p, dy, size=size, descending=descending
         )
-        np.testing.assert_allclose(found, (dy[..., None] * weights).sum(axis=1), rtol=0, atol=2e-5)
+        np.testing.assert_allclose(computed, (dy[..., None] * weights).sum(axis=1), rtol=0, atol=2e-5)
     indices = rising.astype(np.int32)
     added = jax.jit(tpu_ops.add_rows, static_argnames="size")(indices, dy, size=size)
     np.testing.assert_allclose(added, (dy[..., None] * (indices[..., None] == np.arange(size))).sum(axis=1), atol=2e-5)
@@ -128,13 +128,15 @@ def test_rounds_no_more_than_blockwise_attention(dtype, x64):
     low = jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays)
     # The gates of rounded values, so that only the kernel's own rounding counts.
     exact = run(state, jax.tree.map(lambda x: np.asarray(x, np.float64), low))
-    found = run(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), state), low)
-    assert found.dtype == dtype
-    np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=0, atol=2e-5 if dtype == np.float32 else 2e-2)
+    computed = run(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), state), low)
+    assert computed.dtype == dtype
+    np.testing.assert_allclose(
+        np.asarray(computed, np.float64), exact, rtol=0, atol=2e-5 if dtype == np.float32 else 2e-2
+    )
 
 
 def why_not(encoding, request, **options):
-    """Why there is no plan on this device; None if there is one."""
+    """Returns the reason that there is no plan on this device, or None."""
     answer = tpu_attention.plan(encoding, request, **options)
     return answer.why if isinstance(answer, Reason) else None
 
@@ -197,8 +199,8 @@ def test_more_segments_than_scalar_memory_holds_are_refused(monkeypatch):
 )
 def test_what_a_tpu_cannot_run_has_a_reason(given, blocks, reason, monkeypatch):
     monkeypatch.setattr(placement, "current_device", lambda: "TPU v5 lite")
-    found = why_not(*arguments(**given, blocks=blocks))
-    assert found is None if reason is None else found.startswith(reason)
+    computed = why_not(*arguments(**given, blocks=blocks))
+    assert computed is None if reason is None else computed.startswith(reason)
 
 
 def test_devices_that_cannot_share_have_a_reason(monkeypatch):
@@ -253,8 +255,8 @@ def test_devices_share_examples_and_heads(axes, x64):
     run = jit(lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data))
     whole = run(state, arrays)
     with jax.set_mesh(jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))):
-        found = jit(lambda state, arrays: value_and_gradients(split, graphdef, state, arrays, data))(state, arrays)
-    assert_equal(found, whole)
+        computed = jit(lambda state, arrays: value_and_gradients(split, graphdef, state, arrays, data))(state, arrays)
+    assert_equal(computed, whole)
 
 
 def test_the_default_device_decides(monkeypatch):

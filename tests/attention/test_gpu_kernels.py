@@ -127,14 +127,16 @@ def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
         value, pull = jax.vjp(jax.checkpoint(functools.partial(out, run)), q, k, v)
         return value, *pull(dout.astype(value.dtype))
 
-    found = jax.jit(jax.vmap(functools.partial(both, attention)))(q, k, v, dout)
+    computed = jax.jit(jax.vmap(functools.partial(both, attention)))(q, k, v, dout)
     wide = (x.astype(jnp.float32) for x in (q, k, v, dout))
     exact = jax.vmap(functools.partial(both, full_attention))(*wide)
-    for one, other in zip(found, exact, strict=True):
-        assert one.dtype == jnp.bfloat16
-        np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=0, atol=5e-2)  # NaN where the other has NaN
+    for array, other in zip(computed, exact, strict=True):
+        assert array.dtype == jnp.bfloat16
+        np.testing.assert_allclose(array.astype(jnp.float32), other, rtol=0, atol=5e-2)  # NaN where the other has NaN
     assert (
-        not found[0][0, 0, 3].any() and np.isnan(found[0][0, 0, 15:]).all() and not np.isnan(found[0][0, 0, :15]).any()
+        not computed[0][0, 0, 3].any()
+        and np.isnan(computed[0][0, 0, 15:]).all()
+        and not np.isnan(computed[0][0, 0, :15]).any()
     )
 
 
@@ -153,7 +155,7 @@ def compiled(*problems):
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"})
     assert done.returncode == 0, done.stderr[-2000:]
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    return [(one["kind"], one["forward"], one["backward"]) for one in results]
+    return [(record["kind"], record["forward"], record["backward"]) for record in results]
 
 
 def test_on_an_h200_bfloat16_heads_of_64_keep_their_numbers_in_registers():

@@ -108,9 +108,9 @@ def test_whatever_fails_is_one_line_and_attention_goes_on(change, reason, compil
     monkeypatch.setenv(library.SETTING, "1")
     change(compiler, monkeypatch)
     try:
-        found = library.why_not()
-        assert "\n" not in found
-        assert reason in found
+        computed = library.why_not()
+        assert "\n" not in computed
+        assert reason in computed
         encoding = encodings.create("cope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
         x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
         assert np.isfinite(attend(x, x, x, encoding=encoding)).all()
@@ -156,7 +156,7 @@ def test_a_compiler_with_a_fault_is_not_used(right, wrong, reason, tmp_path, mon
 
 
 def plant(path):
-    """What another user would put beside the library's name, with its digest."""
+    """Writes what another user would put next to the library's name, with its digest."""
     path.write_text("planted")
     path.with_suffix(".sha256").write_text(library._digest(b"planted"))
     path.with_suffix(".checked").write_text("")

@@ -86,8 +86,8 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
     """Tight in each row of one segment; the last places of keys may be empty, as in a cache."""
     k_indices = np.where(np.arange(KEYS) < KEYS - empty, np.arange(KEYS) + k_start, -1)
     q_indices = np.arange(LENGTH) + q_start
-    one = [np.zeros((BATCH, length), np.int32) for length in (LENGTH, KEYS)]
-    pairs, first, end, full, full_end = check(Mask(int32(*q_indices), int32(*k_indices), *one, **kind))
+    segments = [np.zeros((BATCH, length), np.int32) for length in (LENGTH, KEYS)]
+    pairs, first, end, full, full_end = check(Mask(int32(*q_indices), int32(*k_indices), *segments, **kind))
     some, every = pairs.any(axis=(0, 1)), pairs.all(axis=(0, 1))
     if some.any():
         assert (first, end) == (some.argmax(), KEYS - some[::-1].argmax())
@@ -99,7 +99,7 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
     mask = Mask(int32(*q_indices), int32(*k_indices), *ascending, **kind)
     pairs, first, end, full, full_end = check(mask)
     if first < end:  # places and segments, each alone, allow the keys at the ends of the range
-        loose, *_ = check(Mask(mask.q_indices_L, mask.k_indices_M, *one, **kind))
+        loose, *_ = check(Mask(mask.q_indices_L, mask.k_indices_M, *segments, **kind))
         queries, keys = ascending
         for at in (first, end - 1):
             assert loose[..., at].any()
@@ -136,9 +136,9 @@ def test_without_segments_one_row_serves_all_examples():
     dense = Mask(places, places).dense()
     assert dense.shape == (1, 1, 4, 4) and dense.dtype == bool
     np.testing.assert_array_equal(dense[0, 0], np.tril(np.ones((4, 4), bool)))
-    ones = np.ones((1, 4), np.int32)
-    assert Mask(places, places, ones, ones).dense().shape == (1, 1, 4, 4)
-    assert Mask(places, places, np.ones((3, 4), np.int32), ones).dense().shape == (3, 1, 4, 4)
+    same = np.ones((1, 4), np.int32)
+    assert Mask(places, places, same, same).dense().shape == (1, 1, 4, 4)
+    assert Mask(places, places, np.ones((3, 4), np.int32), same).dense().shape == (3, 1, 4, 4)
 
 
 def test_a_hole_empties_the_range_of_pairs_alone():

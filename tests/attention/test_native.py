@@ -99,8 +99,8 @@ def test_values_of_another_width():
         value, pull = jax.vjp(out, q, k, v)
         return value, *pull(jnp.cos(value))
 
-    for found, exact in zip(gradients(native_attention), gradients(full_attention), strict=True):
-        np.testing.assert_allclose(found, exact, rtol=0, atol=2e-5)
+    for computed, exact in zip(gradients(native_attention), gradients(full_attention), strict=True):
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=2e-5)
 
 
 @needs_library
@@ -293,11 +293,11 @@ def test_other_ways_to_compile(compiler, flags, tmp_path):
     library._compile([compiler, *library.FLAGS[2:], *flags], path)
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     if "-g" in flags:
-        found = (
+        computed = (
             subprocess.run([compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True).stdout.strip()
             for name in ("asan", "ubsan")
         )
-        environment |= {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
+        environment |= {"LD_PRELOAD": " ".join(computed), "ASAN_OPTIONS": "detect_leaks=0"}
     program = CASES.format(path=str(path))
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "all cases ran" in done.stdout, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""What float32 and bfloat16 inputs cost blockwise attention; positions, gates and sums are float32 in both."""
+"""The error of blockwise attention of float32 and bfloat16 inputs; positions, gates and sums are float32 in both."""
 
 import functools
 import itertools
@@ -73,8 +73,8 @@ def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention):
         arrays = [a.astype(np.float32) for a in one_head(length, npos_max, seed)]
         if distance_to_the_integers(np.float64(arrays[0]), np.float64(arrays[1]), npos_max) > 2e-5:
             break
-    found = value_and_gradients(attention, CoPE, *arrays)
-    for name, array, exact in zip(NAMES, found, in_float64(arrays), strict=True):
+    computed = value_and_gradients(attention, CoPE, *arrays)
+    for name, array, exact in zip(NAMES, computed, in_float64(arrays), strict=True):
         assert array.dtype == jnp.float32
         # The order of XLA's sums depends on the CPU: dq was off by 2e-5 on one kind, all by less than 8e-6 on others.
         np.testing.assert_allclose(array, exact, rtol=0, atol=3e-5 * np.abs(exact).max(), err_msg=name)
@@ -102,9 +102,9 @@ def test_bfloat16_inputs_keep_float32_positions(attention):
 
     def off(attention, kind):
         """Relative errors of the root mean square."""
-        found = value_and_gradients(attention, kind, *arrays)
-        assert [a.dtype for a in found] == [jnp.bfloat16] * 4 + [jnp.float32]
-        pairs = zip(NAMES, (np.asarray(a, np.float64) for a in found), exact, strict=True)
+        computed = value_and_gradients(attention, kind, *arrays)
+        assert [a.dtype for a in computed] == [jnp.bfloat16] * 4 + [jnp.float32]
+        pairs = zip(NAMES, (np.asarray(a, np.float64) for a in computed), exact, strict=True)
         return {name: np.sqrt(np.mean((a - e) ** 2) / np.mean(e**2)) for name, a, e in pairs}
 
     assert max(off(attention, CoPE).values()) < 0.005

@@ -57,8 +57,8 @@ def test_with_kernels_and_heads_and_batch_over_other_axes(x64):
         return placement.shard_batch(kernels, encoding, request)
 
     with jax.set_mesh(mesh):
-        found = jit(lambda *data: value_and_gradients(split, graphdef, *data))(state, arrays, data)
-    assert_equal(found, jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(state, arrays, data))
+        computed = jit(lambda *data: value_and_gradients(split, graphdef, *data))(state, arrays, data)
+    assert_equal(computed, jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(state, arrays, data))
 
 
 def test_blocks_divide_a_chunk_that_is_hardly_longer_than_its_share():
@@ -121,15 +121,15 @@ def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options)
         for how in (full_attention, attention)
     )
     rng = np.random.default_rng(0)
-    one, mixed = np.zeros((BATCH, length), np.int32), rng.integers(0, 3, (BATCH, length), dtype=np.int32)
-    for seed, segments in enumerate([one, np.sort(mixed), mixed]):
+    single, mixed = np.zeros((BATCH, length), np.int32), rng.integers(0, 3, (BATCH, length), dtype=np.int32)
+    for seed, segments in enumerate([single, np.sort(mixed), mixed]):
         arrays, data = arrays_of(length, length, seed), plain(length, length)
         positions = data.q_positions // 2 + 3  # not the places
         data = data._replace(q_positions=positions, k_positions=positions, q_segments=segments, k_segments=segments)
         data = data._replace(dropout_key=jax.random.key(seed) if "dropout_rate" in options else None)
         with jax.set_mesh(mesh_of(devices)):
-            found = split(state, arrays, data)
-        assert_equal(found, once(state, arrays, data))
+            computed = split(state, arrays, data)
+        assert_equal(computed, once(state, arrays, data))
 
 
 @functools.cache
@@ -152,8 +152,8 @@ def on_eight_devices():
 
 @pytest.mark.newest
 def test_float32():
-    _, found, exact, _ = on_eight_devices()
-    assert_equal(found, exact, 1e-6)
+    _, computed, exact, _ = on_eight_devices()
+    assert_equal(computed, exact, 1e-6)
 
 
 def test_keys_move_between_neighbours_and_are_never_gathered():
@@ -179,17 +179,17 @@ def test_schedule(devices):
         ring = Ring.of(AXIS)
 
         def on_device(natural):
-            own = ring.placed(natural)
-            home, seen = jax.lax.scan(lambda keys, _: (ring.moved(keys), keys), own, length=chunks)
-            return own, seen[None], ring.unplaced(home)
+            placed = ring.placed(natural)
+            home, seen = jax.lax.scan(lambda keys, _: (ring.moved(keys), keys), placed, length=chunks)
+            return placed, seen[None], ring.unplaced(home)
 
         return ring.sharded(on_device, (True,), (True, True, True))(chunk)
 
     with jax.set_mesh(mesh_of(devices)):
-        own, seen, home = schedule(np.arange(chunks, dtype=np.int32))
+        placed, seen, home = schedule(np.arange(chunks, dtype=np.int32))
     np.testing.assert_array_equal(home, np.arange(chunks))
-    assert sorted(own.tolist()) == list(range(chunks))
-    for device, pair, steps in zip(range(devices), own.reshape(devices, 2).tolist(), seen.tolist(), strict=True):
+    assert sorted(placed.tolist()) == list(range(chunks))
+    for device, pair, steps in zip(range(devices), placed.reshape(devices, 2).tolist(), seen.tolist(), strict=True):
         orders = [list(order) for order in zip(*steps, strict=True)]
         assert orders == [[(chunk - step) % chunks for step in range(chunks)] for chunk in pair]
         visible = [[other for other in order if other <= chunk] for chunk, order in zip(pair, orders, strict=True)]
@@ -243,9 +243,9 @@ def test_a_decoder_trains_as_on_one_device():
     with jax.set_mesh(mesh_of(8, data=2)):
         loss, gradients = loss_and_gradients("ring", Layout(length=AXIS))
     np.testing.assert_allclose(loss, exact_loss, rtol=models.ROUNDING)
-    found, exact = models.named(gradients), models.named(exact)
+    computed, exact = models.named(gradients), models.named(exact)
     for name, gradient in exact.items():
-        np.testing.assert_allclose(found[name], gradient, rtol=0, atol=models.ROUNDING, err_msg=name)
+        np.testing.assert_allclose(computed[name], gradient, rtol=0, atol=models.ROUNDING, err_msg=name)
 
 
 @pytest.mark.parametrize("lengths", [None, np.array([3, 6])], ids=["whole", "ragged"])
@@ -289,8 +289,8 @@ def test_a_length_that_the_devices_do_not_divide_is_left_whole():
         return jit(jax.grad(loss))(table)
 
     with jax.set_mesh(mesh_of(8, data=2)):
-        found = gradient(implementation="ring", sequence_axis=AXIS)
-    np.testing.assert_allclose(found, gradient(implementation="full"), rtol=0, atol=1e-5)
+        computed = gradient(implementation="ring", sequence_axis=AXIS)
+    np.testing.assert_allclose(computed, gradient(implementation="full"), rtol=0, atol=1e-5)
 
 
 def test_types_are_kept():

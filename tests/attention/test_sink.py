@@ -23,7 +23,8 @@ from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import jit
 
-HEADS, GROUPS, WIDTH, LENGTH, BATCH = 4, 2, 3, 13, 2
+HEADS, GROUPS, WIDTH = 4, 2, 3
+LENGTH, BATCH = 13, 2
 SHAPE = AttentionShape(HEADS, WIDTH, GROUPS)
 
 
@@ -84,8 +85,8 @@ def test_blocks(value, sizes, mask, x64):
     encoding = StickBreaking(value=value)
     how = functools.partial(attend, mask=mask)
     exact = value_and_gradients(encoding, functools.partial(how, implementation="full"))
-    found = value_and_gradients(encoding, functools.partial(how, implementation="blockwise", blocks=sizes))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+    computed = value_and_gradients(encoding, functools.partial(how, implementation="blockwise", blocks=sizes))
+    for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(exact))
 
@@ -96,8 +97,8 @@ def test_ring(value, x64):
     exact = value_and_gradients(encoding, FULL)
     mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     with jax.set_mesh(mesh):
-        found = value_and_gradients(encoding, functools.partial(attend, sequence_axis="sequence", blocks=(2, 3, 2)))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+        computed = value_and_gradients(encoding, functools.partial(attend, sequence_axis="sequence", blocks=(2, 3, 2)))
+    for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 
@@ -110,9 +111,9 @@ def test_decoding(value, x64):
     def run(q, k, v):
         cache, outs = create_cache(encoding, batch=BATCH, capacity=LENGTH + 2, dtype=jnp.float64), []
         for start, end in [(0, 5), (5, 6), (6, LENGTH)]:
-            own = tuple(x[:, start:end] for x in (q, k, v))
-            cache = cache.enter(jnp.arange(start, end, dtype=jnp.int32)[None]).append(*own, encoding=encoding)
-            outs.append(attend_cached(own[0], cache, encoding=encoding))
+            newest = tuple(x[:, start:end] for x in (q, k, v))
+            cache = cache.enter(jnp.arange(start, end, dtype=jnp.int32)[None]).append(*newest, encoding=encoding)
+            outs.append(attend_cached(newest[0], cache, encoding=encoding))
         return jnp.concatenate(outs, axis=1)
 
     np.testing.assert_allclose(run(q, k, v), FULL(q, k, v, encoding=encoding), rtol=0, atol=1e-13)

@@ -21,8 +21,8 @@ def run(function, args, like):
     whole = [rng.normal(size=spec.shape).astype(np.float32) for spec in args]
     program = TileProgram({}, function, args, like)
     tiles = tuple(x.reshape(spec.size) for x, spec in zip(whole, args, strict=True))
-    found = program(program.constants, tiles)
-    return found, jax.tree.leaves(function(*whole)), program
+    computed = program(program.constants, tiles)
+    return computed, jax.tree.leaves(function(*whole)), program
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def run(function, args, like):
     ],
 )
 def test_a_program_computes_what_the_function_does(function, args, like):
-    (found,), (exact,), _ = run(function, args, like)
-    assert found.shape == like.size
-    np.testing.assert_allclose(np.asarray(found).ravel(), np.asarray(exact).ravel(), rtol=1e-6)
+    (computed,), (exact,), _ = run(function, args, like)
+    assert computed.shape == like.size
+    np.testing.assert_allclose(np.asarray(computed).ravel(), np.asarray(exact).ravel(), rtol=1e-6)
 
 
 def test_what_is_not_needed_is_neither_read_nor_written():

@@ -1,4 +1,4 @@
-"""Which blocks of keys a block of queries visits, and where it stops counting."""
+"""The blocks of keys that a block of queries visits, and the block at which it stops counting."""
 
 import jax
 import jax.numpy as jnp
@@ -157,8 +157,8 @@ class Marked(CoPE):
 
 def open_gates():
     """q·k/√K = 40: all gates are 1 in float32, so positions are numbers of keys."""
-    ones = jnp.ones((1, KEYS, 2, WIDTH), jnp.float32)
-    return 20 * ones, ones
+    unit = jnp.ones((1, KEYS, 2, WIDTH), jnp.float32)
+    return 20 * unit, unit
 
 
 @pytest.mark.parametrize("npos_max", [2, 4, 9])
