@@ -4,6 +4,8 @@ import ast
 import os
 import posixpath
 import re
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ from typing import Any
 import griffe
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+
+from cope_jax.evaluation.report import grid_report
+from cope_jax.runs.grid import grid_file
+from cope_jax.runs.grid.grid import Grid
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/cope-jax/cope-jax/blob/main/"
@@ -30,7 +36,19 @@ def on_files(files: Files, config: Any) -> Files:
     rooms = sorted(folders - {"cli", "commands", "configs"})
     for page, lines in (("flags", flags()), ("config", configs()), *((room, modules(room)) for room in rooms)):
         files.append(File.generated(config, f"reference/{page}.md", content="\n".join(lines)))
+    files.append(File.generated(config, "abilities.html", content=abilities()))
     return files
+
+
+def abilities() -> str:
+    """The page of the grid `abilities`, from its archived records."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(ROOT / "experiments" / "results" / "abilities.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+        cells = grid_file.read(str(ROOT / "experiments" / "grids" / "abilities.py"))
+        grid = Grid(Path(folder, "abilities"), cells)
+        page, *_ = grid_report.write_all(grid, grid.state())
+        return page.read_text(encoding="utf-8").replace(folder, "runs")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
