@@ -34,19 +34,21 @@ def main() -> None:
     blocks = []
     for kind in _ONLY.value:
         if kind in registries:
-            found = {name: inspect.getdoc(registries[kind].get(name)) or "" for name in registries[kind]}
+            texts = {name: inspect.getdoc(registries[kind].get(name)) or "" for name in registries[kind]}
         elif kind == "trained":
-            found = {path.name: load_run(path).title() for path in sorted(TRAINED.iterdir())}
+            texts = {path.name: load_run(path).title() for path in sorted(TRAINED.iterdir())}
         elif kind == "grids":
             folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
-            found = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
+            texts = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
         elif kind == "configs":
-            found = {name: with_variants(name, text) for name, text in _documents(config_files.families()).items()}
+            texts = {name: with_variants(name, text) for name, text in _documents(config_files.families()).items()}
         else:
-            found = _documents({name: run.COMMANDS / f"{name}.py" for name in run.command_names()})
-        width = 2 + max(map(len, found))
+            texts = _documents({name: run.COMMANDS / f"{name}.py" for name in run.command_names()})
+        if not texts:  # an installed package has no grids
+            continue
+        width = 2 + max(map(len, texts))
         columns, margin = shutil.get_terminal_size().columns, " " * (width + 2)
-        rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in found.items())
+        rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in texts.items())
         blocks.append("\n".join([kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]))
     print("\n\n".join(blocks))
 

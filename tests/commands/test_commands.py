@@ -155,6 +155,13 @@ def test_list_shows_every_name_with_a_line(start):
     assert start("list", "--only=trained").wait().out == f"trained{done.out.rpartition('trained')[2]}"
 
 
+def test_an_installed_package_lists_its_configs_and_no_grids(tmp_path):
+    (tmp_path / "cope_jax").symlink_to(ROOT / "cope_jax")
+    command = [sys.executable, "-m", "cope_jax", "list", "--only=grids,configs"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("configs\n")
+
+
 def test_a_reader_that_has_seen_enough_is_no_defect():
     command = [sys.executable, "-m", "cope_jax", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
