@@ -42,6 +42,7 @@ from cope_jax.models.decoder import DecoderConfig
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record, environment
 from cope_jax.storage.files import write_atomically
+from tools import timing
 
 SECTIONS = {"correctness": 0.2, "benchmark": 0.4, "prefill": 0.15, "train": 1.0}
 """The sections, and the share of the remaining time that each may take."""
@@ -261,12 +262,16 @@ def prefill_seconds(spec: str, attention: str, sizes: Sizes, end: float) -> list
     graph, params = nnx.split(models.create("decoder", config, rngs=nnx.Rngs(0)))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, sizes.prompt)), jnp.int32)
     read = jax.jit(lambda params, tokens: nnx.merge(graph, params).prefill(tokens, tokens.shape[1])[0])
-    jax.block_until_ready(read(params, tokens))
-    seconds: list[float] = []
-    while len(seconds) < 5 and (not seconds or time.monotonic() < end):
-        began = time.perf_counter()
+
+    def task() -> None:
         jax.block_until_ready(read(params, tokens))
-        seconds.append(time.perf_counter() - began)
+
+    task()  # compiles
+    seconds: list[float] = []
+    for one_round in timing.interleave({spec: task}, rounds=5):
+        seconds.append(one_round[spec])
+        if time.monotonic() > end:
+            break
     return seconds
 
 

@@ -15,13 +15,13 @@ from cope_jax.cli.flag_values import read_names
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import COLOURS
+from tools import timing
 from tools.benchmark import (
     benchmark_report,
     contenders,
     devices,
     memory_use,
     process,
-    timing,
     workloads,
 )
 from tools.benchmark.workloads import Problem, Recipe

@@ -11,8 +11,8 @@ from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward
 from tests.oracle.encodings import Sizes
 from tools.benchmark import contenders, workloads
-from tools.benchmark.timing import LeftOut
 from tools.benchmark.workloads import STEP, Problem, Recipe
+from tools.timing import LeftOut
 
 PROBLEM = Problem(length=16, npos_max=4, batch=1, heads=2, head_dim=8, dtype="float64")
 TORCH, OURS = contenders.OF_TORCH, contenders.OURS

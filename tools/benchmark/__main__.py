@@ -25,7 +25,8 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.storage.files import write_atomically
 from cope_jax.training.preemption import GracefulStop, Interrupted
-from tools.benchmark import benchmark_report, contenders, devices, memory_use, process, timing
+from tools import timing
+from tools.benchmark import benchmark_report, contenders, devices, memory_use, process
 from tools.benchmark.workloads import Recipe, cores, read_problems
 
 SECTIONS = ("attention", "memory", "decode", "train")

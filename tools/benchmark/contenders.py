@@ -24,8 +24,8 @@ from cope_jax.registry import unknown
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import JobConfig, MeshConfig
 from tools.benchmark.devices import AXIS, Attention, Plan, split_heads, split_sequence
-from tools.benchmark.timing import Build, Case, LeftOut, Task, WithNote
 from tools.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe
+from tools.timing import Build, Case, LeftOut, Task, WithNote
 
 Contender = Callable[[Problem], Mapping[str, Task]]
 

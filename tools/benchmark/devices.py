@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
-from tools.benchmark.timing import LeftOut
 from tools.benchmark.workloads import Problem
+from tools.timing import LeftOut
 
 AXIS = "devices"
 Attention = Callable[..., Array]

@@ -14,8 +14,8 @@ from typing import Any
 from cope_jax.errors import ConfigError
 from cope_jax.progress import Progress
 from tools.benchmark import contenders, process
-from tools.benchmark.timing import LeftOut, Results
 from tools.benchmark.workloads import BACKWARD, ROOT, Problem
+from tools.timing import LeftOut, Results
 
 
 def run(

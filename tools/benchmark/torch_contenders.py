@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from cope_jax import tasks
 from cope_jax.layers.block_config import BlockConfig
-from tools.benchmark.timing import LeftOut, Task
 from tools.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe, cores
+from tools.timing import LeftOut, Task
 
 # About how many float32 matrices [L, L] for each head the backward pass keeps at its peak. 64-bit indices count twice.
 OF_COPE = 18

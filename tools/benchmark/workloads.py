@@ -20,7 +20,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
-from tools.benchmark.timing import LeftOut
+from tools.timing import LeftOut
 
 FORWARD, BACKWARD, STEP = "forward", "forward+backward", "step"
 ROOT = Path(__file__).parents[2]
