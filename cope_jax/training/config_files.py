@@ -5,6 +5,7 @@ the variant: the argument of `get_config`. A file lists its variants in `VARIANT
 """
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import os
@@ -119,7 +120,8 @@ def find(name: str) -> str:
     if file.endswith(".py") or Path(file).is_file():
         return name
     if file not in families():
-        raise unknown("config", name, names())
+        near = difflib.get_close_matches(name, names(), n=1)  # may be a variant
+        raise unknown("config", name, {*families(), *near})
     return f"{families()[file]}{colon}{variant}"
 
 

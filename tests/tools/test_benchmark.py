@@ -330,7 +330,7 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
             lambda: read_names("encodings", "ropee", EncodingConfig.parse),
             "unknown encoding 'ropee': did you mean 'rope'?",
         ),
-        (lambda: Recipe.parse("quik"), "unknown recipe 'quik': did you mean 'quick'?"),
+        (lambda: Recipe.parse("quik"), "unknown config 'quik': did you mean 'quick'?"),
         (lambda: Recipe.parse("quick@0"), "--recipes=quick@0: write NAME@BATCH with a batch size of at least 1"),
         (lambda: devices.choose(9), "--devices=9, but JAX has 8"),
     ],

@@ -145,7 +145,7 @@ def test_a_decoded_token_is_the_last_row_of_attention():
 
 
 def test_a_training_step_trains():
-    recipe = Recipe.parse("quick:4")
+    recipe = Recipe.parse("quick@4")
     step = contenders.train(recipe, "none", devices=2)[STEP]
     losses = [step() for _ in range(5)]
     assert recipe.batch()["inputs"].shape[0] == 4
@@ -161,17 +161,17 @@ def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
         return mock.MagicMock()
 
     monkeypatch.setattr(contenders.from_config, "create_program", create)
-    built = contenders.train(Recipe.parse("quick:4"), "none", devices)
+    built = contenders.train(Recipe.parse("quick@4"), "none", devices)
     assert made == [(shares, shares)]
     assert getattr(built, "note", None) == {3: "on 1 device, because 3 devices cannot share a batch of 4"}.get(devices)
 
 
 def test_a_training_step_of_x_transformers_trains():
     pytest.importorskip("x_transformers", reason="x-transformers is not installed")
-    recipe = Recipe.parse("quick:4")
+    recipe = Recipe.parse("quick@4")
     for encoding in contenders.X_TRANSFORMERS:
         step = contenders.of_torch("x_transformers_step", recipe, encoding)[STEP]
         losses = [step() for _ in range(20)]
         assert losses[-1] < losses[0] < 10
     with pytest.raises(LeftOut, match="the default block"):
-        contenders.of_torch("x_transformers_step", Recipe.parse("counting:1"), "cope")
+        contenders.of_torch("x_transformers_step", Recipe.parse("counting@1"), "cope")

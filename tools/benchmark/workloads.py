@@ -17,7 +17,7 @@ from cope_jax.array_types import PyTree
 from cope_jax.cli.flag_values import read_numbers
 from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least, unknown
+from cope_jax.registry import check_at_least
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from tools.timing import LeftOut
@@ -89,8 +89,6 @@ class Recipe:
         8
         """
         name, at, batch = text.partition("@")
-        if name not in config_files.names():
-            raise unknown("recipe", name, config_files.names())
         config = config_files.config(name)
         if at:
             if not batch.isdecimal() or int(batch) < 1:
