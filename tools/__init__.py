@@ -1,1 +1,1 @@
-"""What developers of this project use: `python -m tools.NAME`."""
+"""Tools of developers of this project: `python -m tools.NAME`."""

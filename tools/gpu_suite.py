@@ -1,4 +1,5 @@
-r"""Checks and measures everything on one GPU, in a given time: correctness, benchmarks, prefill, and training.
+r"""Checks and measures everything on one GPU, in a given time: correctness, benchmarks, prefill,
+and training.
 
 python -m tools.gpu_suite --minutes=9 --workdir=runs/gpu_suite
 
@@ -8,8 +9,9 @@ Sections, in this order:
   prefill      tokens per second of a model of 1.3 billion parameters, as in Table 1 of arXiv 2609.34556.
   train        the recipes for flip-flop, selective copy and counting of the CoPE paper, for the time that is left.
 
-A section that reaches its share of the time is stopped; what it measured until then stays. Training that is stopped
-resumes with `cope-jax compare` and the folder in train/. Everything lies in the workdir; summary.md lists it.
+A section that reaches its share of the time is stopped; what it measured until then stays. Training
+that is stopped resumes with `cope-jax compare` and the folder in train/. Everything lies in the
+workdir; summary.md lists it.
 """
 
 import dataclasses
@@ -47,7 +49,10 @@ from tools import timing
 SECTIONS = {"correctness": 0.2, "benchmark": 0.4, "prefill": 0.15, "train": 1.0}
 """The sections, and the share of the remaining time that each may take."""
 KERNELS = ("cope", "rope", "cope(gate=separate_key)", "cope(gate=value,position=slope)+rope")
-"""Encodings that have kernels on GPUs. They are checked first, with all masks; of the others only the defaults are."""
+"""Encodings that have kernels on GPUs.
+
+They are checked first, with all masks; of the others only the defaults are.
+"""
 MASKS = ("causal", "packed", "two_sided")
 GRACE = 20.0  # seconds between asking a command to stop and killing it
 TOLERANCE = {"float32": 2e-4, "bfloat16": 3e-2}  # of the largest entry, see `check_encoding`
@@ -61,7 +66,7 @@ _WORKDIR = flags.DEFINE_string("workdir", "runs/gpu_suite", "Folder for everythi
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How large the problems of the sections are."""
+    """Sizes of the problems of the sections."""
 
     length: int = 333  # of correctness; no multiple of a block's size
     width: int = 64  # of a head, in correctness
@@ -87,7 +92,8 @@ def main() -> None:
     check_names("section of --only", _ONLY.value, SECTIONS)
     if not _ONLY.value or not math.isfinite(_MINUTES.value):
         raise ConfigError("give --only at least one section, and --minutes a number of minutes")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the commands of later sections need the memory
+    # The commands of later sections need the memory.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     workdir, sizes = Path(_WORKDIR.value), TOY if _TOY.value else Sizes()
     end = time.monotonic() + 60 * _MINUTES.value
     rows: list[Record] = []
@@ -95,8 +101,8 @@ def main() -> None:
         for name in (name for name in SECTIONS if name in _ONLY.value):
             began = time.monotonic()
             print(f"{name}: {max(0.0, end - began) / 60:.1f} minutes left", file=sys.stderr)
-            found = RUN[name](workdir, sizes, began + SECTIONS[name] * (end - began))
-            rows.append({"section": name, "result": found, "seconds": round(time.monotonic() - began)})
+            result = RUN[name](workdir, sizes, began + SECTIONS[name] * (end - began))
+            rows.append({"section": name, "result": result, "seconds": round(time.monotonic() - began)})
             workdirs.write_json(workdir / "summary.json", {"sections": rows, "environment": environment()})
             device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
             lines = [f"- {row['section']}: {row['result']} ({row['seconds']} s)" for row in rows]
@@ -105,7 +111,10 @@ def main() -> None:
 
 
 def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
-    """Compares the implementations of every encoding with full attention. Returns a summary in one line."""
+    """Compares the implementations of every encoding with full attention.
+
+    Returns a summary in one line.
+    """
     records: list[Record] = []
     failed = []
     others = [name for name in encodings.names() if name not in KERNELS]
@@ -143,12 +152,14 @@ def _outcome(record: Record) -> str:
 
 
 def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Record]:
-    """The largest difference of the output and all gradients from full attention, for each implementation.
+    """The largest difference of the output and all gradients from full attention, for each
+    implementation.
 
-    Full attention computes in the same type, because rounded features of tokens change the result more than any kernel:
-    gate keys in bfloat16 move the sums of CoPE's gates. In bfloat16 it is itself compared with float32 from the same
-    rounded features. A difference is divided by the largest entry of the array. The gradients of all parameters share
-    one largest entry, because some of them are sums that cancel, down to 0.
+    Full attention computes in the same type, because rounded features of tokens change the result
+    more than any kernel: gate keys in bfloat16 move the sums of CoPE's gates. In bfloat16 it is
+    itself compared with float32 from the same rounded features. A difference is divided by the
+    largest entry of the array. The gradients of all parameters share one largest entry, because
+    some of them are sums that cancel, down to 0.
     """
     heads, groups, length, width = 4, 2, sizes.length, sizes.width
     encoding = encodings.create(
@@ -195,7 +206,9 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
 
 
 def _errors(result: Any, reference: Any) -> list[float]:
-    """The largest relative difference of the output, of the gradient of each input, and of those of all parameters."""
+    """The largest relative difference of the output, of the gradient of each input, and of those of
+    all parameters.
+    """
     errors = []
     (out, (dparams, *dinputs)), (exact_out, (exact_dparams, *exact_dinputs)) = result, reference
     for some, exact in [(out, exact_out), (dparams, exact_dparams), *zip(dinputs, exact_dinputs, strict=True)]:
@@ -218,9 +231,9 @@ def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:
     commands["attention"] += ["--dtype=bfloat16", "--only=attention,decode", "--encodings=cope,rope"]
     commands["train"] += ["--only=train"]
     results = []
-    for name, own in commands.items():
+    for name, flags_of_part in commands.items():
         folder = f"--workdir={workdir / 'benchmark' / name}"
-        results.append(f"{name} {command('tools.benchmark', [*own, *common, folder], end)}")
+        results.append(f"{name} {command('tools.benchmark', [*flags_of_part, *common, folder], end)}")
     return ", ".join(results)
 
 
@@ -283,8 +296,13 @@ def train(workdir: Path, sizes: Sizes, end: float) -> str:
         now = time.monotonic()
         share = now + (end - now) / (len(RECIPES) - number)
         name, small = ("quick", TOY_RECIPE) if _TOY.value else (recipe, [])
-        own = [f"--config={name}", "--encodings=cope,rope", "--seeds=1", f"--workdir={workdir / 'train' / recipe}"]
-        results.append(f"{recipe} {command('cope_jax compare', [*own, *small], share)}")
+        flags_of_recipe = [
+            f"--config={name}",
+            "--encodings=cope,rope",
+            "--seeds=1",
+            f"--workdir={workdir / 'train' / recipe}",
+        ]
+        results.append(f"{recipe} {command('cope_jax compare', [*flags_of_recipe, *small], share)}")
     return ", ".join(results)
 
 

@@ -1,14 +1,16 @@
-r"""Compiles the fused attention kernels for an accelerator without having one, and counts what they take.
+r"""Compiles the fused attention kernels for an accelerator without having one, and counts what they
+take.
 
 python -m tools.kernels --topology=v5e:2x2 --encodings=cope,rope --lengths=2048,8192 --head_dim=128
 python -m tools.kernels --topology=h200:1 --encodings=cope,rope --head_dim=64
 
-For a TPU it counts cycles. A cycle issues one bundle of instructions. The count has the bundles that libtpu's compiler
-schedules, times the iterations of each loop for random queries and keys. Stalls of memory are not in it: a prediction,
-not a measurement. With --blocks, the sizes of attention/kernels/tpu/tpu_sizes.json can be compared with others.
+For a TPU it counts cycles. A cycle issues one bundle of instructions. The count has the bundles
+that libtpu's compiler schedules, times the iterations of each loop for random queries and keys.
+Stalls of memory are not in it: a prediction, not a measurement. With --blocks, the sizes of
+attention/kernels/tpu/tpu_sizes.json can be compared with others.
 
-For a GPU it reads the registers of a thread, the bytes of its stack, to which registers spill, and the shared memory
-of a program. It needs '.[gpu-kernels]'.
+For a GPU it reads the registers of a thread, the bytes of its stack, to which registers spill, and
+the shared memory of a program. It needs '.[gpu-kernels]'.
 """
 
 import dataclasses
@@ -43,7 +45,9 @@ _JSON = flags.DEFINE_string("json", None, "JSON file to write the counts to; wit
 
 
 def main() -> None:
-    """Compiles one forward and one backward kernel for each encoding and length, and prints what they take."""
+    """Compiles one forward and one backward kernel for each encoding and length, and prints what
+    they take.
+    """
     labels = read_names("encodings", _ENCODINGS.value, EncodingConfig.parse)
     lengths = read_numbers("lengths", _LENGTHS.value)
     blocks = None if _BLOCKS.value is None else tuple(read_numbers("blocks", _BLOCKS.value))
@@ -54,40 +58,40 @@ def main() -> None:
         for label in labels
     ]
     chip, _ = chips.find(_TOPOLOGY.value)
-    found, table = _for_tpu(problems) if chip.platform == "tpu" else _for_gpu(problems, chip.name)
+    counted, table = _for_tpu(problems) if chip.platform == "tpu" else _for_gpu(problems, chip.name)
     Console(highlight=False).print(table.rich())
     if _JSON.value is not None:
         with outputs.writing(_JSON.value, "json"):
-            Path(_JSON.value).write_text(json.dumps(found, indent=1) + "\n")
+            Path(_JSON.value).write_text(json.dumps(counted, indent=1) + "\n")
 
 
 def _for_gpu(problems: list[kernel_cycles.Problem], kind: str) -> tuple[list[dict[str, Any]], Table]:
-    found = [dataclasses.asdict(problem) | gpu_resources.count(problem, kind) for problem in problems]
+    counted = [dataclasses.asdict(problem) | gpu_resources.count(problem, kind) for problem in problems]
     headings = ["tokens", "encoding", "kernel", "blocks", "registers", "stack", "shared KiB"]
     rows = []
-    for one in found:
+    for row in counted:
         for name in kernel_cycles.KERNELS:
-            own, sizes = one[name], one[name]["sizes"]
-            numbers = [own["registers"], own["stack"], own["shared"] // 1024]
+            resources, sizes = row[name], row[name]["sizes"]
+            numbers = [resources["registers"], resources["stack"], resources["shared"] // 1024]
             blocks = f"{sizes.queries}×{sizes.keys}×{sizes.far}"
-            rows.append((str(one["length"]), one["encoding"], name, blocks, *map(str, numbers)))
-    return found, Table(f"kernels for {kind}", headings, rows)
+            rows.append((str(row["length"]), row["encoding"], name, blocks, *map(str, numbers)))
+    return counted, Table(f"kernels for {kind}", headings, rows)
 
 
 def _for_tpu(problems: list[kernel_cycles.Problem]) -> tuple[list[dict[str, Any]], Table]:
     with unfinished() as folder:
         bundles.dump_into(folder)
         topology = chips.describe(_TOPOLOGY.value)
-        found = [kernel_cycles.count(problem, topology.devices[0], folder) for problem in problems]
+        counted = [kernel_cycles.count(problem, topology.devices[0], folder) for problem in problems]
     headings = ["tokens", "encoding", "blocks", "forward", "backward", "both", "÷ last"]
     rows = []
-    for one in found:
-        last = next(other for other in reversed(found) if other["length"] == one["length"])
-        both = one["forward"]["cycles"] + one["backward"]["cycles"]
+    for row in counted:
+        last = next(other for other in reversed(counted) if other["length"] == row["length"])
+        both = row["forward"]["cycles"] + row["backward"]["cycles"]
         ratio = both / (last["forward"]["cycles"] + last["backward"]["cycles"])
-        cycles = [f"{n:,.0f}" for n in (one["forward"]["cycles"], one["backward"]["cycles"], both)]
-        rows.append((str(one["length"]), one["encoding"], "×".join(map(str, one["blocks"])), *cycles, f"{ratio:.2f}"))
-    return found, Table("cycles of one head", headings, rows)
+        cycles = [f"{n:,.0f}" for n in (row["forward"]["cycles"], row["backward"]["cycles"], both)]
+        rows.append((str(row["length"]), row["encoding"], "×".join(map(str, row["blocks"])), *cycles, f"{ratio:.2f}"))
+    return counted, Table("cycles of one head", headings, rows)
 
 
 if __name__ == "__main__":

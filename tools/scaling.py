@@ -1,4 +1,5 @@
-r"""Predicts how a training step scales, from the files of `tools.compile_check --json` for several topologies.
+r"""Predicts how a training step scales, from the files of `tools.compile_check --json` for several
+topologies.
 
 python -m tools.compile_check --config=lm:1b_noise --topology=v5e:4x4 \
     --config.training.batch_size=32 --config.evaluation.batch_size=16 --json=runs/scaling/v5e-4x4.json
@@ -34,7 +35,10 @@ _DEVICES = flags.DEFINE_list(
 def main() -> None:
     """Prints the table, and writes the plot."""
     counts = read_numbers("devices", _DEVICES.value)
-    points = {chip: prediction.fill(own, counts) for chip, own in prediction.read(Path(_FIGURES.value)).items()}
+    points = {
+        chip: prediction.fill(figures_of_chip, counts)
+        for chip, figures_of_chip in prediction.read(Path(_FIGURES.value)).items()
+    }
     print(prediction.markdown(points), end="")
     if _PLOT.value is not None:
         try:

@@ -1,4 +1,7 @@
-"""Times functions that do the same work. They run in turns, so that other load on the machine slows all of them."""
+"""Times functions that do the same work.
+
+They run in turns, so that other load on the machine slows all of them.
+"""
 
 import dataclasses
 import functools
@@ -27,7 +30,10 @@ class LeftOut(Exception):
 
 
 class WithNote(dict[str, Task]):
-    """The tasks of a contender that runs in another way than requested. The note says how, in one line."""
+    """The tasks of a contender that runs in another way than requested.
+
+    The note says how, in one line.
+    """
 
     def __init__(self, tasks: Mapping[str, Task], note: str):
         super().__init__(tasks)
@@ -40,13 +46,16 @@ class Case:
 
     fields: Record  # what the records of this case share, such as section and length
     builds: Mapping[str, Build]  # by the contender's name
-    reference: str  # the contender that ratios are relative to; if it is left out, the first one that takes part
+    # The contender that ratios are relative to; if it is left out, the first one that takes part.
+    reference: str
     cost: float = 1.0  # how long the case takes relative to other cases, for the progress bar
 
 
 @dataclasses.dataclass
 class Results:
-    """The results so far: a record for each contender and measurement, contenders left out with reasons, and notes."""
+    """The results so far: a record for each contender and measurement, contenders left out with
+    reasons, and notes.
+    """
 
     records: list[Record] = dataclasses.field(default_factory=list)
     left_out: list[Record] = dataclasses.field(default_factory=list)
@@ -91,9 +100,9 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
             built = build()
             if isinstance(built, WithNote):
                 results.notes.append({**case.fields, "contender": name, "note": built.note})
-            for what, task in built.items():
+            for kind, task in built.items():
                 task()  # compiles, and fills the caches
-                tasks[name, what] = task
+                tasks[name, kind] = task
                 if stop():
                     return
         except (LeftOut, ConfigError) as reason:
@@ -108,11 +117,11 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
     seconds = {key: [one_round[key] for one_round in measured] for key in tasks}
     names = [name for name, _ in tasks]
     reference = case.reference if case.reference in names else next(iter(names), "")
-    for (name, what), own in seconds.items():
-        of_reference = seconds.get((reference, what))
-        times = {"median_seconds": statistics.median(own), "reference": reference}
-        times |= {"ratio": of_reference and ratio(own, of_reference), "seconds": own}
-        results.records.append({**case.fields, "contender": name, "what": what, **times})
+    for (name, kind), seconds_of_task in seconds.items():
+        of_reference = seconds.get((reference, kind))
+        times = {"median_seconds": statistics.median(seconds_of_task), "reference": reference}
+        times |= {"ratio": of_reference and ratio(seconds_of_task, of_reference), "seconds": seconds_of_task}
+        results.records.append({**case.fields, "contender": name, "what": kind, **times})
 
 
 def interleave(
@@ -122,11 +131,12 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[dict[K, float]]:
-    """Runs all tasks in turns, and yields after each round the seconds that one call of each task took.
+    """Runs all tasks in turns, and yields after each round the seconds that one call of each task
+    took.
 
-    In each turn, a short task is called several times, for `TURN_SECONDS`, and the median time of these calls counts.
-    Every other round runs in reverse order, so that no task always follows the same task. The caller must have called
-    each task once before.
+    In each turn, a short task is called several times, for `TURN_SECONDS`, and the median time of
+    these calls counts. Every other round runs in reverse order, so that no task always follows the
+    same task. The caller must have called each task once before.
     """
     for number in range(rounds):
         seconds = {}
@@ -142,8 +152,9 @@ def interleave(
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
-    """The median over the rounds of (seconds of a task)/(seconds of the reference in the same round).
+    """The median over the rounds of (seconds of a task)/(seconds of the reference in the same
+    round).
 
     Other load that lasts for a whole round slows both tasks, so it does not change the ratio.
     """
-    return statistics.median(own / other for own, other in zip(seconds, reference, strict=True))
+    return statistics.median(second / other for second, other in zip(seconds, reference, strict=True))

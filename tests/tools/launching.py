@@ -23,8 +23,8 @@ VARIABLES = {
     "POLL_SECONDS": "0",
 }
 
-# Stands for a program: notes its words and answers with the status and the output of the first answer whose pattern
-# they match; each answer is given once, but for the last one of its pattern.
+# Stands for a program: notes its words and answers with the status and the output of the first
+# answer whose pattern they match; each answer is given once, but for the last one of its pattern.
 STAND_IN = """#!{python} -SE
 import json, re, sys
 from pathlib import Path
@@ -91,9 +91,9 @@ def remote(call):
 
 
 def verbs(calls):
-    """What was asked of a TPU, in one word each."""
-    found = (re.search(r"cope_jax train|worker_setup", " ".join(call)) for call in calls)
-    return [match[0] if match else call[4] for match, call in zip(found, calls, strict=True)]
+    """The requests to a TPU, in one word each."""
+    matches = (re.search(r"cope_jax train|worker_setup", " ".join(call)) for call in calls)
+    return [match[0] if match else call[4] for match, call in zip(matches, calls, strict=True)]
 
 
 def until(condition, seconds=20):

@@ -122,7 +122,8 @@ def test_who_is_left_out_is_named_and_another_is_the_reference_and_notes_are_kep
 
 def test_a_stop_keeps_the_rounds_that_are_complete():
     cases = [timing.Case({"section": "train", "recipe": name}, nothing("a"), "a") for name in "xy"]
-    asked = iter([False, False, False, True, True])  # before x, behind its warm-up and rounds 1 and 2, before y
+    # Before x, behind its warm-up and rounds 1 and 2, before y.
+    asked = iter([False, False, False, True, True])
     results, kept = run(cases, rounds=5, stop=lambda: next(asked))
     assert [(record["recipe"], len(record["seconds"])) for record in results.records] == [("x", 2)]
     assert kept == [1]
@@ -156,7 +157,7 @@ RECORDS = [
     {
         "section": "attention",
         "contender": contender,
-        "what": what,
+        "what": direction,
         "length": length,
         "median_seconds": factor * length / 1e6,
         "ratio": factor / 2,
@@ -164,7 +165,7 @@ RECORDS = [
         **{name: value for name, value in vars(Problem(length)).items() if name != "length"},
     }
     for contender, factor in (("cope/blockwise", 2.0), ("cope/full", 9.0))
-    for what in ("forward", "forward+backward")
+    for direction in ("forward", "forward+backward")
     for length in (512, 1024)
 ]
 MEMORY = {"section": "memory", "contender": "rope/full", "start_bytes": 5 * 2**20, "peak_bytes": 8 * 2**20}
@@ -206,9 +207,9 @@ def test_the_plot_has_a_line_for_each_contender(tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """The processes that are started anew."""
-    found = []
-    monkeypatch.setattr(os, "execve", lambda *arguments: found.append(arguments))
-    return found
+    calls = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: calls.append(arguments))
+    return calls
 
 
 def test_a_process_is_set_up_once_and_keeps_what_the_user_set(monkeypatch, started):
@@ -282,8 +283,8 @@ def test_the_command_starts_again_with_another_environment_and_measures_all(star
     assert "cope/full" in out and "npos_max 8" in out
     records = content["records"]
     timed = [(r["npos_max"], r["contender"], r["what"]) for r in records if r["section"] == "attention"]
-    what = ("forward", "forward+backward")
-    assert timed == list(itertools.product((4, 8), ("rope/full", "cope/full"), what))
+    direction = ("forward", "forward+backward")
+    assert timed == list(itertools.product((4, 8), ("rope/full", "cope/full"), direction))
     assert [(r["contender"], r["context"], r["npos_max"]) for r in records if r["section"] == "decode"] == [
         ("rope", 8, 4),
         ("rope", 8, 8),

@@ -29,7 +29,9 @@ OF_FLOAT64 = [name for name in OURS if not name.endswith("/fused")]
 
 
 def computed(name, devices=1):
-    """out, dq, dk, dv and the gradients of parameters, by a contender, which must agree with its own forward."""
+    """out, dq, dk, dv and the gradients of parameters, by a contender, which must agree with its
+    own forward.
+    """
     with jax.numpy_dtype_promotion("standard"):  # jax.nn relies on it in float64
         try:
             tasks = contenders.find(name)(dataclasses.replace(PROBLEM, devices=devices))
@@ -45,7 +47,9 @@ def computed(name, devices=1):
 
 
 def tolerance(name):
-    """Of float64, but for two whose softmax is float32 whatever it is given: 8e-8 and 2e-7 measured."""
+    """Of float64, but for two whose softmax is float32 whatever it is given: 8e-8 and 2e-7
+    measured.
+    """
     return 1e-5 if name in ("cope/x-transformers", "rope/jax.nn") else 1e-10
 
 
@@ -66,8 +70,8 @@ def check_against_oracle(name, devices=1):
             cope_backward(*(array[0, :, h] for array in (q, k, v)), table, cotangent[0, :, h])
             for h in range(PROBLEM.heads)
         ]
-        for found, *exact in zip(gradients[:3], *(of_one[:3] for of_one in by_head), strict=True):
-            np.testing.assert_allclose(found[0], np.stack(exact, axis=1), rtol=0, atol=tolerance(name))
+        for gradient, *exact in zip(gradients[:3], *(of_one[:3] for of_one in by_head), strict=True):
+            np.testing.assert_allclose(gradient[0], np.stack(exact, axis=1), rtol=0, atol=tolerance(name))
         np.testing.assert_allclose(gradients[3], sum(of_one[3] for of_one in by_head), rtol=0, atol=tolerance(name))
     return out, *gradients
 
@@ -79,15 +83,17 @@ def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
     results = check_against_oracle(name, devices=2)
     of_full = computed(f"{name.partition('/')[0]}/full")
     assert len(results) == len(of_full)
-    for found, exact in zip(results, of_full, strict=True):
-        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance(name))
+    for actual, exact in zip(results, of_full, strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance(name))
 
 
 @pytest.mark.parametrize(
     ("spec", "devices", "note"),
     [
-        ("alibi", 2, "the encoding treats its heads differently"),  # same parameters, but other slopes
-        ("alibi(slopes=(1.0,1.0,0.5,0.5))", 2, "the encoding treats its heads differently"),  # an option for each head
+        # Same parameters, but other slopes.
+        ("alibi", 2, "the encoding treats its heads differently"),
+        # An option for each head.
+        ("alibi(slopes=(1.0,1.0,0.5,0.5))", 2, "the encoding treats its heads differently"),
         ("t5", 2, "the encoding treats its heads differently"),  # other parameters
         ("cope", 3, "3 devices cannot share 4 heads"),
         ("cope", 4, ""),
@@ -95,12 +101,12 @@ def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
     ],
 )
 def test_heads_are_split_where_that_changes_nothing(spec, devices, note):
-    one = dataclasses.replace(PROBLEM, heads=4, dtype="float32")
-    tasks = contenders.find(f"{spec}/full")(dataclasses.replace(one, devices=devices))
+    problem = dataclasses.replace(PROBLEM, heads=4, dtype="float32")
+    tasks = contenders.find(f"{spec}/full")(dataclasses.replace(problem, devices=devices))
     assert getattr(tasks, "note", "") == (f"on 1 device, because {note}" if note else "")
     out = tasks["forward"]()
     assert len(out.sharding.device_set) == (1 if note else devices)
-    np.testing.assert_allclose(out, contenders.find(f"{spec}/full")(one)["forward"](), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(out, contenders.find(f"{spec}/full")(problem)["forward"](), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -108,8 +114,8 @@ def test_contenders_of_torch_compute_the_encoding(name, x64):
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("x_transformers", reason="x-transformers is not installed")
     results = check_against_oracle(name)
-    for found, exact in zip(results, computed(f"{name.partition('/')[0]}/full"), strict=True):
-        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance(name))
+    for actual, exact in zip(results, computed(f"{name.partition('/')[0]}/full"), strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance(name))
 
 
 def test_without_torch_its_contenders_are_left_out(monkeypatch):
@@ -140,7 +146,8 @@ def test_a_decoded_token_is_the_last_row_of_attention():
     encoding, problem = "cope(npos_max=3)+rope", dataclasses.replace(PROBLEM, dtype="float32")
     [task] = contenders.decode(encoding, problem).values()
     whole = contenders.find(f"{encoding}/full")(problem)["forward"]()
-    for _ in range(3):  # every call enters the same token; 2e-7 measured, and a wrong token or place gives 0.1
+    # Every call enters the same token; 2e-7 measured, and a wrong token or place gives 0.1.
+    for _ in range(3):
         np.testing.assert_allclose(task(), whole[:, -1:], rtol=0, atol=2e-6)
 
 

@@ -18,7 +18,7 @@ def f(x: int = 3, *, axis: "2" = -1) -> "a < b":
 
 
 def test_what_is_changed_and_what_is_not():
-    found = {(one.before, one.after) for place in faults(SOURCE, "f.py") for one in place}
+    changes = {(fault.before, fault.after) for faults_here in faults(SOURCE, "f.py") for fault in faults_here}
     expected = {
         ("3", "4"),
         ("-1", "(1)"),
@@ -31,8 +31,8 @@ def test_what_is_changed_and_what_is_not():
         ("0", "1"),
         ("return max(y[0], axis)", "return None"),
     }
-    assert expected <= found
-    assert not any(text in before for before, _ in found for text in ("5", "docstring", "list"))
+    assert expected <= changes
+    assert not any(text in before for before, _ in changes for text in ("5", "docstring", "list"))
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -10,9 +10,9 @@ pytestmark = pytest.mark.xdist_group("fuzz")
 
 
 def test_a_sample_has_clear_answers(tmp_path):
-    found = list(fuzz.run(tmp_path / "fuzz", 0, range(9)))
-    assert {case.kind for _, case, _, _ in found} <= set(KINDS) and len({case.kind for _, case, _, _ in found}) > 4
-    assert [f"{number}: {case}: {problem}" for number, case, _, problem in found if problem] == []
+    results = list(fuzz.run(tmp_path / "fuzz", 0, range(9)))
+    assert {case.kind for _, case, _, _ in results} <= set(KINDS) and len({case.kind for _, case, _, _ in results}) > 4
+    assert [f"{number}: {case}: {problem}" for number, case, _, problem in results if problem] == []
 
 
 CASE = Case("fields", "train", (), "steps=nan", absurd=True)
@@ -36,8 +36,8 @@ GOOD = "0/4 steps\nerror: do this"
 def test_a_finding_is_told(done, problem, monkeypatch, tmp_path):
     monkeypatch.setattr(fuzz.Command, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(fuzz.Command, "wait", lambda *_, **__: done)
-    found = fuzz.judge(CASE, tmp_path, tmp_path, 1)
-    assert found[0] == done and (found[1] is None if problem is None else found[1].startswith(problem))
+    judged = fuzz.judge(CASE, tmp_path, tmp_path, 1)
+    assert judged[0] == done and (judged[1] is None if problem is None else judged[1].startswith(problem))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,6 @@ def test_a_command_without_progress_hangs(said, status, problem, monkeypatch, tm
     monkeypatch.setattr(fuzz.Command, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(fuzz.Command, "wait", wait)
     monkeypatch.setattr(fuzz.Command, "send", lambda self, number: sent.append(number))
-    found = fuzz.judge(CASE, tmp_path, tmp_path, 1)[1]
-    assert found is None if problem is None else found.startswith(problem)
+    message = fuzz.judge(CASE, tmp_path, tmp_path, 1)[1]
+    assert message is None if problem is None else message.startswith(problem)
     assert len(sent) == 1

@@ -1,4 +1,6 @@
-"""The suite for a GPU, tried on the CPU at toy sizes: every section runs, finds faults, and keeps to its time."""
+"""The suite for a GPU, tried on the CPU at toy sizes: every section runs, finds faults, and keeps
+to its time.
+"""
 
 import json
 import subprocess
@@ -15,8 +17,8 @@ from tools import gpu_suite
 
 @pytest.mark.parametrize("mask", gpu_suite.MASKS)
 def test_it_compares_every_implementation_that_can_run(mask):
-    found = gpu_suite.check_encoding("cope", "float32", mask, gpu_suite.TOY)
-    measured = {record["implementation"]: record["error"] for record in found if "error" in record}
+    records = gpu_suite.check_encoding("cope", "float32", mask, gpu_suite.TOY)
+    measured = {record["implementation"]: record["error"] for record in records if "error" in record}
     assert "blockwise" in measured
     assert all(error < 1e-5 for error in measured.values())
 
@@ -50,15 +52,17 @@ def test_full_attention_in_bfloat16_is_compared_with_float32(monkeypatch):
 
 @pytest.mark.slow
 def test_bfloat16_is_compared_so_that_only_a_fault_differs(monkeypatch):
-    """Gate keys in bfloat16 are far from those in float32; a window that is short by one token is still found."""
+    """Gate keys in bfloat16 are far from those in float32; a window that is short by one token is
+    still found.
+    """
 
     def short(q, k, v, *, implementation, window, **options):
         window -= implementation == "blockwise"
         return attend(q, k, v, implementation=implementation, window=window, **options)
 
     monkeypatch.setattr(gpu_suite, "attend", short)
-    found = gpu_suite.check_encoding("cope(gate=separate_key)", "bfloat16", "packed", gpu_suite.TOY)
-    errors = {record["implementation"]: record["error"] for record in found}
+    records = gpu_suite.check_encoding("cope(gate=separate_key)", "bfloat16", "packed", gpu_suite.TOY)
+    errors = {record["implementation"]: record["error"] for record in records}
     assert (
         errors["fused"]
         < gpu_suite.TOLERANCE["bfloat16"] / 2
@@ -78,14 +82,15 @@ def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(
         return [{**case, "implementation": "blockwise", "error": error}]
 
     monkeypatch.setattr(gpu_suite, "check_encoding", check)
-    found = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
-    assert "fox/blockwise (causal) in float32 differs by nan" in found
+    summary = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
+    assert "fox/blockwise (causal) in float32 differs by nan" in summary
     assert (
-        "kerple (causal) in float32 failed (out of memory); kerple (causal) in bfloat16 failed (out of memory)" in found
+        "kerple (causal) in float32 failed (out of memory); kerple (causal) in bfloat16 failed (out of memory)"
+        in summary
     )
-    assert found.endswith("; no kernels for alibi, because not here")
+    assert summary.endswith("; no kernels for alibi, because not here")
     cases = 2 * (3 * len(gpu_suite.KERNELS) + len(set(encodings.names()) - set(gpu_suite.KERNELS)))
-    assert f"{cases - 6} of {cases - 4} comparisons agree" in found
+    assert f"{cases - 6} of {cases - 4} comparisons agree" in summary
     late = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() - 1)
     assert late == f"0 of 0 comparisons agree; stopped at its time: {cases} of {cases} cases were not checked"
 
@@ -97,8 +102,8 @@ def test_prefill_that_fails_is_named_and_the_others_count(monkeypatch, tmp_path)
         return [2.0, 1.0]
 
     monkeypatch.setattr(gpu_suite, "prefill_seconds", seconds)
-    found = gpu_suite.prefill(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
-    assert "cope/fused failed (ptxas failed), rope/blockwise 0.1 thousand tokens/s (2 runs)" in found
+    summary = gpu_suite.prefill(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
+    assert "cope/fused failed (ptxas failed), rope/blockwise 0.1 thousand tokens/s (2 runs)" in summary
     records = json.loads((tmp_path / "prefill.json").read_text())["records"]
     assert [record["tokens_per_second"] for record in records] == [64.0, None, 64.0, 64.0, 64.0, 64.0]
 

@@ -39,7 +39,8 @@ def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
     until((tmp_path / "up").exists)
     os.killpg(first.pid, signal.SIGHUP)
     os.killpg(first.pid, signal.SIGKILL)
-    os.killpg(int((tmp_path / "cope_jax" / "job" / "pid").read_text()), signal.SIGHUP)  # the end of a login session
+    # The end of a login session.
+    os.killpg(int((tmp_path / "cope_jax" / "job" / "pid").read_text()), signal.SIGHUP)
     first.communicate()
     second = detached(tmp_path, "run", "job", "2", "touch", "another", cwd=tmp_path)
     assert "joining" in second.stderr.readline()

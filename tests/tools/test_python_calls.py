@@ -1,4 +1,6 @@
-"""Wrong arguments of the Python interface, and wrong fields of configs: each is refused at the door, in one line."""
+"""Wrong arguments of the Python interface, and wrong fields of configs: each is refused at the
+door, in one line.
+"""
 
 import dataclasses
 import types
@@ -42,7 +44,7 @@ def test_random_arguments():
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a field with the annotation `kind` may have this value, as far as types say."""
+    """True if a field with the annotation `kind` may have this value, as far as types say."""
     origin, entries = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         return any(fits(value, choice) for choice in entries)

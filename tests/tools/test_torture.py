@@ -126,8 +126,8 @@ def test_whatever_differs_is_named(spoil, tortured, tmp_path):
     shutil.copytree(straight, other)
     assert torture.differences(straight, other) == []
     spoil(other)
-    found = torture.differences(straight, other)
-    assert set(SPOILED[spoil]) <= set(found) if spoil is spoil_newest else found == SPOILED[spoil]
+    mistakes = torture.differences(straight, other)
+    assert set(SPOILED[spoil]) <= set(mistakes) if spoil is spoil_newest else mistakes == SPOILED[spoil]
 
 
 @pytest.mark.parametrize("kind", ["sweep", "text", "export", "dataset"])
@@ -183,13 +183,13 @@ def start(tmp_path, plan, answer="sys.exit(143)", seconds=30):
 
 @pytest.mark.parametrize(("plan", "status"), [(TERM, 143), (KILL, -9)], ids=["SIGTERM", "SIGKILL"])
 def test_a_kill_is_told_by_its_signal_and_place(plan, status, tmp_path):
-    found = start(tmp_path, plan)
-    assert (found.signal, found.where, found.status) == (plan.number.name, "steps", status)
+    ended = start(tmp_path, plan)
+    assert (ended.signal, ended.where, ended.status) == (plan.number.name, "steps", status)
 
 
 def test_a_run_that_ends_before_it_is_killed_was_not_killed(tmp_path):
-    found = start(tmp_path, Plan("any", signal.SIGKILL, 1, 9), seconds=0)
-    assert (found.signal, found.where, found.status) == (None, None, 0)
+    ended = start(tmp_path, Plan("any", signal.SIGKILL, 1, 9), seconds=0)
+    assert (ended.signal, ended.where, ended.status) == (None, None, 0)
 
 
 @pytest.mark.parametrize(

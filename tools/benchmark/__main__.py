@@ -1,12 +1,13 @@
-r"""Measures the time and memory of attention, and the time of decoding and training steps, in this and other libraries.
+r"""Measures the time and memory of attention, and the time of decoding and training steps, in this
+and other libraries.
 
 python -m tools.benchmark --only=attention --lengths=512,1024,2048,4096 --workdir=runs/benchmark
 
-The contenders are timed in turns. Writes benchmark.json (all times and their medians), benchmark.md and plots of time
-against length into the workdir. JAX splits the heads of attention, and the batch of a training step, over its devices.
-A CPU has one device for each core. The sections memory and decode use one device; with --devices=1, all sections use
-one device. The PyTorch contenders need `pip install 'cope-jax[bench]'`. Ctrl-C ends the benchmark and keeps what was
-measured.
+The contenders are timed in turns. Writes benchmark.json (all times and their medians), benchmark.md
+and plots of time against length into the workdir. JAX splits the heads of attention, and the batch
+of a training step, over its devices. A CPU has one device for each core. The sections memory and
+decode use one device; with --devices=1, all sections use one device. The PyTorch contenders need
+`pip install 'cope-jax[bench]'`. Ctrl-C ends the benchmark and keeps what was measured.
 """
 
 import dataclasses
@@ -147,7 +148,9 @@ def write(workdir: Path, facts: Record, results: timing.Results) -> None:
 
 
 def show(workdir: Path, facts: Record, results: timing.Results, plots: Sequence[Path]) -> None:
-    """Prints the tables, the contenders that were left out with the reasons, and the paths of the files."""
+    """Prints the tables, the contenders that were left out with the reasons, and the paths of the
+    files.
+    """
     console = Console(highlight=False)
     for table in benchmark_report.tables(results.records):
         console.print(table.rich())

@@ -1,4 +1,6 @@
-"""Shows the results as tables (in the terminal and in Markdown) and as plots of time against length."""
+"""Shows the results as tables (in the terminal and in Markdown) and as plots of time against
+length.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,16 +41,21 @@ def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[
 def _tables(
     records: Sequence[Record], section: str, across: str, title: str, cell: Callable[[Record], str]
 ) -> list[Table]:
-    """The tables of a section: one for each measurement and size of CoPE's table. Columns are values of `across`."""
+    """The tables of a section: one for each measurement and size of CoPE's table.
+
+    Columns are values of `across`.
+    """
     built, section_records = [], select(records, section=section)
-    for npos_max, what in {(record.get("npos_max"), record["what"]): None for record in section_records}:
-        own = select(section_records, npos_max=npos_max, what=what)
-        columns = list(dict.fromkeys(record[across] for record in own))
+    for npos_max, measured in {(record.get("npos_max"), record["what"]): None for record in section_records}:
+        of_table = select(section_records, npos_max=npos_max, what=measured)
+        columns = list(dict.fromkeys(record[across] for record in of_table))
         rows = []
-        for contender in dict.fromkeys(record["contender"] for record in own):
-            found = [select(own, **{"contender": contender, across: column}) for column in columns]
-            rows.append([contender, *(cell(one[0]) if one else MISSING for one in found)])
-        built.append(Table(_filled(title, own[0]), [across, *map(str, columns)], rows))
+        for contender in dict.fromkeys(record["contender"] for record in of_table):
+            cells = [select(of_table, **{"contender": contender, across: column}) for column in columns]
+            rows.append(
+                [contender, *(cell(records_of_cell[0]) if records_of_cell else MISSING for records_of_cell in cells)]
+            )
+        built.append(Table(_filled(title, of_table[0]), [across, *map(str, columns)], rows))
     return built
 
 
@@ -89,7 +96,10 @@ def mebibytes(count: int) -> str:
 
 
 def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
-    """Writes `attention_npos_max_N.png` for each measured size N of CoPE's table. Returns the paths."""
+    """Writes `attention_npos_max_N.png` for each measured size N of CoPE's table.
+
+    Returns the paths.
+    """
     attention = select(records, section="attention")
     return [
         save(time_by_length(select(attention, npos_max=npos_max)), workdir / f"attention_npos_max_{npos_max}.png")
@@ -99,19 +109,22 @@ def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
 
 @rc_context(STYLE)
 def time_by_length(records: Sequence[Record]) -> Figure:
-    """Plots the median times of attention. One panel shows forward, the other forward and backward."""
+    """Plots the median times of attention.
+
+    One panel shows forward, the other forward and backward.
+    """
     figure = Figure(figsize=(TEXT_WIDTH, 3.0), layout="constrained")
     lengths = sorted({record["length"] for record in records})
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, what in zip(panels, (FORWARD, BACKWARD), strict=True):
+    for axes, measured in zip(panels, (FORWARD, BACKWARD), strict=True):
         for name, look in looks(list(dict.fromkeys(record["contender"] for record in records))).items():
-            own = sorted(select(records, contender=name, what=what), key=lambda record: record["length"])
-            times = [1000 * record["median_seconds"] for record in own]
-            axes.plot([record["length"] for record in own], times, label=name, **look | {"linestyle": "-"})
+            of_line = sorted(select(records, contender=name, what=measured), key=lambda record: record["length"])
+            times = [1000 * record["median_seconds"] for record in of_line]
+            axes.plot([record["length"] for record in of_line], times, label=name, **look | {"linestyle": "-"})
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.set_title(what)
+        axes.set_title(measured)
         axes.set_xlabel("length")
         axes.grid(which="major", color="0.9", linewidth=0.6)
     panels[0].set_ylabel("time (ms)")

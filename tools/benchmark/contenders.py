@@ -1,8 +1,10 @@
-"""The cases of the benchmark (attention, decoding and training steps), and the contenders of each case.
+"""The cases of the benchmark (attention, decoding and training steps), and the contenders of each
+case.
 
-The name of an attention contender is ENCODING/IMPLEMENTATION. A contender turns a problem into two tasks: "forward"
-returns out_BLHK, and "forward+backward" also returns the gradients of q, k, v and every parameter for a fixed
-cotangent. JAX contenders split the heads over the problem's devices; ring attention splits the sequence.
+The name of an attention contender is ENCODING/IMPLEMENTATION. A contender turns a problem into two
+tasks: "forward" returns out_BLHK, and "forward+backward" also returns the gradients of q, k, v and
+every parameter for a fixed cotangent. JAX contenders split the heads over the problem's devices;
+ring attention splits the sequence.
 """
 
 import contextlib
@@ -61,14 +63,18 @@ def attention_cases(problems: Sequence[Problem], names: Sequence[str], reference
 
 
 def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
-    """The case in which one new token attends to a cached context of the problem's length, with each encoding."""
+    """The case in which one new token attends to a cached context of the problem's length, with
+    each encoding.
+    """
     fields = {"section": "decode", "context": problem.length, **vars(problem)}
     builds = {spec: functools.partial(decode, spec, problem) for spec in specs}
     return Case(fields, builds, specs[0], cost=problem.length * 100)
 
 
 def training_cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int) -> list[Case]:
-    """One case for each recipe: each encoding in our decoder, and CoPE and RoPE in the decoder of x-transformers."""
+    """One case for each recipe: each encoding in our decoder, and CoPE and RoPE in the decoder of
+    x-transformers.
+    """
     built = []
     for recipe in recipes:
         builds: dict[str, Build] = {name: functools.partial(train, recipe, name, devices) for name in names}
@@ -80,7 +86,8 @@ def training_cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int
 
 
 def find(name: str) -> Contender:
-    """Finds the contender with this name: one of `CONTENDERS`, or any encoding with an implementation of `attend`.
+    """Finds the contender with this name: one of `CONTENDERS`, or any encoding with an
+    implementation of `attend`.
 
     >>> tasks = find("alibi/full")(Problem(length=4, heads=2, head_dim=8))
     >>> tasks["forward"]().shape
@@ -90,8 +97,8 @@ def find(name: str) -> Contender:
     if name in CONTENDERS:
         return CONTENDERS[name]
     if not spec or implementation not in IMPLEMENTATIONS:
-        own = [f"{encoding}/{how}" for encoding in encodings.names() for how in IMPLEMENTATIONS]
-        raise unknown("contender", name, [*CONTENDERS, *own])
+        ours = [f"{encoding}/{how}" for encoding in encodings.names() for how in IMPLEMENTATIONS]
+        raise unknown("contender", name, [*CONTENDERS, *ours])
     EncodingConfig.parse(spec)
     return functools.partial(_ours, spec, implementation)
 
@@ -143,7 +150,10 @@ def _jax_nn(implementation: Literal["cudnn"] | None, problem: Problem) -> Mappin
 
 
 class Compiled:
-    """A function with its arguments, compiled at first use. A call computes the function and waits for the result."""
+    """A function with its arguments, compiled at first use.
+
+    A call computes the function and waits for the result.
+    """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, plan: Plan):
         self._function, self._arguments = function, arguments
@@ -158,7 +168,9 @@ class Compiled:
 
     @property
     def temp_bytes(self) -> int | None:
-        """The bytes that XLA allocates in addition to arguments and results; None if XLA does not report them."""
+        """The bytes that XLA allocates in addition to arguments and results; None if XLA does not
+        report them.
+        """
         return getattr(self._compiled.memory_analysis(), "temp_size_in_bytes", None)
 
     def __call__(self) -> Any:
@@ -182,9 +194,11 @@ def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
 
 
 def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
-    """Returns a task that adds one token to a cache of L − 1 tokens, in place, and lets it attend to all L tokens.
+    """Returns a task that adds one token to a cache of L − 1 tokens, in place, and lets it attend
+    to all L tokens.
 
-    Each call of the task returns out_B1HK, and adds the same token in the same place, so the context does not grow.
+    Each call of the task returns out_B1HK, and adds the same token in the same place, so the
+    context does not grow.
     """
     merge, params = problem.encoding(spec)
     q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
@@ -212,7 +226,10 @@ def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
 
 
 def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
-    """One training step as in the training loop. The batch is split over the devices if it can be split evenly."""
+    """One training step as in the training loop.
+
+    The batch is split over the devices if it can be split evenly.
+    """
     size = recipe.config.training.batch_size
     shares = 1 if size % devices else devices
     config = dataclasses.replace(recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares)))
@@ -232,7 +249,10 @@ def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]
 
 
 def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, Task]:
-    """The tasks that a function of `torch_contenders` returns. Raises LeftOut if PyTorch is not installed."""
+    """The tasks that a function of `torch_contenders` returns.
+
+    Raises LeftOut if PyTorch is not installed.
+    """
     try:
         from tools.benchmark import torch_contenders
 

@@ -21,7 +21,8 @@ Build = Callable[[Problem], tuple[Attention, PyTree]]
 """Creates attention with the heads of a problem. Returns attention and its parameters."""
 
 SEQUENCE, HEADS = 1, 2  # dimensions of q, k and v
-# Length and tolerance for comparing heads. Heads that add different terms to the logits differ by far more.
+# Length and tolerance for comparing heads. Heads that add different terms to the logits differ by
+# far more.
 LENGTH, TOLERANCE = 8, 1e-4
 
 
@@ -31,15 +32,15 @@ def choose(asked: int) -> int:
     Raises:
       ConfigError: JAX has fewer devices.
     """
-    found = jax.device_count()
-    if asked > found:
-        raise ConfigError(f"--devices={asked}, but JAX has {found} devices: ask for fewer, or check XLA_FLAGS")
-    return asked or found
+    available = jax.device_count()
+    if asked > available:
+        raise ConfigError(f"--devices={asked}, but JAX has {available} devices: ask for fewer, or check XLA_FLAGS")
+    return asked or available
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How attention runs: on one device, or on the devices of a mesh."""
+    """Attention on one device, or on the devices of a mesh."""
 
     attention: Attention  # attention of all heads
     params: PyTree  # every device has all parameters
@@ -49,7 +50,7 @@ class Plan:
 
     @property
     def spec(self) -> PartitionSpec:
-        """How q, k and v are split."""
+        """The split of q, k and v."""
         return PartitionSpec(*[None] * self.split, AXIS)
 
     def place(self, params: PyTree, arrays: Any) -> tuple[PyTree, Any]:
@@ -65,36 +66,40 @@ def _mesh(devices: int) -> Mesh:
 
 
 def split_heads(build: Build, problem: Problem) -> Plan:
-    """Splits heads over the problem's devices if that gives the same result; otherwise uses one device."""
+    """Splits heads over the problem's devices if that gives the same result; otherwise uses one
+    device.
+    """
     plan, heads, devices = Plan(*build(problem)), problem.heads, problem.devices
     if devices == 1:
         return plan
     if heads % devices:
         return dataclasses.replace(plan, note=f"on 1 device, because {devices} devices cannot share {heads} heads")
-    part = _part(build, plan, problem)
-    if part is None:
+    attention = _part(build, plan, problem)
+    if attention is None:
         return dataclasses.replace(plan, note="on 1 device, because the encoding treats its heads differently")
     plan = dataclasses.replace(plan, mesh=_mesh(devices))
     specs = (PartitionSpec(), *[plan.spec] * 3)
-    sharded = jax.shard_map(part, mesh=plan.mesh, in_specs=specs, out_specs=plan.spec, check_vma=False)
+    sharded = jax.shard_map(attention, mesh=plan.mesh, in_specs=specs, out_specs=plan.spec, check_vma=False)
     return dataclasses.replace(plan, attention=sharded)
 
 
 def _part(build: Build, plan: Plan, problem: Problem) -> Attention | None:
-    """Attention of one device's heads with the parameters of all heads; None if this split would change the result."""
+    """Attention of one device's heads with the parameters of all heads; None if this split would
+    change the result.
+    """
     try:
-        part, of_part = build(dataclasses.replace(problem, heads=problem.heads // problem.devices))
+        attention, of_part = build(dataclasses.replace(problem, heads=problem.heads // problem.devices))
     except ConfigError:  # an option has an entry for every head
         return None
-    shapes, found = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (plan.params, of_part))
-    if shapes != found:
+    shapes, shapes_of_part = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (plan.params, of_part))
+    if shapes != shapes_of_part:
         return None
     tiny = dataclasses.replace(problem, length=min(LENGTH, problem.length), batch=1)
     arrays = [jnp.asarray(array) for array in tiny.arrays()[:3]]
-    compiled, whole = jax.jit(part), jax.jit(plan.attention)(plan.params, *arrays)
+    compiled, whole = jax.jit(attention), jax.jit(plan.attention)(plan.params, *arrays)
     shares = zip(*(jnp.split(array, problem.devices, HEADS) for array in arrays), strict=True)
     parts = np.concatenate([compiled(plan.params, *share) for share in shares], HEADS)
-    return part if np.allclose(parts, whole, rtol=0, atol=TOLERANCE) else None
+    return attention if np.allclose(parts, whole, rtol=0, atol=TOLERANCE) else None
 
 
 def split_sequence(attention: Attention, params: PyTree, problem: Problem) -> Plan:

@@ -25,7 +25,10 @@ def run(
     stop: Callable[[], bool],
     keep: Callable[[], Any],
 ) -> None:
-    """Measures every contender on every problem. Calls `keep` after each problem; ends early if `stop` returns True."""
+    """Measures every contender on every problem.
+
+    Calls `keep` after each problem; ends early if `stop` returns True.
+    """
     with Progress(sum(problem.length for problem in problems) * len(names)) as progress:
         for problem in problems:
             for name in names:
@@ -43,7 +46,10 @@ def run(
 
 
 def measure(name: str, problem: Problem) -> dict[str, Any]:
-    """Runs `measure_here` in a new process. Returns the result or, if the process fails, the `reason`."""
+    """Runs `measure_here` in a new process.
+
+    Returns the result or, if the process fails, the `reason`.
+    """
     command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem))]
     done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
@@ -57,8 +63,10 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
 
     Returns the `reason` why the contender does not take part, or three numbers:
 
-    - `temp_bytes`: what XLA allocates in addition to arguments and results; None for other libraries
-    - `start_bytes`: resident memory before the first call, with libraries, inputs and the compiled program
+    - `temp_bytes`: what XLA allocates in addition to arguments and results; None for other
+      libraries
+    - `start_bytes`: resident memory before the first call, with libraries, inputs and the compiled
+      program
     - `peak_bytes`: the maximum of resident memory during two calls
     """
     try:
@@ -74,7 +82,8 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
         return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
 
     with contextlib.suppress(OSError):
-        forget.write_text("5")  # resets the peak to the current memory, because compilation must not count
+        # Resets the peak to the current memory, because compilation must not count.
+        forget.write_text("5")
     start_bytes = peak()
     task()
     task()

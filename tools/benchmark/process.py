@@ -1,13 +1,14 @@
 """Sets up the process for comparable times, and describes the process and the machine.
 
-- glibc's allocator returns each big block to the system when it is freed, and each new block then costs a page fault
-  for every 4 KiB. PyTorch allocates each intermediate array separately, which makes PyTorch several times slower at
-  great lengths; XLA allocates once for each call. So every contender is measured with an allocator that keeps its
-  blocks.
-- PyTorch's threads spin while they wait for each other. If other programs or another library's threads need the cores
-  too, spinning costs several times as much as the work of the threads. So idle threads sleep.
-- One CPU device of XLA uses little more than one core (docs/attention.md). So a CPU is split into one device for each
-  core, with one thread per device, and JAX's work is split over the devices.
+- glibc's allocator returns each big block to the system when it is freed, and each new block then
+  costs a page fault for every 4 KiB. PyTorch allocates each intermediate array separately, which
+  makes PyTorch several times slower at great lengths; XLA allocates once for each call. So every
+  contender is measured with an allocator that keeps its blocks.
+- PyTorch's threads spin while they wait for each other. If other programs or another library's
+  threads need the cores too, spinning costs several times as much as the work of the threads. So
+  idle threads sleep.
+- One CPU device of XLA uses little more than one core (docs/attention.md). So a CPU is split into
+  one device for each core, with one thread per device, and JAX's work is split over the devices.
 """
 
 import importlib.metadata
@@ -32,11 +33,13 @@ _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
 
 def restart(arguments: Sequence[str], devices: int = 1) -> None:
-    """Restarts Python with these arguments and with this module's settings, which take effect only at startup.
+    """Restarts Python with these arguments and with this module's settings, which take effect only
+    at startup.
 
-    The function sets only what the user has not set, and does nothing if nothing is left to set, as after a restart. It
-    tunes only glibc's allocator, and only if LD_PRELOAD is not set. It splits a CPU into `devices` devices unless
-    JAX_PLATFORMS names another platform. Without JAX_PLATFORMS, JAX still uses an accelerator if there is one.
+    The function sets only what the user has not set, and does nothing if nothing is left to set, as
+    after a restart. It tunes only glibc's allocator, and only if LD_PRELOAD is not set. It splits a
+    CPU into `devices` devices unless JAX_PLATFORMS names another platform. Without JAX_PLATFORMS,
+    JAX still uses an accelerator if there is one.
     """
     plain = _is_glibc() and not os.environ.get("LD_PRELOAD")
     settings = {**_THREADS, **(_ALLOCATOR if plain else {})}
@@ -66,8 +69,11 @@ def describe(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def facts() -> Record:
-    """Everything that the results depend on, except the code. `load_average` is measured before the benchmark."""
-    installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
+    """Everything that the results depend on, except the code.
+
+    `load_average` is measured before the benchmark.
+    """
+    installed = {distribution.name.lower(): distribution.version for distribution in importlib.metadata.distributions()}
     return {
         **environment(),
         **{name: installed.get(name) for name in ("torch", "x-transformers")},
@@ -80,22 +86,22 @@ def facts() -> Record:
     }
 
 
-def warnings(found: Record) -> list[str]:
+def warnings(facts: Record) -> list[str]:
     """Reasons not to trust the results.
 
     >>> warnings({"load_average": 3.21, "cores": 2}), warnings({"load_average": 0.5, "cores": 2})
     (['the machine was busy before (load 3.2 on 2 cores): do not trust these times'], [])
     """
-    load, own = found["load_average"], found["cores"]
-    busy = f"the machine was busy before (load {load:.1f} on {own} cores): do not trust these times"
-    return [busy] if load > own / 2 else []
+    load, cores_here = facts["load_average"], facts["cores"]
+    busy = f"the machine was busy before (load {load:.1f} on {cores_here} cores): do not trust these times"
+    return [busy] if load > cores_here / 2 else []
 
 
 def _processor() -> str:
     """The name of the processor, if the system reports it."""
     file = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.*)", file.read_text() if file.exists() else "", re.MULTILINE)
-    return found[1] if found else platform.processor()
+    line = re.search(r"^model name\s*: (.*)", file.read_text() if file.exists() else "", re.MULTILINE)
+    return line[1] if line else platform.processor()
 
 
 def _is_glibc() -> bool:

@@ -1,4 +1,6 @@
-"""The contenders in eager PyTorch, on all CPU cores: the paper's listing, x-transformers, and fused RoPE."""
+"""The contenders in eager PyTorch, on all CPU cores: the paper's listing, x-transformers, and fused
+RoPE.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -11,14 +13,16 @@ from cope_jax.layers.block_config import BlockConfig
 from tools.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe, cores
 from tools.timing import LeftOut, Task
 
-# About how many float32 matrices [L, L] for each head the backward pass keeps at its peak. 64-bit indices count twice.
+# About how many float32 matrices [L, L] for each head the backward pass keeps at its peak. 64-bit
+# indices count twice.
 OF_COPE = 18
 
 
 def cope_listing(problem: Problem) -> Mapping[str, Task]:
     """CoPE as in the listing in appendix B of the paper (arXiv 2405.18719).
 
-    Each step is one operation: gates, their sums from the right, the clip, two gathers, and the interpolation.
+    Each step is one operation: gates, their sums from the right, the clip, two gathers, and the
+    interpolation.
     """
     problem.check_square(OF_COPE)
     table_NK = _table(problem)
@@ -50,7 +54,9 @@ def x_transformers_cope(problem: Problem) -> Mapping[str, Task]:
 
 
 def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
-    """`scaled_dot_product_attention` after a half-split rotation, whose angles are computed in advance."""
+    """`scaled_dot_product_attention` after a half-split rotation, whose angles are computed in
+    advance.
+    """
     half = problem.head_dim // 2
     frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(problem.length, dtype=torch.float64)[:, None] * frequencies
@@ -64,9 +70,11 @@ def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
 
 
 def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
-    """One training step of x-transformers' decoder with its own CoPE or rotary embedding, and with the recipe's sizes.
+    """One training step of x-transformers' decoder with its own CoPE or rotary embedding, and with
+    the recipe's sizes.
 
-    The optimizer is AdamW. Attention is fused with the rotary embedding; x-transformers cannot fuse it with CoPE.
+    The optimizer is AdamW. Attention is fused with the rotary embedding; x-transformers cannot fuse
+    it with CoPE.
     """
     from x_transformers import Decoder, TransformerWrapper
 
@@ -117,7 +125,10 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
 
 
 def use_all_cores() -> None:
-    """Uses all cores, as JAX does. Raises LeftOut if JAX does not compute on the CPU: times would not be comparable."""
+    """Uses all cores, as JAX does.
+
+    Raises LeftOut if JAX does not compute on the CPU: times would not be comparable.
+    """
     if jax.default_backend() != "cpu":
         raise LeftOut("PyTorch is measured on a CPU only: set JAX_PLATFORMS=cpu")
     torch.set_num_threads(cores())
@@ -129,7 +140,10 @@ def _table(problem: Problem) -> torch.Tensor:
 
 
 def _tasks(attention: Callable[..., torch.Tensor], problem: Problem, *params: torch.Tensor) -> Mapping[str, Task]:
-    """The tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K]. Their results have our layout."""
+    """The tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K].
+
+    Their results have our layout.
+    """
     use_all_cores()
     q, k, v, cotangent = (
         torch.from_numpy(array).transpose(1, 2).to(getattr(torch, problem.dtype)).contiguous()

@@ -1,4 +1,6 @@
-"""The work that is timed: an attention problem with random arrays, and a training recipe with a batch."""
+"""The work that is timed: an attention problem with random arrays, and a training recipe with a
+batch.
+"""
 
 import dataclasses
 import math
@@ -54,11 +56,15 @@ class Problem:
         return [rng.standard_normal(size, np.float32) for _ in range(4)]
 
     def parameter(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Noise to add to an initial parameter, as if it were trained; always the same for one shape."""
+        """Noise to add to an initial parameter, as if it were trained; always the same for one
+        shape.
+        """
         return 0.1 * np.random.default_rng(1).standard_normal(shape, np.float32)
 
     def encoding(self, spec: str) -> tuple[Callable[[PyTree], Encoding], PyTree]:
-        """An encoding as a function of its parameters, and these parameters: the initial values plus `parameter`."""
+        """An encoding as a function of its parameters, and these parameters: the initial values
+        plus `parameter`.
+        """
         config = EncodingConfig.parse(spec, {"cope": {"npos_max": self.npos_max}})
         shape = AttentionShape(self.heads, self.head_dim, max_length=self.length)
         parts: Any = nnx.split(config.build(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
@@ -67,7 +73,9 @@ class Problem:
         return lambda params: nnx.merge(graph, params, rest), params
 
     def check_square(self, matrices: int) -> None:
-        """Raises LeftOut if this number of matrices of all pairs of tokens would take over half of the free memory."""
+        """Raises LeftOut if this number of matrices of all pairs of tokens would take over half of
+        the free memory.
+        """
         needed, free = 4.0 * matrices * self.batch * self.heads * self.length**2, free_memory()
         if needed > free / 2:
             sizes = f"about {needed / 2**30:.1f} GiB, over half of the {free / 2**30:.1f} GiB of free memory"
@@ -108,22 +116,24 @@ class Recipe:
 
 
 def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *sizes: Any) -> list[Problem]:
-    """Reads the problems of a flag: each length with each size of CoPE's table. A size of T means the length.
+    """Reads the problems of a flag: each length with each size of CoPE's table. A size of T means
+    the length.
 
     >>> [problem.npos_max for problem in read_problems("lengths", ["8", "16"], ["4", "T"])]
     [4, 8, 4, 16]
     """
     problems = []
     for length in read_numbers(flag, lengths or [""]):
-        found = read_numbers("npos_max", [str(length) if n == "T" else n for n in npos_max])
-        problems += [Problem(length, n, *sizes) for n in dict.fromkeys(found)]
+        sizes_of_table = read_numbers("npos_max", [str(length) if n == "T" else n for n in npos_max])
+        problems += [Problem(length, n, *sizes) for n in dict.fromkeys(sizes_of_table)]
     return problems
 
 
 def free_memory() -> float:
     """The number of bytes that new arrays may take; infinite if the system does not report it.
 
-    Memory of this process counts as free, because an allocator that keeps its blocks gives them to the next array.
+    Memory of this process counts as free, because an allocator that keeps its blocks gives them to
+    the next array.
     """
     kibibytes = 0
     for path, name in (("/proc/meminfo", "MemAvailable"), ("/proc/self/status", "VmRSS")):

@@ -1,1 +1,3 @@
-"""Compiles training steps for accelerators that need not be present, and reads memory and times from the programs."""
+"""Compiles training steps for accelerators that need not be present, and reads memory and times
+from the programs.
+"""

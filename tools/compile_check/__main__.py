@@ -1,9 +1,11 @@
-"""Compiles a training step for accelerators that may be absent, and predicts its memory, communication and speed.
+"""Compiles a training step for accelerators that may be absent, and predicts its memory,
+communication and speed.
 
 python -m tools.compile_check --config=lm:1b_noise --topology=v5e:4x4 --config.job.mesh.fsdp=16
 
-The step is the one that `cope-jax train` runs, on the mesh of `config.job.mesh` over all devices of the topology.
-The exit status is 0 if the step fits into memory, 1 if it does not fit, and 2 if the input is wrong.
+The step is the one that `cope-jax train` runs, on the mesh of `config.job.mesh` over all devices of
+the topology. The exit status is 0 if the step fits into memory, 1 if it does not fit, and 2 if the
+input is wrong.
 """
 
 import json
@@ -31,7 +33,9 @@ flags.mark_flag_as_required("config")
 
 
 def main() -> None:
-    """Compiles the step, and prints the memory, the communication between devices, and the times of its program."""
+    """Compiles the step, and prints the memory, the communication between devices, and the times of
+    its program.
+    """
     config = config_flags.read_config(_CONFIG.value)
     path = None if _JSON.value is None else Path(_JSON.value)
     if path is not None and not path.parent.is_dir():

@@ -1,4 +1,5 @@
-"""Reads how many bundles a TPU kernel and each of its loops has, from the text that libtpu's compiler dumps.
+"""Reads how many bundles a TPU kernel and each of its loops has, from the text that libtpu's
+compiler dumps.
 
 A bundle is what a TPU issues in one cycle. Stalls of memory are not in the count.
 """
@@ -26,7 +27,10 @@ class Kernel:
 
 
 def dump_into(folder: Path) -> None:
-    """Makes libtpu dump what it compiles; call it before libtpu is loaded. Even a small program takes gigabytes."""
+    """Makes libtpu dump what it compiles; call it before libtpu is loaded.
+
+    Even a small program takes gigabytes.
+    """
     os.environ[ENVIRONMENT] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
 
 
@@ -41,14 +45,15 @@ def read(folder: Path, name: str) -> Kernel:
 
 
 def parse(text: str) -> Kernel:
-    """Reads the bundles. A loop begins at a bundle marked LB; the bundles within it have as many `>`, or more.
+    """Reads the bundles. A loop begins at a bundle marked LB; the bundles within it have as many
+    `>`, or more.
 
     The grid is a loop around everything. A loop within a loop counts as one iteration of it.
     """
-    bundles = [found for line in text.splitlines() if (found := _BUNDLE.match(line))]
-    depths, loops = [len(found[3]) for found in bundles], []
-    for start, found in enumerate(bundles):
-        if found[2] == "LB" and depths[start] == 2:
+    bundles = [bundle for line in text.splitlines() if (bundle := _BUNDLE.match(line))]
+    depths, loops = [len(bundle[3]) for bundle in bundles], []
+    for start, bundle in enumerate(bundles):
+        if bundle[2] == "LB" and depths[start] == 2:
             end = start
             while end + 1 < len(bundles) and depths[end + 1] >= 2:
                 end += 1

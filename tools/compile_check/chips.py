@@ -1,7 +1,9 @@
-"""The accelerators that steps are compiled for: their devices, and public numbers of memory, clocks and links.
+"""The accelerators that steps are compiled for: their devices, and public numbers of memory, clocks
+and links.
 
-Peaks are in `cope_jax.training.throughput.PEAK_FLOPS`. TPUs: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and
-/tpu7x; GPUs: NVIDIA's data sheets, and compute capability 9.0 in NVIDIA's CUDA programming guide.
+Peaks are in `cope_jax.training.throughput.PEAK_FLOPS`. TPUs: https://cloud.google.com/tpu/docs/v4,
+/v5e, /v5p, /v6e and /tpu7x; GPUs: NVIDIA's data sheets, and compute capability 9.0 in NVIDIA's CUDA
+programming guide.
 """
 
 import dataclasses
@@ -28,18 +30,22 @@ class Chip:
     platform: str  # "tpu" or "cuda"
     hbm_bytes: float  # memory
     hbm_bandwidth: float  # bytes/s
-    ring_bandwidth: float  # bytes/s sent in a ring; on a TPU, over both directions of one axis of the torus
+    # Bytes/s sent in a ring; on a TPU, over both directions of one axis of the torus.
+    ring_bandwidth: float
     shapes: tuple[str, ...]  # the common slices, as text
-    # Cycles per second: peak FLOPs / FLOPs of the matrix units in a cycle. None: the compiler does not count cycles.
+    # Cycles per second: peak FLOPs / FLOPs of the matrix units in a cycle. None: the compiler does
+    # not count cycles.
     clock: float | None = None
     devices_per_chip: int = 1
     cores: int = 1  # of a device; they share the programs of a kernel
-    options: dict[str, str] = dataclasses.field(default_factory=dict)  # more options for `get_topology_desc`
+    # More options for `get_topology_desc`.
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
     name: str = ""  # name of a GPU, for its compiler
 
 
 CHIPS = {
-    # Two cores appear as one device, as on Cloud TPU. Without this option libtpu would show two devices.
+    # Two cores appear as one device, as on Cloud TPU. Without this option libtpu would show two
+    # devices.
     "v4": Chip("tpu", 32 * GIB, 1200 * GB, 100 * GB, _CUBES, 1.05e9, cores=2, options={"chip_config_name": "megacore"}),
     "v5e": Chip("tpu", 16 * GIB, 800 * GB, 100 * GB, _FLAT, 1.5e9),
     "v5p": Chip("tpu", 95 * GIB, 2765 * GB, 200 * GB, _CUBES, 1.75e9, cores=2),
@@ -49,7 +55,8 @@ CHIPS = {
     "h200": Chip("cuda", 141 * GB, 4800 * GB, 450 * GB, _COUNTS, name="NVIDIA H200"),
 }
 
-# Without these variables libtpu looks for a TPU and its metadata server, or for a process that holds one.
+# Without these variables libtpu looks for a TPU and its metadata server, or for a process that
+# holds one.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -86,7 +93,10 @@ device_description_str: "{name}"
 
 
 class Topology(NamedTuple):
-    """Devices of one kind that form a mesh, such as "v5e:4x4". Programs can be compiled for them, but not run."""
+    """Devices of one kind that form a mesh, such as "v5e:4x4".
+
+    Programs can be compiled for them, but not run.
+    """
 
     name: str
     chip: Chip
@@ -99,7 +109,10 @@ def known() -> str:
 
 
 def find(topology: str) -> tuple[Chip, str]:
-    """The chip and the shape in the name of a topology, such as "v5e:4x4". The shape need not be a common one."""
+    """The chip and the shape in the name of a topology, such as "v5e:4x4".
+
+    The shape need not be a common one.
+    """
     name, _, shape = topology.partition(":")
     sizes = shape.split("x")
     if name not in CHIPS or not all(size.isdecimal() and int(size) > 0 for size in sizes):
@@ -114,7 +127,8 @@ def find(topology: str) -> tuple[Chip, str]:
 
 
 def describe(name: str) -> Topology:
-    """The devices of a topology. Call this before JAX computes anything; afterwards JAX computes on the CPU.
+    """The devices of a topology. Call this before JAX computes anything; afterwards JAX computes on
+    the CPU.
 
     Raises ConfigError if the topology is unknown or its compiler is not installed.
     """

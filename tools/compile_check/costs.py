@@ -1,4 +1,5 @@
-"""Reads the costs of one chip from a compiled program: communication with other chips, and estimated cycles.
+"""Reads the costs of one chip from a compiled program: communication with other chips, and
+estimated cycles.
 
 A *message* is one collective operation, such as an all-reduce, by which chips exchange arrays.
 """
@@ -19,19 +20,22 @@ _UNESTIMATED = ("fusion", "gather", "scatter", "sort", "custom-call", "convoluti
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """All messages of one kind, such as all-reduce, between groups of chips of one size, in the entire step."""
+    """All messages of one kind, such as all-reduce, between groups of chips of one size, in the
+    entire step.
+    """
 
     kind: str  # such as "all-gather"
     group: int  # number of chips that take part in each message
     count: float  # number of messages
-    payload: float  # bytes of the complete arrays of all messages: results of an all-gather, inputs of other kinds
+    # Bytes of the complete arrays of all messages: results of an all-gather, inputs of other kinds.
+    payload: float
 
     @property
     def sent(self) -> float:
         """Bytes that each chip sends, by the ring algorithm in a group of n chips.
 
-        An all-gather, reduce-scatter or all-to-all sends (n−1)/n · payload, an all-reduce twice as much, and a
-        collective-permute sends the payload.
+        An all-gather, reduce-scatter or all-to-all sends (n−1)/n · payload, an all-reduce twice as
+        much, and a collective-permute sends the payload.
         """
         if self.kind == "collective-permute":
             return self.payload
@@ -39,7 +43,10 @@ class Collective:
 
 
 def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
-    """All messages of a program, summed by kind and group size. A message without a group involves all `devices`."""
+    """All messages of a program, summed by kind and group size.
+
+    A message without a group involves all `devices`.
+    """
     messages, parts = [], dict[tuple[str, str], Collective]()
     for visit in visits:
         kind = visit.instruction.opcode.removesuffix("-start")
@@ -54,19 +61,19 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
         if not visit.fused or scatters or channel is None:
             messages.append(message)
         elif (kind, channel) not in parts or message.count < parts[kind, channel].count:
-            # A message that overlaps with other work has its start, middle and end in several fusions. Each of them
-            # states the complete message, and the middle may be in a loop.
+            # A message that overlaps with other work has its start, middle and end in several
+            # fusions. Each of them states the complete message, and the middle may be in a loop.
             parts[kind, channel] = message
     messages += parts.values()
     return [
-        Collective(kind, group, sum(m.count for m in own), sum(m.payload for m in own))
+        Collective(kind, group, sum(m.count for m in group_messages), sum(m.payload for m in group_messages))
         for kind, group in sorted({(m.kind, m.group) for m in messages})
-        if (own := [m for m in messages if (m.kind, m.group) == (kind, group)])
+        if (group_messages := [m for m in messages if (m.kind, m.group) == (kind, group)])
     ]
 
 
 def _is_cut(instruction: Instruction, computation: Computation) -> bool:
-    """Whether each device keeps only its own slice of a result. In a fusion on TPUs, this is a reduce-scatter."""
+    """True if each device keeps only its slice of a result: a reduce-scatter in a fusion on TPUs."""
     users = [user for user in computation.instructions.values() if instruction.name in user.operands]
     return bool(users) and all(
         user.opcode == "dynamic-slice" or (user.opcode == "get-tuple-element" and _is_cut(user, computation))
@@ -76,10 +83,10 @@ def _is_cut(instruction: Instruction, computation: Computation) -> bool:
 
 def _group(instruction: Instruction, devices: int) -> int:
     """The number of chips that take part in a message. HLO has three notations for groups."""
-    if found := instruction.attribute(r"replica_groups=\[\d+,(\d+)\]"):
-        return int(found)
-    if found := instruction.attribute(r"replica_groups=\{\{([\d,]+)\}"):
-        return found.count(",") + 1
+    if group := instruction.attribute(r"replica_groups=\[\d+,(\d+)\]"):
+        return int(group)
+    if group := instruction.attribute(r"replica_groups=\{\{([\d,]+)\}"):
+        return group.count(",") + 1
     mesh = re.search(r"replica_groups=\w+\[([^\]]*)\][^{]*\{([^}]*)\}", instruction.attributes)
     if mesh:
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
@@ -90,21 +97,23 @@ def _group(instruction: Instruction, devices: int) -> int:
 
 
 def kernel_heads(visits: Iterable[Visit]) -> dict[str, float]:
-    """How many heads, of all examples, each kernel of fused attention computes, by the kernel's name."""
-    found = collections.defaultdict[str, float](float)
+    """The number of heads, of all examples, that each kernel of fused attention computes."""
+    heads_of = collections.defaultdict[str, float](float)
     for visit in visits:
         name = visit.instruction.attribute(r'op_name="[^"]*?(\w+)\)*/pallas_call')
         if visit.instruction.opcode == "custom-call" and name is not None:
             batch, heads, *_ = visit.instruction.shapes[0].sizes
-            found[name] += visit.times * batch * heads
-    return dict(found)
+            heads_of[name] += visit.times * batch * heads
+    return dict(heads_of)
 
 
 def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:
-    """Sums the compiler's `estimated_cycles` over all instructions that run, and lists what has no estimate.
+    """Sums the compiler's `estimated_cycles` over all instructions that run, and lists what has no
+    estimate.
 
-    Returns (cycles, a dict from a name to how often it runs without an estimate). The dict has only instructions on
-    arrays. The name is the opcode or, for a fusion, the compiler's name for the fusion.
+    Returns (cycles, a dict from a name to how often it runs without an estimate). The dict has only
+    instructions on arrays. The name is the opcode or, for a fusion, the compiler's name for the
+    fusion.
     """
     total, without = 0.0, collections.defaultdict[str, float](float)
     for visit in visits:

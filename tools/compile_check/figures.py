@@ -1,4 +1,7 @@
-"""Compiles a training step for a topology. Shows memory, communication and times of the step as numbers and text."""
+"""Compiles a training step for a topology.
+
+Shows memory, communication and times of the step as numbers and text.
+"""
 
 import re
 import time
@@ -17,8 +20,8 @@ from tools.compile_check.hlo import Module
 from tools.compile_check.trip_counts import count_turns, turns_of, walk
 
 Figures = dict[str, Any]
-"""Numbers by name, in bytes, seconds and FLOPs. Memory, work and time are for one device. If the compiler ran out of
-memory, they are absent."""
+"""Numbers by name, in bytes, seconds and FLOPs. Memory, work and time are for one device. If the
+compiler ran out of memory, they are absent."""
 
 _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "temporaries": "temp"}
 
@@ -26,8 +29,8 @@ _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "tem
 def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     """Compiles the training step of an experiment for the devices of a topology.
 
-    This is a single step; training dispatches `training.steps_per_dispatch` steps in one loop. Raises ConfigError for
-    an experiment or a mesh that does not fit the devices.
+    This is a single step; training dispatches `training.steps_per_dispatch` steps in one loop.
+    Raises ConfigError for an experiment or a mesh that does not fit the devices.
     """
     task = tasks.create(config.task.name, **config.task.options)
     program = from_config.create_program(config, task, devices=topology.devices)
@@ -62,22 +65,25 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     turns = count_turns(model, length)
     work = work_of(compiled.as_text() or "", turns, len(topology.devices))
     heads = work["kernel_heads"]
-    if heads and model.layout.length is None:  # in a ring a kernel sees chunks, whose cycles are not known
+    # In a ring a kernel sees chunks, whose cycles are not known.
+    if heads and model.layout.length is None:
         cycles = kernel_cycles.of_model(model, length, topology.name)
         work["kernel_cycles"] = sum(count * cycles[name] for name, count in heads.items()) / chip.cores
     return predict(figures | {"fits": memory["peak"] <= chip.hbm_bytes, "bytes": memory, "turns": turns, **work})
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """The bytes that a program takes on one device, by purpose. `peak` is what must fit into the device's memory.
+    """The bytes that a program takes on one device, by purpose. `peak` is what must fit into the
+    device's memory.
 
-    `aliased` is the part of the outputs (new state and metrics) that reuses the memory of the arguments (state and
-    batches). `temporaries` are activations, gradients, and everything else that exists only within the step.
+    `aliased` is the part of the outputs (new state and metrics) that reuses the memory of the
+    arguments (state and batches). `temporaries` are activations, gradients, and everything else
+    that exists only within the step.
     """
     stats: Any = compiled.memory_analysis()
-    found = {name: getattr(stats, f"{of}_size_in_bytes") for name, of in _BYTES.items()}
-    found["program"] = stats.generated_code_size_in_bytes
-    return found | {"peak": sum(found.values()) - 2 * found["aliased"]}
+    bytes_of = {name: getattr(stats, f"{of}_size_in_bytes") for name, of in _BYTES.items()}
+    bytes_of["program"] = stats.generated_code_size_in_bytes
+    return bytes_of | {"peak": sum(bytes_of.values()) - 2 * bytes_of["aliased"]}
 
 
 def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
@@ -98,11 +104,12 @@ def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
 
 
 def predict(figures: Figures) -> Figures:
-    """Adds the compute time, the communication time, and the step time with complete overlap and without overlap.
+    """Adds the compute time, the communication time, and the step time with complete overlap and
+    without overlap.
 
-    The compute time is the compiler's cycles / clock or, if there are no cycles, the model's FLOPs / peak. Messages
-    (collective operations) are sent one after another, at the bandwidth of a ring. MFU is 1 at the peak. Without a
-    clock and a peak, only the communication time is known.
+    The compute time is the compiler's cycles / clock or, if there are no cycles, the model's FLOPs
+    / peak. Messages (collective operations) are sent one after another, at the bandwidth of a ring.
+    MFU is 1 at the peak. Without a clock and a peak, only the communication time is known.
     """
     messages = sum(c["sent_bytes"] for c in figures["collectives"]) / figures["ring_bandwidth"]
     peak = figures["peak_flops"]
@@ -122,14 +129,14 @@ def predict(figures: Figures) -> Figures:
 
 def excess(message: str) -> str:
     """The sentence with the numbers in a compiler's error, such as "Ran out of memory on HBM, …"."""
-    found = re.search(r"((?:Ran )?out of memory[^\n]*?|Used [^\n]*?)(?:\.(?:\s|$)|\n|$)", message, re.IGNORECASE)
-    return found[1] if found else " ".join(message.split())[:300]
+    sentence = re.search(r"((?:Ran )?out of memory[^\n]*?|Used [^\n]*?)(?:\.(?:\s|$)|\n|$)", message, re.IGNORECASE)
+    return sentence[1] if sentence else " ".join(message.split())[:300]
 
 
 def rows(figures: Figures) -> list[tuple[str, str]]:
     """The figures as rows of a table, (name, value)."""
     mesh = " × ".join(f"{axis}={count}" for axis, count in figures["mesh"].items() if count > 1) or "one device"
-    found = [
+    table_rows = [
         ("topology", f"{figures['topology']}, {figures['chips']} chips, {figures['devices']} devices"),
         ("mesh", mesh),
         ("batch", f"{figures['batch_size']:,} × {figures['length']:,} tokens"),
@@ -138,7 +145,7 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
     ]
     if memory := figures.get("bytes"):
         hbm = figures["hbm_bytes"]
-        found += [
+        table_rows += [
             ("arguments of a device", size(memory["arguments"])),
             ("outputs, and how much reuses arguments", f"{size(memory['outputs'])}, {size(memory['aliased'])}"),
             ("temporaries", size(memory["temporaries"])),
@@ -147,19 +154,19 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
         ]
         for c in figures["collectives"]:
             sent = f"{c['count']:,.0f} times, {size(c['sent_bytes'])} sent"
-            found.append((f"{c['kind']} among {c['group']}", sent))
+            table_rows.append((f"{c['kind']} among {c['group']}", sent))
     else:
-        found += [("memory of a device", size(figures["hbm_bytes"])), ("the compiler", figures["excess"])]
+        table_rows += [("memory of a device", size(figures["hbm_bytes"])), ("the compiler", figures["excess"])]
     if "step_seconds" in figures:
-        found += [
+        table_rows += [
             ("compute", seconds(figures["compute_seconds"])),
             ("messages", seconds(figures["collective_seconds"])),
             ("step, messages hidden or not", between(*map(seconds, figures["step_seconds"]))),
             ("tokens/s", between(*(f"{count:,.0f}" for count in reversed(figures["tokens_per_second"])))),
         ]
         if figures["peak_flops"]:
-            found.append(("MFU", between(*(f"{share:.1%}" for share in reversed(figures["mfu"])))))
-    return [*found, ("compiled in", seconds(figures["compile_seconds"]))]
+            table_rows.append(("MFU", between(*(f"{share:.1%}" for share in reversed(figures["mfu"])))))
+    return [*table_rows, ("compiled in", seconds(figures["compile_seconds"]))]
 
 
 def notes(figures: Figures) -> list[str]:
@@ -168,26 +175,26 @@ def notes(figures: Figures) -> list[str]:
         return []
     estimated = f"the compiler's estimated_cycles, in all iterations of loops, at {(figures['clock'] or 0) / 1e9:g} GHz"
     by_peak = "the model's FLOPs (by formula) at the device's peak, because this compiler estimates no times"
-    found = [
+    sentences = [
         "Sent: bytes that a device sends by the ring algorithm, in all iterations of all loops.",
         f"Messages: sent bytes at {figures['ring_bandwidth'] / 1e9:g} GB/s, one after another.",
         f"Compute: {estimated if figures['clock'] else by_peak}.",
     ]
     if figures["kernel_cycles"]:
         share = figures["kernel_cycles"] / (figures["estimated_cycles"] + figures["kernel_cycles"])
-        found.append(
+        sentences.append(
             f"Fused attention is {share:.0%} of the cycles: the bundles of its kernels, times the iterations of loops "
             "for random queries and keys."
         )
     if figures["turns"] and not figures["kernel_cycles"]:
         counted = ", ".join(f"{name} {turns:.2f}" for name, turns in figures["turns"].items())
-        found.append(f"Attention loops that depend on data, mean iterations in an untrained model: {counted}.")
+        sentences.append(f"Attention loops that depend on data, mean iterations in an untrained model: {counted}.")
     if figures["unknown_loops"]:
-        found.append(f"Loops of unknown length: {figures['unknown_loops']}. Each counts as one iteration.")
+        sentences.append(f"Loops of unknown length: {figures['unknown_loops']}. Each counts as one iteration.")
     without = figures["without_estimate"].items() if figures["clock"] else ()
     if slow := [f"{name} ({times:,.0f} times)" for name, times in without if "gather" in name or "scatter" in name]:
-        found.append(f"Not in the estimate, because the compiler states no cycles: {', '.join(slow)}.")
-    return [*found, "A prediction for comparing settings, not a measurement."]
+        sentences.append(f"Not in the estimate, because the compiler states no cycles: {', '.join(slow)}.")
+    return [*sentences, "A prediction for comparing settings, not a measurement."]
 
 
 def between(low: str, high: str) -> str:

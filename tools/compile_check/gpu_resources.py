@@ -1,4 +1,6 @@
-"""Compiles the attention kernels for GPUs without a GPU, and reads from the machine code what they need."""
+"""Compiles the attention kernels for GPUs without a GPU, and reads from the machine code what they
+need.
+"""
 
 import re
 import subprocess
@@ -19,7 +21,8 @@ WARP = 32  # threads
 
 
 def count(problem: Problem, kind: str) -> dict[str, Any]:
-    """The registers and the bytes of stack of a thread, and the bytes of shared memory of a program, of both kernels.
+    """The registers and the bytes of stack of a thread, and the bytes of shared memory of a
+    program, of both kernels.
 
     Registers that do not suffice spill to the stack, which is slow memory.
 
@@ -64,10 +67,10 @@ def _compiled(launch: Launch, avals: list[Any]) -> dict[str, Any]:
     aligned = {(n,): [["tt.divisibility", 16]] for n in range(len(arrays))}  # as XLA's arrays are
     source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
     options = {"num_warps": launch.sizes.warps, "num_stages": launch.sizes.stages, "enable_fp_fusion": True}
-    found = triton.compile(source, target=GPUTarget("cuda", launch.capability, WARP), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", launch.capability, WARP), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(found.asm["cubin"])
+        Path(file.name).write_bytes(compiled.asm["cubin"])
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK"))
-    return {"sizes": launch.sizes, "registers": registers, "stack": stack, "shared": found.metadata.shared}
+    return {"sizes": launch.sizes, "registers": registers, "stack": stack, "shared": compiled.metadata.shared}

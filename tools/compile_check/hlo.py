@@ -1,7 +1,7 @@
 """Reads the text of a compiled program: computations, instructions, shapes.
 
-The text is XLA's HLO, as from `jax.stages.Compiled.as_text()` or `Lowered.as_text("hlo")`. This module reads only what
-is needed to count costs.
+The text is XLA's HLO, as from `jax.stages.Compiled.as_text()` or `Lowered.as_text("hlo")`. This
+module reads only what is needed to count costs.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ class Shape:
     def all(cls, text: str) -> tuple["Shape", ...]:
         """All shapes in the text of a type: one shape, or the shapes of a tuple as a flat sequence."""
         return tuple(
-            cls(found["type"], tuple(int(size.strip(" <=")) for size in found["sizes"].split(",") if size.strip()))
-            for found in _ARRAY.finditer(text)
+            cls(match["type"], tuple(int(size.strip(" <=")) for size in match["sizes"].split(",") if size.strip()))
+            for match in _ARRAY.finditer(text)
         )
 
     @property
@@ -70,12 +70,16 @@ class Instruction:
         return [] if self.opcode in ("constant", "parameter") else re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a regular expression in the attributes; None if the expression does not match."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else None
+        """The first group of a regular expression in the attributes; None if the expression does
+        not match.
+        """
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else None
 
     def calls(self) -> list[str]:
-        """Names of the computations that this instruction runs, without computations that only add or compare."""
+        """Names of the computations that this instruction runs, without computations that only add
+        or compare.
+        """
         singles = re.findall(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)", self.attributes)
         lists = re.findall(r"(?:branch_computations|called_computations|calls)=\{([^}]*)\}", self.attributes)
         if self.opcode == "call":
@@ -85,7 +89,10 @@ class Instruction:
 
 @dataclasses.dataclass
 class Computation:
-    """Instructions by name, in the order in which they run. The result of `root` is the computation's result."""
+    """Instructions by name, in the order in which they run.
+
+    The result of `root` is the computation's result.
+    """
 
     instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
     root: str = ""
@@ -100,7 +107,9 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A compiled program: its computations by name, and the name of its main computation, the entry."""
+    """A compiled program: its computations by name, and the name of its main computation, the
+    entry.
+    """
 
     computations: Mapping[str, Computation]
     entry: str
@@ -127,8 +136,8 @@ class Module:
 def _split(text: str) -> tuple[str, str]:
     """Splits a text that begins with "(", right after the matching ")"."""
     depth = 0
-    for place, letter in enumerate(text):
+    for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if depth == 0:
-            return text[: place + 1], text[place + 1 :]
+            return text[: index + 1], text[index + 1 :]
     raise ValueError(f"the text of the program has an unclosed parenthesis: give the complete text, not {text[:200]!r}")

@@ -1,4 +1,5 @@
-"""Compiles the fused attention kernels alone, and counts their cycles from bundles and iterations of loops.
+"""Compiles the fused attention kernels alone, and counts their cycles from bundles and iterations
+of loops.
 
 The compiler states no cycles for a kernel within a training step.
 """
@@ -47,7 +48,9 @@ class Problem:
         return EncodingConfig.parse(self.encoding).build(shape, rngs=nnx.Rngs(0))
 
     def step(self, attention: Callable[..., Any], sharding: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A function that computes `attention(encoding, x, q, k, v)` with its gradients; and its arguments."""
+        """A function that computes `attention(encoding, x, q, k, v)` with its gradients; and its
+        arguments.
+        """
         graph, params = nnx.split(self.build())
 
         def blank(*shape: int, dtype: Any = self.dtype) -> jax.ShapeDtypeStruct:
@@ -67,9 +70,11 @@ class Problem:
 
 
 def of_model(model: DecoderConfig, length: int, topology: str) -> dict[str, float]:
-    """The cycles of one head by the name of the kernel, for the attention of a model; compiled in another process.
+    """The cycles of one head by the name of the kernel, for the attention of a model; compiled in
+    another process.
 
-    libtpu dumps bundles for all programs of a process, and those of a training step would take too much space.
+    libtpu dumps bundles for all programs of a process, and those of a training step would take too
+    much space.
     """
     block = model.block
     shape = block.attention_shape(model.max_length)
@@ -89,8 +94,8 @@ def of_model(model: DecoderConfig, length: int, topology: str) -> dict[str, floa
         command = [sys.executable, "-m", "tools.kernels", f"--json={path}"]
         command += [f"--{name}={value}" for name, value in flags.items()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        (found,) = json.loads(path.read_text())
-    return {KERNELS[name]: found[name]["cycles"] for name in KERNELS}
+        (cycles_of,) = json.loads(path.read_text())
+    return {KERNELS[name]: cycles_of[name]["cycles"] for name in KERNELS}
 
 
 def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
@@ -110,13 +115,15 @@ def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
     with jax.set_mesh(mesh):
         jax.jit(step).lower(*arguments).compile()
         sizes = tpu_attention.sizes_of(encoding, carry, problem.length, problem.length, problem.blocks)
-    one_head = dataclasses.replace(problem, heads=1, kv_heads=1).build()  # each head's loops end by themselves
+    # Each head's loops end by themselves.
+    one_head = dataclasses.replace(problem, heads=1, kv_heads=1).build()
     turns = loop_turns(one_head, problem.length, sizes)
     strips = -(-problem.length // sizes.queries)
-    found: dict[str, Any] = {**dataclasses.asdict(problem), "blocks": tuple(sizes), "turns": turns}
+    counts: dict[str, Any] = {**dataclasses.asdict(problem), "blocks": tuple(sizes), "turns": turns}
     for name, text in KERNELS.items():
         kernel = bundles.read(folder, text)
-        loops = kernel.loops[-len(turns) :]  # before them, results are cleared, once for all blocks of queries
+        # Before them, results are cleared, once for all blocks of queries.
+        loops = kernel.loops[-len(turns) :]
         cycles = kernel.straight + sum(n * loop for n, loop in zip(turns, loops, strict=True))
-        found[name] = {"straight": kernel.straight, "loops": loops, "cycles": strips * cycles}
-    return found
+        counts[name] = {"straight": kernel.straight, "loops": loops, "cycles": strips * cycles}
+    return counts

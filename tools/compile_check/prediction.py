@@ -1,11 +1,13 @@
 """Calculates how a training step scales to n devices, as in docs/scaling.md.
 
-C is the compute time of a device, C₀ the lowest C of all compiled programs, S the bytes that a device sends to other
-devices, W the bandwidth of a ring, and M = S / W the communication time, which the table calls messages. A step takes
-between max(C, M) and C + M. The efficiency of a step is C₀ divided by the time of the step.
+C is the compute time of a device, C₀ the lowest C of all compiled programs, S the bytes that a
+device sends to other devices, W the bandwidth of a ring, and M = S / W the communication time,
+which the table calls messages. A step takes between max(C, M) and C + M. The efficiency of a step
+is C₀ divided by the time of the step.
 
-If no program was compiled for n devices, the numbers come from the program for the nearest number of devices N. C stays
-the same, except that it is C₀ on one device. S is multiplied by ((n−1)/n) / ((N−1)/N), and the state by N/n.
+If no program was compiled for n devices, the numbers come from the program for the nearest number
+of devices N. C stays the same, except that it is C₀ on one device. S is multiplied by ((n−1)/n) /
+((N−1)/N), and the state by N/n.
 """
 
 import dataclasses
@@ -28,7 +30,9 @@ HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tok
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A step on n devices: compiled for n devices, or calculated from a step on another number of devices."""
+    """A step on n devices: compiled for n devices, or calculated from a step on another number of
+    devices.
+    """
 
     devices: int  # n
     compiled: bool  # whether the step was compiled for n devices
@@ -47,21 +51,22 @@ class Point:
         share = (1 - 1 / devices) / (1 - 1 / compiled)
         memory = figures["bytes"]["peak"] + figures["bytes"]["arguments"] * (compiled / devices - 1)
         sent = share * sum(collective["sent_bytes"] for collective in figures["collectives"])
-        compute, messages = figures["compute_seconds"] if devices > 1 else least, sent / figures["ring_bandwidth"]
+        compute = figures["compute_seconds"] if devices > 1 else least
+        messages = sent / figures["ring_bandwidth"]
         steps = compute + messages, max(compute, messages)
         efficiency = least / steps[0], least / steps[1]
         return cls(devices, devices == compiled, memory, compute, sent, messages, steps, efficiency, figures)
 
     def cells(self) -> list[str]:
         """The row of the table. Numbers from the formula are rounded to two digits."""
-        shown, found = str if self.compiled else rough, self.figures
-        tokens = found["batch_size"] * found["length"] / found["devices"]
-        flops = found["model_flops"] / found["devices"] / found["peak_flops"]
+        shown, figures = str if self.compiled else rough, self.figures
+        tokens = figures["batch_size"] * figures["length"] / figures["devices"]
+        flops = figures["model_flops"] / figures["devices"] / figures["peak_flops"]
         return [
-            chip_of(found),
+            chip_of(figures),
             str(self.devices),
             "compiled" if self.compiled else "formula",
-            shown(size(self.memory)) + (": does not fit" if self.memory > found["hbm_bytes"] else ""),
+            shown(size(self.memory)) + (": does not fit" if self.memory > figures["hbm_bytes"] else ""),
             shown(seconds(self.compute)),
             shown(size(self.sent)),
             shown(seconds(self.messages)),
@@ -82,22 +87,25 @@ def read(folder: Path) -> dict[str, list[Figures]]:
     Raises:
       ConfigError: there are no figures, or a file has other JSON.
     """
-    found: dict[str, list[Figures]] = {}
+    figures_of: dict[str, list[Figures]] = {}
     for path in sorted(folder.glob("*.json")):
         figures = read_object(path, "remove it")
         try:
             if "bytes" in figures and figures["devices"] > 1:
-                Point.of(figures, figures["devices"], 1.0).cells()  # so that missing figures raise an error now
-                found.setdefault(chip_of(figures), []).append(figures)
+                # So that missing figures raise an error now.
+                Point.of(figures, figures["devices"], 1.0).cells()
+                figures_of.setdefault(chip_of(figures), []).append(figures)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} was not written by tools.compile_check --json: remove it") from error
-    if not found:
+    if not figures_of:
         raise ConfigError(f"{folder} has no step on several devices: write one with tools.compile_check --json")
-    return dict(sorted(found.items()))
+    return dict(sorted(figures_of.items()))
 
 
 def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
-    """The points of one chip: all compiled points, and points for other `counts`, from the nearest compiled step."""
+    """The points of one chip: all compiled points, and points for other `counts`, from the nearest
+    compiled step.
+    """
     least = min(figures["compute_seconds"] for figures in compiled)
     points = []
     for count in sorted({*counts, *(figures["devices"] for figures in compiled)}):
@@ -108,7 +116,12 @@ def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
 
 def markdown(points: dict[str, list[Point]]) -> str:
     """The table of all points in Markdown."""
-    return Table("", HEADINGS, [point.cells() for own in points.values() for point in own]).markdown() + "\n"
+    return (
+        Table(
+            "", HEADINGS, [point.cells() for points_of_chip in points.values() for point in points_of_chip]
+        ).markdown()
+        + "\n"
+    )
 
 
 def rough(text: str) -> str:
@@ -126,19 +139,22 @@ def rough(text: str) -> str:
 
 @rc_context(STYLE)
 def plot(points: dict[str, list[Point]]) -> Figure:
-    """Plots two lines for each chip, the efficiency with no message and with all messages hidden, by number of devices.
+    """Plots two lines for each chip, the efficiency with no message and with all messages hidden,
+    by number of devices.
 
     Markers show the numbers of devices that programs were compiled for.
     """
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
-    for number, (chip, own) in enumerate(points.items()):
-        style = line(number) | {"markevery": [place for place, point in enumerate(own) if point.compiled]}
-        low, high = ([100 * share for share in shares] for shares in zip(*(p.efficiency for p in own), strict=True))
-        devices = [point.devices for point in own]
+    for number, (chip, points_of_chip) in enumerate(points.items()):
+        style = line(number) | {"markevery": [index for index, point in enumerate(points_of_chip) if point.compiled]}
+        low, high = (
+            [100 * share for share in shares] for shares in zip(*(p.efficiency for p in points_of_chip), strict=True)
+        )
+        devices = [point.devices for point in points_of_chip]
         axes.plot(devices, low, label=f"{chip}, no message hidden", **style)
         axes.plot(devices, high, label=f"{chip}, messages hidden", linestyle="--", **style)
-    counts = sorted({point.devices for own in points.values() for point in own})
+    counts = sorted({point.devices for points_of_chip in points.values() for point in points_of_chip})
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_ylim(0, 105)

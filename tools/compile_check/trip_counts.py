@@ -1,4 +1,6 @@
-"""Counts how often each instruction of a compiled program runs, even in attention loops whose ends depend on data."""
+"""Counts how often each instruction of a compiled program runs, even in attention loops whose ends
+depend on data.
+"""
 
 import collections
 import dataclasses
@@ -23,7 +25,9 @@ from tools.compile_check.hlo import Computation, Instruction, Module
 
 _SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "optimization-barrier")
 LOOPS = ("diagonal", "interior", "boundary")
-"""The names of the loops of `cope_jax.attention.streaming_softmax.over_blocks`, in the order in which they run."""
+"""The names of the loops of `cope_jax.attention.streaming_softmax.over_blocks`, in the order in
+which they run.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,17 +37,20 @@ class Visit:
     instruction: Instruction
     computation: Computation
     times: float  # how often it runs
-    fused: bool  # whether it is a part of a fusion, without a separate cost in the compiler's schedule
+    # Whether it is a part of a fusion, without a separate cost in the compiler's schedule.
+    fused: bool
     around: "Visit | None"  # the innermost loop around it
-    unknown: bool = False  # whether it is a loop of an unknown number of iterations, which counts as one iteration
+    # Whether it is a loop of an unknown number of iterations, which counts as one iteration.
+    unknown: bool = False
 
 
 def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit]:
-    """Yields every instruction that runs, and how often it runs. All branches of a conditional count.
+    """Yields every instruction that runs, and how often it runs. All branches of a conditional
+    count.
 
-    If the program does not state the number of iterations of a loop, `turns` gives this number. The argument of `turns`
-    is the loop's name in the source, which is `op_name` in the loop's metadata. If `turns` returns None, the loop
-    counts as one iteration.
+    If the program does not state the number of iterations of a loop, `turns` gives this number. The
+    argument of `turns` is the loop's name in the source, which is `op_name` in the loop's metadata.
+    If `turns` returns None, the loop counts as one iteration.
     """
 
     def within(computation: Computation, times: float, fused: bool, around: Visit | None) -> Iterator[Visit]:
@@ -55,47 +62,57 @@ def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit
                     yield from within(module[name], times, fused or instruction.opcode == "fusion", around)
                 continue
             count = trip_count(module, visit)
-            told = turns(instruction.attribute(r'op_name="([^"]*)"') or "") if count is None else float(count)
-            yield dataclasses.replace(visit, unknown=told is None)
-            of_parts = times if told is None else times * told
-            for part in ("body", "condition"):
-                yield from within(module[_called(instruction, part)], of_parts, fused, visit)
+            count_given = turns(instruction.attribute(r'op_name="([^"]*)"') or "") if count is None else float(count)
+            yield dataclasses.replace(visit, unknown=count_given is None)
+            of_parts = times if count_given is None else times * count_given
+            for role in ("body", "condition"):
+                yield from within(module[_called(instruction, role)], of_parts, fused, visit)
 
     yield from within(module[module.entry], 1.0, False, None)
 
 
 def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
-    """The argument `turns` of `walk`: gives the iterations of a loop by its name, such as "…/body/diagonal/while"."""
+    """The argument `turns` of `walk`: gives the iterations of a loop by its name, such as
+    "…/body/diagonal/while".
+    """
     return lambda name: next(
         (turns for loop, turns in counted.items() if re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)), None
     )
 
 
 def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
-    """The mean number of iterations of each attention loop for a block of queries, in an untrained model, by name.
+    """The mean number of iterations of each attention loop for a block of queries, in an untrained
+    model, by name.
 
-    Attention runs on one example with normally distributed queries and keys, so about half of all gates are open. If
-    only positions decide where the loops of an encoding end, these numbers are exact for any data. The result is empty
-    if attention has no such loops, or if it is split along the sequence, because each device then has other loops.
+    Attention runs on one example with normally distributed queries and keys, so about half of all
+    gates are open. If only positions decide where the loops of an encoding end, these numbers are
+    exact for any data. The result is empty if attention has no such loops, or if it is split along
+    the sequence, because each device then has other loops.
     """
     block = model.block
     shape = block.attention_shape(model.max_length)
     encoding = model.encoding.build(shape, rngs=nnx.Rngs(0))
     first = automatic(length, length, model.layout.length)[0]
     name = first if block.attention == "auto" else block.attention
-    if name == "fused" and placement.current_device() == CPU:  # the program is compiled for another device
+    # The program is compiled for another device.
+    if name == "fused" and placement.current_device() == CPU:
         name = "blockwise"
     return _count_turns(encoding, length, block.attention_blocks) if name == "blockwise" else {}
 
 
 def loop_turns(encoding: Encoding, length: int, sizes: BlockSizes) -> list[float]:
-    """The mean number of iterations of each loop of a fused kernel for a block of queries; see `count_turns`."""
+    """The mean number of iterations of each loop of a fused kernel for a block of queries; see
+    `count_turns`.
+    """
     strips = np.arange(1, -(-length // sizes.queries) + 1) * sizes.queries
-    blocks, diagonal = float(np.ceil(strips / sizes.near).mean()), max(1, sizes.queries // sizes.near)
+    blocks = float(np.ceil(strips / sizes.near).mean())
+    diagonal = max(1, sizes.queries // sizes.near)
     if jax.eval_shape(encoding.saturated, carry_of(encoding)) is None:
         return [diagonal, blocks - diagonal]
     near = _count_turns(encoding, length, sizes).get("diagonal", blocks)
-    zone, far, wide = max(0.0, near - diagonal), blocks - max(near, diagonal), max(1, sizes.far // sizes.near)
+    zone = max(0.0, near - diagonal)
+    far = blocks - max(near, diagonal)
+    wide = max(1, sizes.far // sizes.near)
     whole = max(0.0, far - (wide - 1) / 2) / wide  # what is left over has any length below `wide`
     return [diagonal, zone, whole, *([far - wide * whole] if wide > 1 else [])]
 
@@ -137,7 +154,8 @@ def _count_turns(encoding: Encoding, length: int, blocks: Sequence[int] | None) 
         jax.debug.callback(lambda: starts.update([number]))
         return while_loop(condition, turn, state)
 
-    # Iterations are counted inside the loops, because only the encoding and attention decide where a loop ends.
+    # Iterations are counted inside the loops, because only the encoding and attention decide where
+    # a loop ends.
     with mock.patch.object(jax.lax, "while_loop", counted):
         lowered = jax.jit(lambda: attend(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, **options)).lower()
     if next(numbers) != len(LOOPS):
@@ -148,7 +166,8 @@ def _count_turns(encoding: Encoding, length: int, blocks: Sequence[int] | None) 
 
 
 def trip_count(module: Module, loop: Visit) -> int | None:
-    """The number of iterations of a loop that counts up from one constant to another; None for any other loop.
+    """The number of iterations of a loop that counts up from one constant to another; None for any
+    other loop.
 
     On CPUs and GPUs, the program's text states the number that XLA has found. On TPUs it does not.
     """
@@ -169,8 +188,8 @@ def trip_count(module: Module, loop: Visit) -> int | None:
     return None if first is None or last is None else max(0, -(-(last - first) // step))
 
 
-def _called(instruction: Instruction, part: str) -> str:
-    return instruction.attribute(rf"\b{part}=%?([\w.\-]+)") or ""
+def _called(instruction: Instruction, role: str) -> str:
+    return instruction.attribute(rf"\b{role}=%?([\w.\-]+)") or ""
 
 
 def _source(computation: Computation, name: str) -> Instruction:
@@ -182,26 +201,30 @@ def _source(computation: Computation, name: str) -> Instruction:
 
 
 def _entry(computation: Computation, instruction: Instruction) -> int | None:
-    """The index of the entry of the loop's state that `instruction` reads; None if it does not read such an entry."""
+    """The index of the entry of the loop's state that `instruction` reads; None if it does not read
+    such an entry.
+    """
     if instruction.opcode != "get-tuple-element" or computation[instruction.operands[0]].opcode != "parameter":
         return None
     return int(instruction.attribute(r"index=(\d+)") or 0)
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """The constant that each iteration adds to an entry of the state, such as 0; None if there is no such constant."""
+    """The constant that each iteration adds to an entry of the state, such as 0; None if there is
+    no such constant.
+    """
     root = body[body.root]
     if root.opcode != "tuple":
         return None
-    found = _source(body, root.operands[index])
-    if _entry(body, found) == index:
+    root_of_step = _source(body, root.operands[index])
+    if _entry(body, root_of_step) == index:
         return 0
-    if found.opcode != "add":
+    if root_of_step.opcode != "add":
         return None
-    terms = [_source(body, name) for name in found.operands]
-    own = [term for term in terms if _entry(body, term) == index]
+    terms = [_source(body, name) for name in root_of_step.operands]
+    counters = [term for term in terms if _entry(body, term) == index]
     constants = [term for term in terms if term.opcode == "constant"]
-    return _number(constants[0]) if len(own) == len(constants) == 1 else None
+    return _number(constants[0]) if len(counters) == len(constants) == 1 else None
 
 
 def _initial(module: Module, loop: Visit, index: int) -> int | None:
@@ -213,7 +236,10 @@ def _initial(module: Module, loop: Visit, index: int) -> int | None:
 
 
 def _constant(module: Module, computation: Computation, value: Instruction, loop: Visit | None) -> int | None:
-    """The number that a value always has; None if it varies. The value may be a constant entry of a loop's state."""
+    """The number that a value always has; None if it varies.
+
+    The value may be a constant entry of a loop's state.
+    """
     if value.opcode == "constant":
         return _number(value)
     index = _entry(computation, value)

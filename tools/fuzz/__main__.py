@@ -2,9 +2,10 @@
 
     JAX_PLATFORMS=cpu python -m tools.fuzz --cases=2000 --seed=0 --workdir=runs/fuzz
 
-A good answer is a result, or one line with the status 2, 3 or 4, within `--limit` seconds. A traceback, another status,
-a hang, or a result of an absurd setting is a finding. Training that shows progress is stopped at the limit, and must
-then end with status 143. Exit status: 0 no finding, 1 findings, 2 wrong input.
+A good answer is a result, or one line with the status 2, 3 or 4, within `--limit` seconds. A
+traceback, another status, a hang, or a result of an absurd setting is a finding. Training that
+shows progress is stopped at the limit, and must then end with status 143. Exit status: 0 no
+finding, 1 findings, 2 wrong input.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> int:
         parser.error(f"--kinds={wrong[0]} is unknown: choose from {', '.join(cases.KINDS)}")
     numbers = range(options.cases) if options.only is None else [options.only]
     ends: collections.Counter[str] = collections.Counter()
-    found = []
+    findings = []
     with tqdm(total=len(numbers), unit="case", dynamic_ncols=True) as bar:
         for number, case, done, problem in run(
             options.workdir.resolve(), options.seed, numbers, options.jobs, options.limit, kinds
@@ -57,12 +58,12 @@ def main() -> int:
             bar.update()
             ends[f"{case.kind}: {'stopped' if done is None else f'status {done.status}'}"] += 1
             if problem:
-                found.append(f"case {number} ({case.kind}, {case.text!r}): {problem}\n  {_line(case)}")
-                bar.write(found[-1])
+                findings.append(f"case {number} ({case.kind}, {case.text!r}): {problem}\n  {_line(case)}")
+                bar.write(findings[-1])
     for end, count in sorted(ends.items()):
         print(f"{end}: {count}")
-    print(f"{len(found)} findings in {len(numbers)} cases")
-    return 1 if found else 0
+    print(f"{len(findings)} findings in {len(numbers)} cases")
+    return 1 if findings else 0
 
 
 def run(
@@ -84,7 +85,8 @@ def run(
             out.mkdir()
             case = cases.draw(seed, number, material, out, kinds)
             done, problem = judge(case, material.folder / "compiled", out, limit)
-            if done is not None and done.status == 255:  # multiprocessing has not learned how it ended
+            # Multiprocessing has not learned how it ended.
+            if done is not None and done.status == 255:
                 done, problem = judge(case, material.folder / "compiled", out, limit)
             if not problem:
                 shutil.rmtree(out, ignore_errors=True)

@@ -1,4 +1,6 @@
-"""Random wrong input for commands: flags, fields of configs, damaged files, and servers that misbehave."""
+"""Random wrong input for commands: flags, fields of configs, damaged files, and servers that
+misbehave.
+"""
 
 import dataclasses
 import json
@@ -27,7 +29,9 @@ ENCODINGS = (
     "rope({}=1)",
 )
 NEVER = ("nan", "inf", "-inf", "1e400", "2147483648", "9" * 30)
-"""Values that no number of a config or flag can have; most can neither be so large as the last two."""
+"""Values that no number of a config or flag can have; most can neither be so large as the last two.
+
+"""
 
 VALUES: tuple[Any, ...] = (None, True, 0, -1, 2.5, 1e300, 10**30, "", "x", [], {}, [[]], [None], {"x": 1}, "x" * 5000)
 
@@ -54,7 +58,7 @@ class Case:
 
 
 class Material:
-    """What commands need: a config, and finished runs, in `folder`; `mirror` is the URL of a server of downloads."""
+    """A config and finished runs in `folder`; `mirror` is the URL of a server of downloads."""
 
     def __init__(self, folder: Path, mirror: str):
         self.folder, self.mirror = folder, mirror
@@ -63,7 +67,8 @@ class Material:
 
     def base(self, out: Path) -> dict[str, list[str]]:
         """Right flags of each command, which write to `out`."""
-        config, workdir = [f"--config={self.config}", "--config.training.steps=4"], f"--workdir={out}"
+        config = [f"--config={self.config}", "--config.training.steps=4"]
+        workdir = f"--workdir={out}"
         shards = ["--config=lm:125m", f"--config.task.options.folders=('{self.shards}',)", *SMALL_TEXT]
         text = f"--model={self.text}"
         return {
@@ -113,26 +118,26 @@ def _flags(rng: random.Random, material: Material, out: Path) -> Case:
     commands = material.base(out / "out")
     name = rng.choice(tuple(commands))
     flags, absurd = list(commands[name]), False
-    place = rng.randrange(len(flags))
-    place -= flags[place] == "--dry_run"  # without it a sweep trains for hours
-    flag, _, old = flags[place].partition("=")
-    what = rng.choice(("value", "value", "value", "value", "gone", "twice", "name", "unknown", "word"))
-    if what == "value":
+    index = rng.randrange(len(flags))
+    index -= flags[index] == "--dry_run"  # without it a sweep trains for hours
+    flag, _, old = flags[index].partition("=")
+    change = rng.choice(("value", "value", "value", "value", "gone", "twice", "name", "unknown", "word"))
+    if change == "value":
         value = rng.choice(JUNK)
         if flag == "--encodings" or rng.random() < 0.1:
             value = rng.choice(ENCODINGS).format(value)
-        flags[place] = f"{flag}={value}"
+        flags[index] = f"{flag}={value}"
         absurd = value in NEVER and old.replace(".", "").isdecimal()
-    elif what == "gone":
-        del flags[place]
-    elif what == "twice":
+    elif change == "gone":
+        del flags[index]
+    elif change == "twice":
         flags.append(f"{flag}={rng.choice(JUNK)}")
-    elif what == "name":
+    elif change == "name":
         letter = rng.randrange(2, len(flag))
-        flags[place] = f"{flag[:letter]}{flag[letter + 1 :]}={old}"
+        flags[index] = f"{flag[:letter]}{flag[letter + 1 :]}={old}"
     else:
-        flags.insert(place, rng.choice(("--x=1", "--no", "--")) if what == "unknown" else rng.choice(JUNK))
-    return Case("flags", name, tuple(flags), f"{what} of {flag}", absurd)
+        flags.insert(index, rng.choice(("--x=1", "--no", "--")) if change == "unknown" else rng.choice(JUNK))
+    return Case("flags", name, tuple(flags), f"{change} of {flag}", absurd)
 
 
 def _fields(rng: random.Random, material: Material, out: Path) -> Case:
@@ -140,12 +145,13 @@ def _fields(rng: random.Random, material: Material, out: Path) -> Case:
     flags = material.base(out / "out")["train of shards" if text else "train"]
     fields = [*_leaves("--config", config_files.named("lm:125m" if text else str(material.config)))]
     chosen, absurd = [], False
-    for name, held in rng.sample(fields, rng.choice((1, 1, 2))):
+    for name, default in rng.sample(fields, rng.choice((1, 1, 2))):
         value = rng.choice(JUNK)
-        if isinstance(held, int | float) and rng.random() < 0.5:
-            value = str(rng.choice((-held, held + 1, held * 1000, held / 3, -1, 0, 1, 2, 3, 7, 1e-9)))
-        number = isinstance(held, int | float) and not isinstance(held, bool)
-        may_be_large = "seed" in name or ".encodings." in name  # an encoding that is not used has no size
+        if isinstance(default, int | float) and rng.random() < 0.5:
+            value = str(rng.choice((-default, default + 1, default * 1000, default / 3, -1, 0, 1, 2, 3, 7, 1e-9)))
+        number = isinstance(default, int | float) and not isinstance(default, bool)
+        # An encoding that is not used has no size.
+        may_be_large = "seed" in name or ".encodings." in name
         absurd |= number and (value in NEVER[:4] or (value in NEVER and not may_be_large))
         chosen.append(f"{name}={value}")
     return Case("fields", "train", (*flags, *chosen), " ".join(chosen)[:200], absurd)
@@ -160,7 +166,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _files(rng: random.Random, material: Material, out: Path) -> Case:
-    held, readers = rng.choice(
+    original, readers = rng.choice(
         (
             (material.run, ("evaluate", "inspect", "train", "compare")),
             (material.text, ("generate", "perplexity", "convert")),
@@ -169,17 +175,17 @@ def _files(rng: random.Random, material: Material, out: Path) -> Case:
             (material.config, ("train",)),
         )
     )
-    copy, name = out / held.name, rng.choice(readers)
-    (shutil.copytree if held.is_dir() else shutil.copy)(held, copy)
+    copy, name = out / original.name, rng.choice(readers)
+    (shutil.copytree if original.is_dir() else shutil.copy)(original, copy)
     files = sorted(path for path in copy.rglob("*") if path.is_file()) if copy.is_dir() else [copy]
     small = [path for path in files if "checkpoints" not in path.parts]
     path = rng.choice(small if small and rng.random() < 0.8 else files)
     how = rng.choice(tuple(DAMAGES))
     DAMAGES[how](rng, path)
-    flags = [word.replace(str(held), str(copy)) for word in material.base(out / "out")[name]]
-    if held is material.model:
+    flags = [word.replace(str(original), str(copy)) for word in material.base(out / "out")[name]]
+    if original is material.model:
         flags = [word.replace(str(material.text), str(copy)) for word in flags]
-    if name in ("train", "compare", "export of shards") and held is not material.config:
+    if name in ("train", "compare", "export of shards") and original is not material.config:
         flags = [word.replace(str(out / "out"), str(copy)) for word in flags]
     return Case("files", name, tuple(flags), f"{path.relative_to(out)}: {how}")
 
@@ -187,13 +193,13 @@ def _files(rng: random.Random, material: Material, out: Path) -> Case:
 def _json(rng: random.Random, path: Path) -> None:
     """Replaces a random value of a JSON file, or of a line of JSON."""
     lines = path.read_bytes().split(b"\n") if path.suffix == ".jsonl" else [path.read_bytes()]
-    place = rng.randrange(len(lines))
+    number = rng.randrange(len(lines))
     try:
-        content = json.loads(lines[place])
+        content = json.loads(lines[number])
     except ValueError:
         path.write_text("{}")
         return
-    lines[place] = json.dumps(_changed(rng, content)).encode()
+    lines[number] = json.dumps(_changed(rng, content)).encode()
     path.write_bytes(b"\n".join(lines))
 
 
@@ -204,8 +210,8 @@ def _changed(rng: random.Random, value: Any) -> Any:
             return {key: other for key, other in value.items() if key != name}
         return {**value, name: _changed(rng, value[name])}
     if isinstance(value, list) and value and rng.random() < 0.7:
-        place = rng.randrange(min(len(value), 50))
-        return [*value[:place], _changed(rng, value[place]), *value[place + 1 :]]
+        index = rng.randrange(min(len(value), 50))
+        return [*value[:index], _changed(rng, value[index]), *value[index + 1 :]]
     return rng.choice(VALUES)
 
 
@@ -260,12 +266,12 @@ def _words(rng: random.Random, material: Material, out: Path) -> Case:
     commands = material.base(out / "out")
     name = rng.choice(tuple(commands))
     flags = list(commands[name])
-    place = rng.choice([place for place, word in enumerate(flags) if word != "--dry_run"])
-    flag, _, old = flags[place].partition("=")
+    index = rng.choice([index for index, word in enumerate(flags) if word != "--dry_run"])
+    flag, _, old = flags[index].partition("=")
     value = "".join(rng.choices(ODD, k=rng.choice((1, 1, 2))))
     folder = f"{out}/" if str(out) in old else f"{old}/" if str(material.folder) in old and rng.random() < 0.3 else ""
-    flags[place] = f"{flag}={folder}{value}"
-    return Case("words", name, tuple(flags), flags[place][:200])
+    flags[index] = f"{flag}={folder}{value}"
+    return Case("words", name, tuple(flags), flags[index][:200])
 
 
 def _paths(rng: random.Random, material: Material, out: Path) -> Case:
@@ -273,13 +279,13 @@ def _paths(rng: random.Random, material: Material, out: Path) -> Case:
     commands = material.base(out / "out")
     name = rng.choice([name for name, flags in commands.items() if any("/" in flag for flag in flags)])
     flags = list(commands[name])
-    place = rng.choice([place for place, word in enumerate(flags) if "/" in word and "://" not in word])
-    flag, _, old = flags[place].partition("=")
+    index = rng.choice([index for index, word in enumerate(flags) if "/" in word and "://" not in word])
+    flag, _, old = flags[index].partition("=")
     how = rng.choice(tuple(THINGS))
     path = out / rng.choice(("thing", "th[i]ng", "th*ng?", "th\\ng", "thing ", "th\udcffng", "th\nng"))
     right = next((path for path in (material.run, material.text, material.config) if str(path) == old), material.run)
     THINGS[how](path, right)
-    flags[place] = f"{flag}={path}{'/out' if how == 'a folder' and right is material.run and str(out) in old else ''}"
+    flags[index] = f"{flag}={path}{'/out' if how == 'a folder' and right is material.run and str(out) in old else ''}"
     return Case("paths", name, tuple(flags), f"{flag}: {how} named {path.name!r}")
 
 

@@ -99,4 +99,6 @@ VARIABLES = {
     "JAX_PLATFORMS": ("", "cpu,no_such"),
     "OMPI_COMM_WORLD_SIZE": ("٣", "x", "1"),
 }
-"""Environment variables; those that Python and libraries read when they are loaded have no effect."""
+"""Environment variables; those that Python and libraries read when they are loaded have no effect.
+
+"""

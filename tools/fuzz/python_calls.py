@@ -1,4 +1,6 @@
-"""Calls of the Python interface with wrong arguments: a wrong type has an answer at the door, in one clear line."""
+"""Calls of the Python interface with wrong arguments: a wrong type has an answer at the door, in
+one clear line.
+"""
 
 import functools
 import random
@@ -161,7 +163,7 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
 
 
 def problem(case: Case) -> str | None:
-    """What is wrong with the answer to a case; None if it is a result, or an error of one line from the door."""
+    """The mistake in the answer to a case; None for a result, or an error of one line."""
     call = calls()[case.name]
     try:
         call.function(**{**call.arguments, **case.changes})

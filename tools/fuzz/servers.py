@@ -21,7 +21,7 @@ ANSWERS: dict[str, bytes] = {
     "header": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
     "nothing": b"",
 }
-"""What the server of downloads answers, by the folder in the URL."""
+"""Answers of the server of downloads, by the folder in the URL."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -1,12 +1,13 @@
-"""Mutation testing: the share of small faults in the numerical rooms (`faults.FOLDERS`) that the fast suite catches.
+"""Mutation testing: the share of small faults in the numerical rooms (`faults.FOLDERS`) that the
+fast suite catches.
 
     python -m tools.mutants --count=300 --seed=0 --jobs=2
 
-Each test runs once and notes the lines that it executes. Then one fault at a time is put into a copy of the checkout,
-and the tests of its line run until one fails, which must pass without the fault: those of its own room, the nearest and
-fastest first, then of the other rooms, then the rest. Other tests of the same file follow, for they may use what one of
-these has compiled. What is found is kept in `--out`, by the
-content of the checkout: an interrupted run resumes.
+Each test runs once and notes the lines that it executes. Then one fault at a time is put into a
+copy of the checkout, and the tests of its line run until one fails, which must pass without the
+fault: those of its own room, the nearest and fastest first, then of the other rooms, then the rest.
+Other tests of the same file follow, for they may use what one of these has compiled. What is found
+is kept in `--out`, by the content of the checkout: an interrupted run resumes.
 """
 
 import argparse
@@ -45,7 +46,7 @@ LONGEST = 900.0  # seconds that a test may take when its lines are noted
 
 
 class Suite:
-    """What is known of the tests: in `folder`, a file for each group of them, and for the faults one that grows."""
+    """Records of tests: in `folder`, a file for each group, and a growing one for the faults."""
 
     def __init__(self, folder: Path):
         self.folder, self.results = folder, folder / "results.jsonl"
@@ -79,7 +80,7 @@ class Suite:
         self._path(group).write_text(json.dumps(record))
         bad = [test for test in tests if test not in done or done[test]["failed"]]
         print(
-            f"{group}: {sum(one['seconds'] for one in done.values()):.0f} s"
+            f"{group}: {sum(ended['seconds'] for ended in done.values()):.0f} s"
             + "".join(f"\n  left out: {t}" for t in bad)
         )
 
@@ -102,8 +103,10 @@ class Suite:
         return [json.loads(line) for line in self.results.read_text().splitlines()]
 
     def choose(self, fault: Fault, groups: Sequence[str], seconds: float) -> list[str]:
-        """The tests to run: those that execute the line, then the others of their group, within so many seconds."""
-        found = []
+        """The tests to run: those that execute the line, then the others of their group, within so
+        many seconds.
+        """
+        candidates = []
         for group in groups:
             record, cases = self.records[group], collections.Counter[str]()
             direct = {name for name, test in record["tests"].items() if _executes(test["lines"], fault)}
@@ -111,15 +114,15 @@ class Suite:
                 for test in sorted(record["tests"].values(), key=lambda test: test["seconds"]):
                     name, cost = test["test"], test["seconds"]
                     function = name.split("[")[0]
-                    found.append((name not in direct, _distance(fault, name) + cases[function], cost, name))
+                    candidates.append((name not in direct, _distance(fault, name) + cases[function], cost, name))
                     cases[function] += 1
         chosen, total = [], 0.0
-        for _, _, cost, name in sorted(found):
+        for _, _, cost, name in sorted(candidates):
             if not chosen or total + cost <= seconds:
                 chosen, total = [*chosen, name], total + cost
         return chosen
 
-    def attempt(self, tree: Tree, fault: Fault, part: str, groups: Sequence[str], seconds: float) -> None:
+    def attempt(self, tree: Tree, fault: Fault, room: str, groups: Sequence[str], seconds: float) -> None:
         """Looks whether a test catches the fault."""
         known = {test: record for group in groups for test, record in self.records[group]["tests"].items()}
         tests, spent, by, how = self.choose(fault, groups, seconds), 0.0, None, ""
@@ -129,7 +132,8 @@ class Suite:
 
         while tests and by is None:
             tree.change(fault.path, fault)
-            for _ in range(2):  # what hangs must do so twice: a process may have been stopped meanwhile
+            # What hangs must do so twice: a process may have been stopped meanwhile.
+            for _ in range(2):
                 status, cost, reports = tree.test(_files_of(tests), tests, patience)
                 spent += cost
                 if status != -signal.SIGALRM:
@@ -153,7 +157,7 @@ class Suite:
         outcome = CAUGHT if by else SURVIVED if tests else NOT_EXECUTED
         self.log(
             fault=str(fault),
-            part=part,
+            part=room,
             outcome=outcome,
             by=by and by + how,
             tests=len(tests),
@@ -162,12 +166,12 @@ class Suite:
         )
         print(f"{outcome:12} {spent:5.1f} s  {fault}" + (f"  by {by}{how}" if by else ""))
 
-    def open_faults(self, drawn: Sequence[Fault], part: str, seconds: float) -> list[Fault]:
+    def open_faults(self, drawn: Sequence[Fault], room: str, seconds: float) -> list[Fault]:
         """Those that are not caught and have not been looked at with as many seconds."""
         done = {
             line["fault"]
             for line in self.lines()
-            if "fault" in line and (line["outcome"] == CAUGHT or (line["part"] == part and line["budget"] >= seconds))
+            if "fault" in line and (line["outcome"] == CAUGHT or (line["part"] == room and line["budget"] >= seconds))
         }
         return [fault for fault in drawn if str(fault) not in done]
 
@@ -185,7 +189,9 @@ def _folder(path: str) -> str:
 
 
 def _distance(fault: Fault, test: str) -> int:
-    """0 for tests named like the module, 1 for those in the folder named like its own, 2 for all others."""
+    """0 for tests named like the module, 1 for those in the folder named like its own, 2 for all
+    others.
+    """
     path, module = Path(test.split("::")[0]), Path(fault.path)
     return 0 if module.stem in path.stem else 1 if module.parts[1] == path.parts[1] else 2
 
@@ -196,13 +202,13 @@ def parallel(jobs: int, tree: Callable[[int], Tree], function: Callable[..., Non
     taken = context.Value("i", 0)
 
     def work(job: int) -> None:
-        own = tree(job)
+        tree_of_job = tree(job)
         while True:
             with taken.get_lock():
-                place, taken.value = taken.value, taken.value + 1
-            if place >= len(tasks):
+                index, taken.value = taken.value, taken.value + 1
+            if index >= len(tasks):
                 return
-            function(own, tasks[place])
+            function(tree_of_job, tasks[index])
 
     workers = [context.Process(target=work, args=(job,)) for job in range(min(jobs, len(tasks)))]
     try:
@@ -224,7 +230,8 @@ def interval(share: float, count: int) -> tuple[float, float]:
     '0.86 0.93'
     """
     z = 1.96
-    middle, half = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    middle = share + z * z / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
 
 
@@ -284,18 +291,18 @@ def main() -> None:
 
     groups = suite.groups(tree(0))
     room = {group: folder if (folder := _folder(tests[0])) in FOLDERS else REST for group, tests in groups.items()}
-    for part in (*FOLDERS, OTHERS, REST):
-        faults = [fault for fault in drawn if part in (OTHERS, REST, _folder(fault.path))]
-        faults = suite.open_faults(faults, part, args.seconds)
-        if part == REST and not faults:
+    for room_name in (*FOLDERS, OTHERS, REST):
+        faults = [fault for fault in drawn if room_name in (OTHERS, REST, _folder(fault.path))]
+        faults = suite.open_faults(faults, room_name, args.seconds)
+        if room_name == REST and not faults:
             break
-        new = [group for group in groups if room[group] == part and not suite.recorded(group)]
+        new = [group for group in groups if room[group] == room_name and not suite.recorded(group)]
         parallel(args.jobs, tree, lambda tree, group: suite.record(tree, group, groups[group]), new)
-        suite.load([group for group in groups if room[group] == part])
+        suite.load([group for group in groups if room[group] == room_name])
 
-        def attempt(tree: Tree, fault: Fault, part: str = part) -> None:
-            rooms = {*FOLDERS} - {_folder(fault.path)} if part == OTHERS else {part}
-            suite.attempt(tree, fault, part, [group for group in groups if room[group] in rooms], args.seconds)
+        def attempt(tree: Tree, fault: Fault, room_name: str = room_name) -> None:
+            rooms = {*FOLDERS} - {_folder(fault.path)} if room_name == OTHERS else {room_name}
+            suite.attempt(tree, fault, room_name, [group for group in groups if room[group] in rooms], args.seconds)
 
         parallel(args.jobs, tree, attempt, faults)
     print(*summary(drawn, suite.lines()), sep="\n")

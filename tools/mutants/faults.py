@@ -1,4 +1,6 @@
-"""Small faults in the functions of the library: a changed operator, constant, argument, condition or statement."""
+"""Small faults in the functions of the library: a changed operator, constant, argument, condition
+or statement.
+"""
 
 import ast
 import dataclasses
@@ -11,8 +13,10 @@ from typing import Any
 
 PACKAGE = "cope_jax"
 FOLDERS = ("encodings", "attention", "ops", "layers", "models", "exchange", "training", "generation", "evaluation")
-DRAWING = {"matplotlib", "rich"}  # a module that imports one of these shows figures, and computes none
-MESSAGES = {"print", "warn", "info", "debug", "warning", "error", "log"}  # calls of these only say something
+# A module that imports one of these shows figures, and computes none.
+DRAWING = {"matplotlib", "rich"}
+# Calls of these only say something.
+MESSAGES = {"print", "warn", "info", "debug", "warning", "error", "log"}
 COMMUTATIVE = {"min", "max", "minimum", "maximum", "logical_and", "logical_or", "allclose", "equal"}
 NO_TESTS_OF = {"__repr__", "__str__", "__rich__"}
 
@@ -67,7 +71,7 @@ class Fault:
         return source[: self.start] + self.after.encode() + source[self.stop :]
 
     def is_one(self, source: bytes) -> bool:
-        """Whether what comes of it is Python, and means something else."""
+        """True if the changed text is Python with another meaning."""
         try:
             return ast.dump(ast.parse(self.apply(source))) != ast.dump(ast.parse(source))
         except SyntaxError:
@@ -86,7 +90,7 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
             places += faults(path.read_bytes(), str(path.relative_to(root)))
     generator = random.Random(seed)
     generator.shuffle(places)
-    chosen = (generator.choice(place) for place in places)
+    chosen = (generator.choice(faults_here) for faults_here in places)
     return list(itertools.islice((fault for fault in chosen if fault.is_one((root / fault.path).read_bytes())), count))
 
 
@@ -100,7 +104,7 @@ def faults(source: bytes, path: str) -> list[list[Fault]]:
 class _Finder:
     def __init__(self, source: bytes, path: str):
         self.source, self.path, self.places = source, path, list[list[Fault]]()
-        self.lines = [0, *(place + 1 for place, byte in enumerate(source) if byte == ord("\n"))]
+        self.lines = [0, *(offset + 1 for offset, byte in enumerate(source) if byte == ord("\n"))]
         self.span = (0, 0)  # of the statement
 
     def scope(self, body: Sequence[ast.stmt]) -> None:
@@ -123,7 +127,7 @@ class _Finder:
     def statement(self, node: ast.stmt) -> None:
         parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)]
         cases = [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
-        inner = min((part.lineno for part in [*parts, *cases]), default=math.inf)
+        inner = min((stmt.lineno for stmt in [*parts, *cases]), default=math.inf)
         self.span = (node.lineno, max(node.lineno, int(min(inner - 1, node.end_lineno or node.lineno))))
         match node:
             case ast.FunctionDef():
@@ -137,7 +141,7 @@ class _Finder:
             case ast.Expr() | ast.Break() | ast.Continue() | ast.Delete():
                 self.offer(node, "statement", ["pass"])
             case ast.Assign(targets=[target], value=value):
-                names = [part.id for part in ast.walk(value) if isinstance(part, ast.Name)]
+                names = [stmt.id for stmt in ast.walk(value) if isinstance(stmt, ast.Name)]
                 if not isinstance(target, ast.Name | ast.Tuple) or getattr(target, "id", None) in names:
                     self.offer(node, "statement", ["pass"])
             case ast.AugAssign(op=op):
@@ -152,9 +156,9 @@ class _Finder:
                 if isinstance(child, ast.expr | ast.withitem) and name not in ("annotation", "target", "targets"):
                     self.expression(child, "constant")
         for child in ast.iter_child_nodes(node):
-            for part in child.body if isinstance(child, ast.ExceptHandler | ast.match_case) else [child]:
-                if isinstance(part, ast.stmt):
-                    self.statement(part)
+            for stmt in child.body if isinstance(child, ast.ExceptHandler | ast.match_case) else [child]:
+                if isinstance(stmt, ast.stmt):
+                    self.statement(stmt)
 
     def expression(self, node: Any, kind: str) -> None:
         match node:

@@ -1,4 +1,4 @@
-"""Which lines of a package are executed, also in the processes that a test starts: these import this file alone."""
+"""The lines of a package that tests execute, also in processes that import only this file."""
 
 import os
 import sys
@@ -11,7 +11,9 @@ PREFIX = "COPE_JAX_LINES_OF"
 
 
 def note_lines(prefix: str, note: Callable[[str, int], None]) -> None:
-    """Calls `note(path, line)` for each line that functions of such paths execute, in this thread and new ones."""
+    """Calls `note(path, line)` for each line that functions of such paths execute, in this thread
+    and new ones.
+    """
 
     def of_function(frame, event, _):
         path = frame.f_code.co_filename

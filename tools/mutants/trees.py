@@ -1,4 +1,6 @@
-"""Copies of the checkout in which tests run, each time in a process that is forked from one that has imported JAX."""
+"""Copies of the checkout in which tests run, each time in a process that is forked from one that
+has imported JAX.
+"""
 
 import collections
 import json
@@ -23,8 +25,8 @@ class Tree:
     """A copy of the files that git knows, in `folder`.
 
     Args:
-      cache: a folder for compiled programs. They are written where lines are noted and else only read, so that no fault
-        leaves anything to another.
+      cache: a folder for compiled programs. They are written where lines are noted and else only
+        read, so that no fault leaves anything to another.
     """
 
     def __init__(self, root: Path, folder: Path, cache: Path):
@@ -41,7 +43,8 @@ class Tree:
         """Puts a fault into a file; None takes it out."""
         source, self.changes = (self.root / path).read_bytes(), self.changes + 1
         (self.folder / "tree" / path).write_bytes(fault.apply(source) if fault else source)
-        os.utime(self.folder / "tree" / path, (self.changes, self.changes))  # Python compiles again what has a new time
+        # Python compiles again what has a new time.
+        os.utime(self.folder / "tree" / path, (self.changes, self.changes))
 
     def test(
         self, paths: Iterable[str], order: Sequence[str] | None, seconds: Callable[[str], float], note: bool = False
@@ -55,7 +58,8 @@ class Tree:
           note: whether to note the lines that each test executes.
 
         Returns:
-          How pytest ended (minus the signal that killed it), its CPU seconds, and the reports of `_Reporter`.
+          How pytest ended (minus the signal that killed it), its CPU seconds, and the reports of
+          `_Reporter`.
         """
         report, notes = self.folder / "report.jsonl", self.folder / "notes"
         report.write_text("")
@@ -102,23 +106,29 @@ class Tree:
             os.environ |= {lines.FOLDER: str(notes), lines.PREFIX: package, "PYTHONPATH": str(self.folder / "site")}
             lines.note_lines(package, lambda path, line: reporter.lines.add((path, line)))
         where = ("--rootdir=.", f"--basetemp={self.folder / 'tmp'}", "-p", "no:cacheprovider", "-q")
-        where += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of the plugins that are already imported
+        # Of the plugins that are already imported.
+        where += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
         return int(pytest.main([*where, *arguments], plugins=[reporter]))
 
     def _by_file(self, lines: Iterable[Sequence[Any]]) -> dict[str, list[int]]:
         """Line numbers by the path within the tree."""
-        found = collections.defaultdict(list)
+        lines_of = collections.defaultdict(list)
         for path, line in sorted(lines):
-            found[os.path.relpath(path, self.folder / "tree")].append(int(line))
-        return found
+            lines_of[os.path.relpath(path, self.folder / "tree")].append(int(line))
+        return lines_of
 
 
 class _Reporter:
-    """A plugin that runs the chosen tests in their order, under an alarm, and reports each as a line of JSON."""
+    """A plugin that runs the chosen tests in their order, under an alarm, and reports each as a
+    line of JSON.
+    """
 
     def __init__(self, report: Path, order: Sequence[str] | None, seconds: Callable[[str], float], by_file):
-        self.report, self.seconds, self.by_file, self.lines = report, seconds, by_file, set[tuple[str, int]]()
-        self.order = order and {name: place for place, name in enumerate(order)}
+        self.report = report
+        self.seconds = seconds
+        self.by_file = by_file
+        self.lines = set[tuple[str, int]]()
+        self.order = order and {name: index for index, name in enumerate(order)}
 
     def write(self, **report: Any) -> None:
         with self.report.open("a") as file:
@@ -127,7 +137,7 @@ class _Reporter:
     def pytest_collection_modifyitems(self, items):
         if self.order is not None:
             items[:] = sorted(
-                (one for one in items if one.nodeid in self.order), key=lambda one: self.order[one.nodeid]
+                (item for item in items if item.nodeid in self.order), key=lambda item: self.order[item.nodeid]
             )
 
     def pytest_collection_finish(self, session):
@@ -152,7 +162,7 @@ class _Reporter:
 
 
 def files(root: Path) -> list[str]:
-    """What git tracks or would add."""
+    """Files that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
     return sorted({name for name in names if name and (root / name).is_file()})

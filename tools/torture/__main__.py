@@ -1,15 +1,18 @@
-"""Kills a small training run again and again, and shows that it ends with the same bits as one that is left alone.
+"""Kills a small training run again and again, and shows that it ends with the same bits as one that
+is left alone.
 
 JAX_PLATFORMS=cpu python -m tools.torture --kills=50 --seed=0 --workdir=runs/torture
 
-SIGKILL and SIGTERM come at random moments from the start of the process on, and on purpose while a checkpoint is
-written, right after the first step, and during evaluation. Parameters, optimizer, random key, place in the data and
-metrics are compared. `--bucket=gs://…` or `--bucket=s3://…` keeps the runs in a bucket. `--processes=2` splits the
-devices of each run among processes; all of them are killed, or one is asked to stop. `--kinds` names what is killed: a
-run on each mesh, and on one device a run on text, a comparison and a grid that train two runs at a time, and exports of
-shards and of a dataset. After its last start, a command must have left nothing that a command without kills does not
-leave: in its folder, beside it, and in the folder for temporary files. With JAX_PLATFORMS=cpu the devices are fake
-ones, as many as a mesh needs; else those that are there. Exit status: 0 all is equal, 1 it is not, 2 wrong input.
+SIGKILL and SIGTERM come at random moments from the start of the process on, and on purpose while a
+checkpoint is written, right after the first step, and during evaluation. Parameters, optimizer,
+random key, place in the data and metrics are compared. `--bucket=gs://…` or `--bucket=s3://…` keeps
+the runs in a bucket. `--processes=2` splits the devices of each run among processes; all of them
+are killed, or one is asked to stop. `--kinds` names what is killed: a run on each mesh, and on one
+device a run on text, a comparison and a grid that train two runs at a time, and exports of shards
+and of a dataset. After its last start, a command must have left nothing that a command without
+kills does not leave: in its folder, beside it, and in the folder for temporary files. With
+JAX_PLATFORMS=cpu the devices are fake ones, as many as a mesh needs; else those that are there.
+Exit status: 0 all is equal, 1 it is not, 2 wrong input.
 """
 
 import argparse
@@ -76,18 +79,19 @@ def main() -> int:
         parser.error("--processes is for --kinds=train")
     if options.bucket and not {"train", "compare", "text"}.issuperset(kinds):
         parser.error("--bucket is for --kinds=train,compare,text")
-    jax.config.update("jax_platforms", "cpu")  # the devices are for the runs, which are processes of their own
+    # The devices are for the runs, which are processes of their own.
+    jax.config.update("jax_platforms", "cpu")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
     rows, wrong = [], []
     with tqdm(total=options.kills, unit="kill", dynamic_ncols=True) as bar:
         for number, (text, job) in enumerate(jobs.items()):
             bar.set_description(text)
             share = (options.kills + number) // len(jobs)
-            starts, found = torture(
+            starts, mistakes = torture(
                 options.workdir.resolve() / text, job, share, options.seed, bar.update, options.bucket
             )
-            rows.append(row(text, starts, found))
-            wrong += [f"{text}: {line}" for line in found]
+            rows.append(row(text, starts, mistakes))
+            wrong += [f"{text}: {line}" for line in mistakes]
     console = wide_console()
     headings = ["killed", "verdict", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds"]
     console.print(Table("Killed again and again", headings, rows, text_columns=2).rich())
@@ -97,16 +101,18 @@ def main() -> int:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """The axes of a mesh, as {"fsdp": 2, "tensor": 2} of "fsdp=2+tensor=2"; ValueError for anything else."""
+    """The axes of a mesh, as {"fsdp": 2, "tensor": 2} of "fsdp=2+tensor=2"; ValueError for anything
+    else.
+    """
     axes = {}
-    for part in text.split("+"):
-        axis, _, size = part.partition("=")
+    for term in text.split("+"):
+        axis, _, size = term.partition("=")
         if (
             axis not in {field.name for field in dataclasses.fields(MeshConfig)}
             or not size.isdecimal()
             or not 0 < int(size) <= 64
         ):
-            raise ValueError(f"{part!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2")
+            raise ValueError(f"{term!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2")
         axes[axis] = int(size)
     return axes
 
@@ -121,14 +127,17 @@ def torture(
 ) -> tuple[list[Start], list[str]]:
     """Leaves a run alone, then kills others until they end and compares each with the first.
 
-    After the last kill the run is left to end. With `bucket` the runs are in this folder of a bucket, and `folder` is
-    for their temporary files.
+    After the last kill the run is left to end. With `bucket` the runs are in this folder of a
+    bucket, and `folder` is for their temporary files.
 
     Returns:
       All starts, the first of which is that of the run left alone; and what is wrong, a line each.
     """
     folder.mkdir(parents=True)
-    rng, starts, done, wrong = random.Random(f"{seed} {folder.name}"), list[Start](), [folder / "straight"], []
+    rng = random.Random(f"{seed} {folder.name}")
+    starts = list[Start]()
+    done = [folder / "straight"]
+    wrong = []
     material, temporary = folder / "material", folder / "temporary"
     job.prepare(material)
     temporary.mkdir()
@@ -153,12 +162,12 @@ def torture(
             if len(starts) > 4 * kills + 8:
                 raise BrokenError(f"{len(starts)} starts, and no more than {kills - left} kills: too short")
             plan = Plan.draw(rng, len(starts) - 1, shortest, job.processes, moments) if left else None
-            found = start(workdir, plan)
-            if found.signal is not None:
+            started = start(workdir, plan)
+            if started.signal is not None:
                 left -= 1
                 killed()
             else:
-                shortest = min(shortest, found.seconds)
+                shortest = min(shortest, started.seconds)
                 done.append(workdir)
                 workdir = folder / f"round_{len(done)}"
     except BrokenError as error:
@@ -179,7 +188,7 @@ def row(mesh: str, starts: list[Start], wrong: list[str]) -> list[str]:
     """The cells of a mesh."""
     signals = collections.Counter(start.signal for start in starts)
     places = collections.Counter(start.where for start in starts)
-    counts = [signals["SIGKILL"], signals["SIGTERM"], *(places[place] for place in PLACES)]
+    counts = [signals["SIGKILL"], signals["SIGTERM"], *(places[moment] for moment in PLACES)]
     counts += [signals[None] - 1, len(starts)]
     seconds = f"{sum(start.seconds for start in starts):.0f}"
     kills = signals["SIGKILL"] + signals["SIGTERM"]
@@ -199,34 +208,34 @@ def _program(settings: str) -> Program:
 
 
 def differences(straight: Path, other: Path) -> list[str]:
-    """What differs between the ends of two runs, a line each; none if all is equal to the last bit.
+    """Differences between the ends of two runs, a line each; none if all is bit-identical.
 
-    Compared are every leaf of the state in the last checkpoint, the places in the data, `metrics.jsonl` byte by byte,
-    and the records of `result.json` without their wall time.
+    Compared are every leaf of the state in the last checkpoint, the places in the data,
+    `metrics.jsonl` byte by byte, and the records of `result.json` without their wall time.
     """
     ours, theirs = _end(other), _end(straight)
-    found = [f"{name} differs" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    mistakes = [f"{name} differs" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
     lines, wanted = ((folder / "metrics.jsonl").read_bytes().splitlines(True) for folder in (other, straight))
     for number in range(max(len(lines), len(wanted))):
         if lines[number : number + 1] != wanted[number : number + 1]:
-            return [*found, f"metrics.jsonl differs from line {number + 1} on"]
-    return found
+            return [*mistakes, f"metrics.jsonl differs from line {number + 1} on"]
+    return mistakes
 
 
 def _end(workdir: Path) -> dict:
-    """What a run ended with, by name; of each leaf of the state its type, shape and bytes."""
+    """The end of a run, by name; of each leaf of the state, type, shape and bytes."""
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
         restored = checkpoints.restore(program(workdir).state_shapes())
     assert restored is not None, f"{workdir} has no checkpoint"
     step, state, progress = restored
     records = json.loads((workdir / "result.json").read_text())["records"]
     plain = [{name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}} for record in records]
-    found = {"last checkpoint": step, "place in the data": progress["data"], "result.json": plain}
+    contents = {"last checkpoint": step, "place in the data": progress["data"], "result.json": plain}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        found[name] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
-    return found
+        contents[name] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+    return contents
 
 
 if __name__ == "__main__":

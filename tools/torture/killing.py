@@ -38,15 +38,16 @@ class BrokenError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """When and how to kill.
+    """The moment and the way to kill.
 
     Attributes:
-      moment: "any": `delay` seconds after the start; "write": after the workdir was first changed; else
-        `delay` seconds after the run was first seen at that place, a key of `PLACES`.
+      moment: "any": `delay` seconds after the start; "write": after the workdir was first changed;
+        else `delay` seconds after the run was first seen at that place, a key of `PLACES`.
       number: the signal.
       count: the how-manieth time, from 1.
       delay: seconds.
-      process: which one of several has a SIGTERM; SIGKILL is for all, as where a job loses its machines.
+      process: which one of several has a SIGTERM; SIGKILL is for all, as where a job loses its
+        machines.
     """
 
     moment: str
@@ -69,9 +70,10 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """How a start of the run ended: its exit status (minus the signal), after `seconds`.
+    """The end of a start of the run: its exit status (minus the signal), after `seconds`.
 
-    `signal` is the name of the one that killed it and `where` a key of `PLACES`; both None: it ended by itself.
+    `signal` is the name of the one that killed it and `where` a key of `PLACES`; both None: it
+    ended by itself.
     """
 
     signal: str | None
@@ -81,12 +83,13 @@ class Start:
 
 
 class Watch:
-    """What a start shows of its runs on disk and in a bucket; made before the start.
+    """A view of a start's runs on disk and in a bucket; made before the start.
 
     Of several runs, the one whose metrics were written last decides.
 
     Args:
-      workdir: the workdir. If it is in a bucket, the folder of temporary files, where its mirror is.
+      workdir: the workdir. If it is in a bucket, the folder of temporary files, where its mirror
+        is.
       runs: the folders of the runs below that.
       bucket: the URL of the workdir.
     """
@@ -99,23 +102,23 @@ class Watch:
         self._sizes: dict[int, int] = {}
 
     def trains(self) -> bool:
-        """Whether this start has come to its steps: it has replaced the metrics by those it resumes from."""
+        """True if this start trains: it has replaced the metrics by those it resumes from."""
         return not self._before >= self._inodes()
 
     def torn(self) -> bool:
-        """Whether there is a half written checkpoint."""
+        """True if there is a half written checkpoint."""
         for bucket in self._buckets:
             steps: dict[str, set[str]] = {}
             for name in bucket.names("checkpoints/"):
                 _, step, below = name.split("/", 2)
                 steps.setdefault(step, set()).add(below)
-            if any(".complete" not in found for found in steps.values()):
+            if any(".complete" not in names for names in steps.values()):
                 return True
-        found = itertools.chain(*(path.parent.glob("checkpoints/*") for path in self._metrics()))
-        return any(".orbax-checkpoint-tmp" in path.name for path in found)
+        names = itertools.chain(*(path.parent.glob("checkpoints/*") for path in self._metrics()))
+        return any(".orbax-checkpoint-tmp" in path.name for path in names)
 
     def place(self) -> str:
-        """Where the runs are, a key of `PLACES`; to be asked again and again, for it is seen by what changes."""
+        """The progress of the runs, a key of `PLACES`; ask repeatedly, as it is seen by changes."""
         if not self._runs:
             return "start" if self._written() == self._found else "write"
         if not self.trains():
@@ -132,7 +135,7 @@ class Watch:
         return "evaluation" if at_evaluation else "steps"
 
     def finished(self) -> bool:
-        """Whether the last step of all runs is done, or may be: a mirror is removed at the end."""
+        """True if the last step of all runs is or may be done: a mirror is removed at the end."""
         if self._buckets and not any(path.exists() for path in self._metrics()):
             return True
         return bool(self._runs) and all(
@@ -160,7 +163,9 @@ class Watch:
         return {0, *(self._stat(path)[1] for path in self._metrics())}
 
     def _stat(self, path: Path) -> tuple[int, int, int]:
-        """Time, inode and size of metrics that this machine has written, else zeros: a mirror's copy has the time 0."""
+        """Time, inode and size of metrics that this machine has written, else zeros: a mirror's
+        copy has the time 0.
+        """
         try:
             stat = path.stat()
         except FileNotFoundError:
@@ -176,14 +181,17 @@ def start(
     runs: Sequence[str] = (".",),
     bucket: str | None = None,
 ) -> Start:
-    """Starts the commands, each in a session of its own, kills them by the plan, if there is one, and sees them end.
+    """Starts the commands, each in a session of its own, kills them by the plan, if there is one,
+    and sees them end.
 
-    `runs` and `bucket` are as for `Watch`; in a bucket, each command has a folder for temporary files in `workdir`.
+    `runs` and `bucket` are as for `Watch`; in a bucket, each command has a folder for temporary
+    files in `workdir`.
 
     Raises:
       BrokenError: one ended in another way than it should, or not at all.
     """
-    began, stderr = time.monotonic(), [workdir.with_suffix(f".{number}.stderr") for number in range(len(commands))]
+    began = time.monotonic()
+    stderr = [workdir.with_suffix(f".{number}.stderr") for number in range(len(commands))]
     folders = [workdir / str(number) for number in range(len(commands))]
     if bucket is not None:
         shutil.rmtree(workdir, ignore_errors=True)
@@ -193,18 +201,24 @@ def start(
     processes = []
     try:
         for words, path, folder in zip(commands, stderr, folders, strict=True):
-            own = variables if bucket is None else {**variables, "TMPDIR": str(folder)}
+            environment = variables if bucket is None else {**variables, "TMPDIR": str(folder)}
             with path.open("wb") as errors:
                 processes.append(
                     subprocess.Popen(
-                        words, cwd=ROOT, env=own, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+                        words,
+                        cwd=ROOT,
+                        env=environment,
+                        stdout=subprocess.DEVNULL,
+                        stderr=errors,
+                        start_new_session=True,
                     )
                 )
         where, trained, number = None, False, plan and plan.number
         if plan is not None and _await(processes[0], watch, plan):
             trained, where = watch.trains(), watch.place()
             if not trained and len(processes) > 1:
-                number = signal.SIGKILL  # those that wait for a process that was stopped would wait for minutes
+                # Those that wait for a process that was stopped would wait for minutes.
+                number = signal.SIGKILL
             if number == signal.SIGTERM:
                 processes[plan.process].send_signal(number)
             else:

@@ -1,4 +1,4 @@
-"""What is killed: a training run, a comparison, a grid, or an export; and what it may leave behind."""
+"""Killed jobs: a training run, a comparison, a grid or an export; and permitted leftovers."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def get_cells():
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is killed.
+    """A job to kill.
 
     Attributes:
       mesh: devices along the axes.
@@ -80,7 +80,9 @@ class Job:
         (material / "grid.py").write_text(GRID.format(encodings=self._names(), config=str(CONFIG)))
 
     def environment(self, cache: Path, temporary: Path) -> dict[str, str]:
-        """As many fake devices as the mesh needs, and a folder of compiled programs, so that later starts are short."""
+        """As many fake devices as the mesh needs, and a folder of compiled programs, so that later
+        starts are short.
+        """
         devices = math.prod(self.mesh.values()) // self.processes
         return os.environ | {
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
@@ -98,14 +100,14 @@ WORKERS = ("--workers=2", "--shard_tokens=40000")
 
 
 def names(folder: Path) -> set[str]:
-    """What is in a folder, without the numbers that name files of TensorBoard and the insides of checkpoints."""
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    events = {re.sub(r"tfevents\..*", "tfevents", name) for name in found}
+    """Names in a folder, without numbers of TensorBoard's files and contents of checkpoints."""
+    paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    events = {re.sub(r"tfevents\..*", "tfevents", name) for name in paths}
     return {re.sub(r"(checkpoints/\d+)/.*", r"\1", name) for name in events}
 
 
 def leftovers(folder: Path, workdirs: list[Path]) -> Iterator[str]:
-    """What killed commands have left in `folder`, and in each workdir after the first, a line each."""
+    """Leftovers of killed commands in `folder` and in later workdirs, a line each."""
     claims = f"cope_jax-{os.getuid()}"  # the locks of cores, which stay
     for path in (folder / "temporary").iterdir():
         if path.name != claims:
@@ -129,7 +131,9 @@ def bytes_differ(straight: Path, other: Path) -> Iterator[str]:
 
 
 def _content(path: Path) -> Any:
-    """The bytes of a file; of a dataset, those of the fields of each example, which TFDS writes in any order."""
+    """The bytes of a file; of a dataset, those of the fields of each example, which TFDS writes in
+    any order.
+    """
     folder = path.parent
     if ".array_record-" not in path.name or not (folder / "dataset_info.json").exists():
         return path.read_bytes()

@@ -1,4 +1,6 @@
-"""The run that is killed: a few seconds of training, all of which is random, with a checkpoint every few steps."""
+"""The run that is killed: a few seconds of training, all of which is random, with a checkpoint
+every few steps.
+"""
 
 from typing import Any
 

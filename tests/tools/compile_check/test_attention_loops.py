@@ -47,7 +47,8 @@ def test_larger_blocks_make_fewer_turns():
 def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
     near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["diagonal"] for n in (8, 400)]
     assert near[0] < near[1]
-    assert near[1] == sum(count_turns(decoder(), LENGTH).values())  # about half of the gates are open: it never settles
+    # About half of the gates are open: it never settles.
+    assert near[1] == sum(count_turns(decoder(), LENGTH).values())
 
 
 @pytest.mark.parametrize(
@@ -67,5 +68,5 @@ def test_the_turns_are_those_of_the_loops_in_the_program():
     q = k = v = jax.ShapeDtypeStruct((1, LENGTH, 1, 8), jnp.float32)
     text = jax.jit(lambda q, k, v: attend(q, k, v, encoding=encoding)).lower(q, k, v).compile().as_text()
     module = Module.parse(text)
-    for told, unknown in ((lambda name: None, 3), (turns, 0)):
-        assert sum(visit.unknown for visit in walk(module, told)) == unknown
+    for turns_of_loop, unknown in ((lambda name: None, 3), (turns, 0)):
+        assert sum(visit.unknown for visit in walk(module, turns_of_loop)) == unknown

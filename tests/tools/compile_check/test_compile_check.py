@@ -32,8 +32,8 @@ def test_a_shape_of_the_wrong_number_of_axes_is_told_the_right_one(name):
     [("v5e:2x2", "libtpu", r"cope-jax\[tpu-compile\]"), ("h100:8", "jax_plugins", "jax-cuda13-plugin")],
 )
 def test_a_compiler_that_is_not_installed_is_named(monkeypatch, name, missing, hint):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if missing in module else found(module))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if missing in module else find_spec(module))
     with pytest.raises(ConfigError, match=f"pip install '{hint}"):
         chips.describe(name)
 
@@ -104,13 +104,14 @@ class TestWithLibtpu:
         mesh = "--config.job.mesh.fsdp=2"
         done = check(name, f"--config={QUICK}", mesh, f"--json={tmp_path}/x.json")
         assert done.returncode == 0, done.stderr
-        found = json.loads((tmp_path / "x.json").read_text())
-        assert (found["chips"], found["fits"]) == (4, True)
-        assert found["mesh"]["fsdp"] == 2
-        assert found["unknown_loops"] == 0
-        assert found["estimated_cycles"] > 0
-        assert "all-reduce" in {c["kind"] for c in found["collectives"]}  # gradients are summed over data
-        assert 0 < found["mfu"][0] < 1
+        figures = json.loads((tmp_path / "x.json").read_text())
+        assert (figures["chips"], figures["fits"]) == (4, True)
+        assert figures["mesh"]["fsdp"] == 2
+        assert figures["unknown_loops"] == 0
+        assert figures["estimated_cycles"] > 0
+        # Gradients are summed over data.
+        assert "all-reduce" in {c["kind"] for c in figures["collectives"]}
+        assert 0 < figures["mfu"][0] < 1
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ def test_a_sum_over_devices_in_a_scan_counts_once_for_each_turn():
     def five(x):
         return jax.lax.scan(lambda sum, _: (jax.lax.psum(sum, BOTH) * 0.5 + x, None), x, length=5)[0]
 
-    (found,) = messages(five, sizes=(8, 1000))
-    assert found == Collective("all-reduce", 8, 5, 5 * 4000)
-    assert found.sent == 2 * 7 / 8 * 5 * 4000
+    (message,) = messages(five, sizes=(8, 1000))
+    assert message == Collective("all-reduce", 8, 5, 5 * 4000)
+    assert message.sent == 2 * 7 / 8 * 5 * 4000
 
 
 # Each device has 8 × 128 numbers of 4 bytes; what a message holds is the whole array of its group.
@@ -202,9 +202,9 @@ ENTRY %main (x: f32[400], y: f32[400]) -> f32[100] {
 
 def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
     # Messages that were joined all have the same channel.
-    (found,) = costs.collectives(visited(SCATTERS), 4)
-    assert found == Collective("reduce-scatter", 4, 2, 3 * 1600)
-    assert found.sent == 3 / 4 * 3 * 1600
+    (message,) = costs.collectives(visited(SCATTERS), 4)
+    assert message == Collective("reduce-scatter", 4, 2, 3 * 1600)
+    assert message.sent == 3 / 4 * 3 * 1600
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
 )
 def test_a_sum_that_is_kept_whole_is_none(change, to):
     assert change in SCATTERS
-    found = costs.collectives(visited(SCATTERS.replace(change, to)), 4)
-    assert [message.kind for message in found] == ["all-reduce", "reduce-scatter"]
+    all_messages = costs.collectives(visited(SCATTERS.replace(change, to)), 4)
+    assert [message.kind for message in all_messages] == ["all-reduce", "reduce-scatter"]
 
 
 def test_cycles_count_for_each_turn_and_what_has_none_is_named():
@@ -239,5 +239,5 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %gather_fusion.3 = f32[8] fusion(%b), kind=kCustom, calls=%fused
 }
 """
-    found = costs.estimated_cycles(visited(text))
-    assert found == (75, {"gather_fusion": 1})
+    cycles = costs.estimated_cycles(visited(text))
+    assert cycles == (75, {"gather_fusion": 1})

@@ -125,10 +125,10 @@ def test_a_compiler_that_runs_out_of_memory_is_a_step_that_does_not_fit(monkeypa
     sentence = "Ran out of memory on HBM, the total memory required (23.30G) exceeds available HBM (15.75G)"
     message = f"RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: {sentence}. HLO module: jit_f.\nSee https://openxla.org"
     monkeypatch.setattr(figures.from_config.Program, "lower", lambda self, *sizes: Lowered(message))
-    found = compiled_for(data=8)
-    assert (found["fits"], found["excess"], "bytes" in found) == (False, sentence, False)
-    assert dict(figures.rows(found))["the compiler"] == sentence
-    assert figures.notes(found) == []
+    content = compiled_for(data=8)
+    assert (content["fits"], content["excess"], "bytes" in content) == (False, sentence, False)
+    assert dict(figures.rows(content))["the compiler"] == sentence
+    assert figures.notes(content) == []
 
 
 def test_another_error_of_the_compiler_is_raised(monkeypatch):
@@ -156,6 +156,6 @@ def test_the_notes_say_what_is_not_in_the_estimate(compiled):
     without = {"gather_fusion": 4.0, "reduce": 2.0}
     changed = {"without_estimate": without, "unknown_loops": 3, "turns": {"near": 1.5}, "clock": 1.5e9}
     text = "\n".join(figures.notes(compiled | changed))
-    for part in ("gather_fusion (4 times)", "Loops of unknown length: 3.", "near 1.50", "1.5 GHz"):
-        assert part in text
+    for phrase in ("gather_fusion (4 times)", "Loops of unknown length: 3.", "near 1.50", "1.5 GHz"):
+        assert phrase in text
     assert "reduce (" not in text

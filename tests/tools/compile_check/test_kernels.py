@@ -1,4 +1,4 @@
-"""How the cycles of the fused kernels are counted; with libtpu, that they compile for every chip."""
+"""Counts of cycles of the fused kernels; with libtpu, they compile for every chip."""
 
 import importlib.metadata
 import importlib.util
@@ -52,19 +52,20 @@ def test_the_newest_kernel_of_a_name_is_read(tmp_path):
     [
         ("rope", BlockSizes(64, 64, 64), [1, 3.5]),  # 1 to 8 blocks of keys
         ("rope", BlockSizes(64, 128, 128), [1, 1.5]),
-        ("cope(npos_max=400)", BlockSizes(64, 64, 128), [1, 3.5, 0, 0]),  # about half of the gates are open
+        # About half of the gates are open.
+        ("cope(npos_max=400)", BlockSizes(64, 64, 128), [1, 3.5, 0, 0]),
         ("cope(npos_max=2)", BlockSizes(64, 64, 128), [1, 0.875, None, None]),
     ],
 )
 def test_turns_of_loops(spec, sizes, turns):
     encoding = encodings.create(spec, num_heads=2, head_dim=8, max_length=512, rngs=nnx.Rngs(0))
-    found = loop_turns(encoding, 512, sizes)
-    assert len(found) == len(turns)
+    counted = loop_turns(encoding, 512, sizes)
+    assert len(counted) == len(turns)
     if turns[-1] is None:  # 0 to 6.5 blocks are left, in whole pairs and what remains of them
-        assert found[:2] == turns[:2]
-        assert 2 * found[2] + found[3] == pytest.approx(4.5 - sum(turns[:2]))
+        assert counted[:2] == turns[:2]
+        assert 2 * counted[2] + counted[3] == pytest.approx(4.5 - sum(turns[:2]))
     else:
-        np.testing.assert_allclose(found, turns)
+        np.testing.assert_allclose(counted, turns)
 
 
 def test_heads_of_kernels_are_counted_in_all_iterations():
@@ -110,9 +111,9 @@ def test_kernels_compile(topology, spec, dtype, tmp_path):
     flags = (f"--encodings={spec}", "--lengths=512", "--heads=2", "--kv_heads=1", "--head_dim=64", f"--dtype={dtype}")
     done = count(topology, *flags, f"--json={tmp_path}/x.json")
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads((tmp_path / "x.json").read_text())
-    for kernel in (found["forward"], found["backward"]):
-        assert len(kernel["loops"]) == len(found["turns"]) and min(kernel["loops"]) > 0
+    (content,) = json.loads((tmp_path / "x.json").read_text())
+    for kernel in (content["forward"], content["backward"]):
+        assert len(kernel["loops"]) == len(content["turns"]) and min(kernel["loops"]) > 0
         assert kernel["cycles"] > kernel["straight"] > 0
 
 
@@ -125,9 +126,9 @@ RECORDED = {"cope": (71_021, 105_540), "rope": (25_350, 28_978)}
 def test_cycles_are_as_recorded(tmp_path):
     done = count("v5e:2x2", "--encodings=cope,rope", "--lengths=2048", f"--json={tmp_path}/x.json")
     assert done.returncode == 0, done.stderr
-    for found in json.loads((tmp_path / "x.json").read_text()):
-        cycles = [found[kernel]["cycles"] for kernel in ("forward", "backward")]
-        np.testing.assert_allclose(cycles, RECORDED[found["encoding"]], rtol=0.1)
+    for counted in json.loads((tmp_path / "x.json").read_text()):
+        cycles = [counted[kernel]["cycles"] for kernel in ("forward", "backward")]
+        np.testing.assert_allclose(cycles, RECORDED[counted["encoding"]], rtol=0.1)
 
 
 COMPILE = """

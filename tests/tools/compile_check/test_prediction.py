@@ -26,8 +26,8 @@ def figures(devices, compute=2.0, sent=6e9, chip="v5e"):
 
 
 def write(folder, *all_figures):
-    for number, one in enumerate(all_figures):
-        (folder / f"{number}.json").write_text(json.dumps(one))
+    for number, content in enumerate(all_figures):
+        (folder / f"{number}.json").write_text(json.dumps(content))
 
 
 def at(devices, **options):
@@ -50,8 +50,11 @@ def test_other_numbers_of_devices_follow_by_the_ring_and_by_the_share_of_the_sta
 
 def test_figures_are_read_by_chip(tmp_path):
     write(tmp_path, figures(16), figures(4), figures(4, chip="v5p"), {"devices": 4, "fits": False})
-    found = prediction.read(tmp_path)
-    assert {chip: [one["devices"] for one in own] for chip, own in found.items()} == {"v5e": [16, 4], "v5p": [4]}
+    by_chip = prediction.read(tmp_path)
+    assert {chip: [step["devices"] for step in steps] for chip, steps in by_chip.items()} == {
+        "v5e": [16, 4],
+        "v5p": [4],
+    }
 
 
 def test_what_was_not_compiled_follows_from_the_nearest_that_was():

@@ -6,7 +6,8 @@ from tests.tools.compile_check.hlo_programs import compiled, floats, lowered
 from tools.compile_check.hlo import Module
 from tools.compile_check.trip_counts import walk
 
-# As TPUs write a loop: constants are a part of its state, which also holds those of the loop within.
+# As TPUs write a loop: constants are a part of its state, which also holds those of the loop
+# within.
 WIDE = """HloModule wide
 
 %inner_body (p: (s32[], s32[], f32[4])) -> (s32[], s32[], f32[4]) {
