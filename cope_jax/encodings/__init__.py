@@ -90,14 +90,14 @@ def create(
       ConfigError: a name or option is unknown, or a value is out of range.
     """
     checked(rngs, nnx.Rngs, "rngs")
-    names_of_parts = [part for part, _ in EncodingConfig.parse(name).parts]
+    names_of_parts = [part_name for part_name, _ in EncodingConfig.parse(name).parts]
     if len(names_of_parts) == 1:
         options = {names_of_parts[0]: options}
-    for part, own in options.items():
-        if part not in names_of_parts:
-            raise unknown(f"part of {name}", part, names_of_parts)
-        if not isinstance(own, Mapping):
-            raise ConfigError(f"{name}: {part}={own!r} must be a dict of the options of {part}")
+    for part_name, part_options in options.items():
+        if part_name not in names_of_parts:
+            raise unknown(f"part of {name}", part_name, names_of_parts)
+        if not isinstance(part_options, Mapping):
+            raise ConfigError(f"{name}: {part_name}={part_options!r} must be a dict of the options of {part_name}")
     shape = AttentionShape(num_heads, head_dim, num_kv_heads, model_dim, max_length)
     composed = EncodingConfig.parse(name, options).build(shape, rngs=rngs)
     return composed.parts[names_of_parts[0]] if len(names_of_parts) == 1 else composed

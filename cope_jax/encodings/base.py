@@ -331,16 +331,16 @@ class Encoding(nnx.Module):
         if not self.traits.splits_heads:
             raise ConfigError(f"{type(self).__name__} mixes all heads: it cannot run for one head alone")
         index = {"heads": head, "kv_heads": head * self.shape.kv_heads // self.shape.num_heads}
-        one = copy.copy(self)
-        one.shape = dataclasses.replace(self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width)
+        alone = copy.copy(self)
+        alone.shape = dataclasses.replace(self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width)
         for name, value in vars(self).items():
             if isinstance(value, Encoding):
-                setattr(one, name, value.of_head(head))
+                setattr(alone, name, value.of_head(head))
             elif isinstance(value, PerHead):
-                setattr(one, name, PerHead(value.values[head : head + 1]))
+                setattr(alone, name, PerHead(value.values[head : head + 1]))
             elif isinstance(value, nnx.Variable):
-                setattr(one, name, _of_head(value, index))
-        return one
+                setattr(alone, name, _of_head(value, index))
+        return alone
 
 
 def _of_head(variable: nnx.Variable[Any], index: Mapping[str, int]) -> nnx.Variable[Any]:

@@ -33,17 +33,17 @@ class Composed(Encoding):
         for name in parts:
             if name in (*dir(self), "names"):
                 raise ConfigError(f"rename the encoding {name!r}: every encoding already has an attribute of that name")
-        for name, part in parts.items():
+        for name, encoding in parts.items():
             for other, theirs in parts.items():
-                if other != name and any(_overrides(theirs, hook) for hook in part.traits.excludes):
+                if other != name and any(_overrides(theirs, hook) for hook in encoding.traits.excludes):
                     excluded = {"rotate": "rotates", "score": "changes logits"}
-                    what = " or ".join(excluded[hook] for hook in part.traits.excludes)
+                    what = " or ".join(excluded[hook] for hook in encoding.traits.excludes)
                     raise ConfigError(f"{name} and {other} cannot be combined: {name} excludes what {what}")
         self.names = tuple(parts)
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.traits = Traits.of_composition([part.traits for part in parts.values()])
-        with_sink = [name for name, part in parts.items() if type(part).sink is not Encoding.sink]
+        for name, encoding in parts.items():
+            setattr(self, name, encoding)
+        self.traits = Traits.of_composition([encoding.traits for encoding in parts.values()])
+        with_sink = [name for name, encoding in parts.items() if type(encoding).sink is not Encoding.sink]
         if len(with_sink) > 1:
             raise ConfigError(f"{' and '.join(with_sink)} each have a sink for the softmax: keep only one of them")
 
@@ -53,68 +53,73 @@ class Composed(Encoding):
         return {name: getattr(self, name) for name in self.names}
 
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
-        for part in self.parts.values():
-            x_BLD = part.embed(x_BLD, positions_BL)
+        for encoding in self.parts.values():
+            x_BLD = encoding.embed(x_BLD, positions_BL)
         return x_BLD
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         both = {
-            name: part.features(tokens, None if state is None else state[name]) for name, part in self.parts.items()
+            name: encoding.features(tokens, None if state is None else state[name])
+            for name, encoding in self.parts.items()
         }
         features, after = ({name: pair[which] for name, pair in both.items()} for which in (0, 1))
         return features, after
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
-        for name, part in self.parts.items():
-            x_BLHK = part.rotate(x_BLHK, features[name], positions_BL)
+        for name, encoding in self.parts.items():
+            x_BLHK = encoding.rotate(x_BLHK, features[name], positions_BL)
         return x_BLHK
 
     def rotate_keys(self, k_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
-        for name, part in self.parts.items():
-            k_BMGK = part.rotate_keys(k_BMGK, features[name], positions_BM)
+        for name, encoding in self.parts.items():
+            k_BMGK = encoding.rotate_keys(k_BMGK, features[name], positions_BM)
         return k_BMGK
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
-        return _join({name: part.initial_carry(q_BHLK, q_features[name]) for name, part in self.parts.items()})
+        return _join({name: encoding.initial_carry(q_BHLK, q_features[name]) for name, encoding in self.parts.items()})
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        scored = {name: part.score(_of(name, pairs), _part(name, carry)) for name, part in self.parts.items()}
+        scored = {name: encoding.score(_of(name, pairs), _part(name, carry)) for name, encoding in self.parts.items()}
         logits_BHLM = _sum_of_increments(pairs.logits, (logits for logits, _ in scored.values()))
-        return logits_BHLM, _join({name: one for name, (_, one) in scored.items()})
+        return logits_BHLM, _join({name: after for name, (_, after) in scored.items()})
 
     def saturated(self, carry: Carry) -> Array | None:
         # A part without a carry, or that does not change the logits, cannot saturate.
-        own = {name: _part(name, carry) for name in self.names}
+        carries = {name: _part(name, carry) for name in self.names}
         counting = {
-            name: part
-            for name, part in self.parts.items()
-            if jax.tree.leaves(own[name]) and type(part).score is not Encoding.score
+            name: encoding
+            for name, encoding in self.parts.items()
+            if jax.tree.leaves(carries[name]) and type(encoding).score is not Encoding.score
         }
-        return _in_all(part.saturated(own[name]) for name, part in counting.items())
+        return _in_all(encoding.saturated(carries[name]) for name, encoding in counting.items())
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
-        scored = (part.tail(_of(name, pairs), _part(name, carry)) for name, part in self.parts.items())
+        scored = (encoding.tail(_of(name, pairs), _part(name, carry)) for name, encoding in self.parts.items())
         return _sum_of_increments(pairs.logits, scored)
 
     def sink(self, carry: Carry) -> Array | None:
-        sinks = (part.sink(_part(name, carry)) for name, part in self.parts.items())
+        sinks = (encoding.sink(_part(name, carry)) for name, encoding in self.parts.items())
         return next((logit for logit in sinks if logit is not None), None)
 
     def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
-        scores = [part.native_score(v_BMGK, k_features[name]) for name, part in self.parts.items()]
+        scores = [encoding.native_score(v_BMGK, k_features[name]) for name, encoding in self.parts.items()]
         counting = [score for score in scores if score is None or score.gates is not None]
         return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 
     def done(self, carry: Carry) -> Array | None:
         # A part that does not change the logits cannot restore weight that another part has removed.
-        scoring = {name: part for name, part in self.parts.items() if type(part).score is not Encoding.score}
-        return _in_all(part.done(_part(name, carry)) for name, part in scoring.items())
+        scoring = {
+            name: encoding for name, encoding in self.parts.items() if type(encoding).score is not Encoding.score
+        }
+        return _in_all(encoding.done(_part(name, carry)) for name, encoding in scoring.items())
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        maps = {name: part.maps(_of(name, pairs)) for name, part in self.parts.items()}
-        counts = collections.Counter(key for own in maps.values() for key in own)
+        maps = {name: encoding.maps(_of(name, pairs)) for name, encoding in self.parts.items()}
+        counts = collections.Counter(key for named in maps.values() for key in named)
         return {
-            key if counts[key] == 1 else f"{name}.{key}": one for name, own in maps.items() for key, one in own.items()
+            key if counts[key] == 1 else f"{name}.{key}": values
+            for name, named in maps.items()
+            for key, values in named.items()
         }
 
 
@@ -133,19 +138,20 @@ def _join(carries: dict[str, Carry]) -> Carry:
 
 def _in_all(rows: Iterable[Array | None]) -> Array | None:
     """True where all entries are True; None if there are no entries, or if any entry is None."""
-    found = list(rows)
-    known = [one for one in found if one is not None]
-    return functools.reduce(operator.and_, known) if known and len(known) == len(found) else None
+    answers = list(rows)
+    if not answers or any(answer is None for answer in answers):
+        return None
+    return functools.reduce(operator.and_, answers)
 
 
 def _sum_of_increments(logits_BHLM: Array, scored: Iterable[Array]) -> Array:
     total = logits_BHLM
-    for one in scored:
-        if one is not logits_BHLM:  # a part that leaves the logits alone costs nothing
-            total = one if total is logits_BHLM else total + (one - logits_BHLM)
+    for scored_BHLM in scored:
+        if scored_BHLM is not logits_BHLM:  # a part that leaves the logits alone costs nothing
+            total = scored_BHLM if total is logits_BHLM else total + (scored_BHLM - logits_BHLM)
     return total
 
 
-def _overrides(part: Encoding, hook: str) -> bool:
+def _overrides(encoding: Encoding, hook: str) -> bool:
     hooks = ("rotate", "rotate_keys") if hook == "rotate" else (hook,)
-    return any(getattr(type(part), name) is not getattr(Encoding, name) for name in hooks)
+    return any(getattr(type(encoding), name) is not getattr(Encoding, name) for name in hooks)

@@ -83,8 +83,8 @@ class DaRoPE(Encoding):
         behind, ahead = positions_BM11 + 0.5, (self.length - integers_BM11).astype(dtype) - 0.5
         logit = jnp.log(jnp.maximum(behind, 0) / jnp.maximum(ahead, 0)).clip(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         alpha_11G1 = self.alpha[...].astype(dtype)[None, None, :, None]
-        place = self.length * jax.nn.sigmoid(content_BMG[..., None] + alpha_11G1 * logit)
+        slow = self.length * jax.nn.sigmoid(content_BMG[..., None] + alpha_11G1 * logit)
         rates_111C = jnp.asarray(rates, dtype)[None, None, None]
         shape = (*content_BMG.shape, fast)
         near = jnp.broadcast_to(positions_BM11 * rates_111C[..., :fast], shape)
-        return jnp.concatenate([near, place * rates_111C[..., fast:]], axis=-1)
+        return jnp.concatenate([near, slow * rates_111C[..., fast:]], axis=-1)

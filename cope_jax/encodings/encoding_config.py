@@ -51,8 +51,8 @@ npos_max, position, scale_position_logits, slope
           defaults: options of each encoding, by the encoding's name. The text overrides these options.
         """
         parts = []
-        for part in split_outside_parentheses(checked(text, str, "encoding"), "+"):
-            match = _PART.fullmatch(part)
+        for piece in split_outside_parentheses(checked(text, str, "encoding"), "+"):
+            match = _PART.fullmatch(piece)
             if not match:
                 raise ConfigError(
                     f"cannot read the encoding {text!r}: write name, name(option=value) or name+name, "
@@ -88,9 +88,8 @@ npos_max, position, scale_position_logits, slope
         If `sharing` is "model", all parts are shared. If it is "layer", only the parts that act on the input embeddings
         are shared.
         """
-        shared = [part for part in self.parts if sharing == "model" or ENCODINGS.get(part[0]).traits.embeds_input]
-        own = [part for part in self.parts if part not in shared]
-        return EncodingConfig(tuple(shared)), EncodingConfig(tuple(own))
+        shared = tuple(item for item in self.parts if sharing == "model" or ENCODINGS.get(item[0]).traits.embeds_input)
+        return EncodingConfig(shared), EncodingConfig(tuple(item for item in self.parts if item not in shared))
 
 
 def split_outside_parentheses(text: str, separator: str) -> list[str]:

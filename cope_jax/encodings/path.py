@@ -85,14 +85,14 @@ class PaTH(Encoding):
         )
         w_BMGK = jax.nn.silu(mixed).reshape(size)
         w_BMGK = w_BMGK * jax.lax.rsqrt(jnp.sum(w_BMGK**2, axis=-1, keepdims=True) + 1e-6)
-        found = {
+        features = {
             "w": w_BMGK,
             "beta": 2 * jax.nn.sigmoid(project("path", tokens.x, self.beta_kernel[...], self.beta_bias[...])),
         }
         if self.config.forget:
             logits = project("path", tokens.x, self.forget_kernel[...], self.forget_bias[...])
-            found["log_f"] = jax.nn.log_sigmoid(logits)
-        return found, state
+            features["log_f"] = jax.nn.log_sigmoid(logits)
+        return features, state
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         dtype = accumulator_dtype(q_BHLK.dtype)
@@ -126,6 +126,6 @@ def _transformed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
         return c_BGRLK - jnp.einsum("BGRLM,BGMK->BGRLK", reflected, w_BGMK), logits
 
     parts = (jnp.moveaxis(blocks_of(x, axis, size), axis, 0) for x, axis in ((k, 2), (w, 2), (beta, 2), (mask, 3)))
-    c_BGRLK, found = jax.lax.scan(step, group(c_BHLK, groups), tuple(parts), reverse=True)  # the nearest keys first
-    logits_BGRLM = jnp.concatenate(jnp.unstack(found), axis=-1)[..., -keys:]
+    c_BGRLK, blocks = jax.lax.scan(step, group(c_BHLK, groups), tuple(parts), reverse=True)  # the nearest keys first
+    logits_BGRLM = jnp.concatenate(jnp.unstack(blocks), axis=-1)[..., -keys:]
     return ungroup(logits_BGRLM) * width**-0.5, ungroup(c_BGRLK)

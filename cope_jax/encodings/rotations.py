@@ -67,12 +67,12 @@ class TurnedByTokens(Encoding):
         raise NotImplementedError
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
-        before, last_B, own = (None, None, None) if state is None else state
-        steps, own = self.steps(tokens, own)
+        before, last_B, state_of_steps = (None, None, None) if state is None else state
+        steps, state_of_steps = self.steps(tokens, state_of_steps)
         turns = steps / (2 * math.pi)
         sums = sum_of_turns(turns, segment_starts(tokens.segment_ids, last_B), before)
         angles = 2 * math.pi * (sums if self.own_step_turns else sums - turns)
-        return angles, (sums[:, -1], last_segment(tokens.segment_ids, len(tokens.k)), own)
+        return angles, (sums[:, -1], last_segment(tokens.segment_ids, len(tokens.k)), state_of_steps)
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
         return rotate_pairs(x_BLHK, features)

@@ -28,8 +28,8 @@ class Selective(Encoding):
         # The first and the last key that a query sees are the first token and its own.
         first = prefix_sum(seen_B1LM.astype(zero.dtype)) == 1
         rows, keys = seen_B1LM.shape[2:]
-        own = (jnp.arange(keys)[None] == jnp.arange(keys - rows, keys)[:, None])[None, None]
-        masking_B1LM = jnp.where(seen_B1LM & ~first & ~own, jax.nn.relu(pairs.logits[:, :1]), zero)
+        itself = (jnp.arange(keys)[None] == jnp.arange(keys - rows, keys)[:, None])[None, None]
+        masking_B1LM = jnp.where(seen_B1LM & ~first & ~itself, jax.nn.relu(pairs.logits[:, :1]), zero)
         masked_B1ML = prefix_sum(jnp.swapaxes(masking_B1LM, 2, 3))
         masked_B1LM = jnp.swapaxes(masked_B1ML, 2, 3) - masking_B1LM
         return pairs.logits - masked_B1LM, carry

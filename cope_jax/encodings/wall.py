@@ -91,7 +91,7 @@ def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
 
     parts = (jnp.moveaxis(k_BGSMK, 2, 0), jnp.moveaxis(log_f_BGRSMK, 3, 0), jnp.moveaxis(seen_BLSM, 2, 0))
     q_BGRLK = group(c_BHLK, groups)
-    c_BGRLK, found_SBGRLM = jax.lax.scan(step, q_BGRLK, parts, reverse=True)
+    c_BGRLK, logits_SBGRLM = jax.lax.scan(step, q_BGRLK, parts, reverse=True)
 
     # A query's own token is the nearest key that it sees. In its block, only the tokens that it sees count.
     own_BL = padding + jnp.max(jnp.where(mask_BLM, jnp.arange(keys)[None, None], 0), axis=-1)
@@ -102,7 +102,7 @@ def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     log_f_BGRLMK = jnp.where(seen_BLM[:, None, None, :, :, None], log_f_BGRLMK, jnp.zeros((), dtype))
     decay_BGRLMK = jnp.exp(jnp.einsum("MN,BGRLNK->BGRLMK", after_MM, log_f_BGRLMK, precision=exact))
     own_BGRLM = jnp.einsum("BGRLK,BGLMK,BGRLMK->BGRLM", q_BGRLK, k_BGLMK, decay_BGRLMK)
-    is_own_SBL = jnp.arange(len(found_SBGRLM))[:, None, None] == block_BL[None]
-    found_SBGRLM = jnp.where(is_own_SBL[:, :, None, None, :, None], own_BGRLM[None], found_SBGRLM)
-    logits_BGRLM = jnp.moveaxis(found_SBGRLM, 0, -2).reshape(*q_BGRLK.shape[:-1], -1)[..., padding:]
+    is_own_SBL = jnp.arange(len(logits_SBGRLM))[:, None, None] == block_BL[None]
+    logits_SBGRLM = jnp.where(is_own_SBL[:, :, None, None, :, None], own_BGRLM[None], logits_SBGRLM)
+    logits_BGRLM = jnp.moveaxis(logits_SBGRLM, 0, -2).reshape(*q_BGRLK.shape[:-1], -1)[..., padding:]
     return ungroup(logits_BGRLM) * width**-0.5, ungroup(c_BGRLK)
