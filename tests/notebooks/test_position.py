@@ -70,7 +70,7 @@ def test_the_notebooks_own_experiments_are_valid():
     names: dict[str, Any] = {}
     exec(next(cell.source for cell in read("own_encoding").cells if cell.id == "parameters"), names)
     for name, options in names["TASKS"].items():
-        assert cj.config(f"{name}_small", encoding="cope", task={"options": options}).task.name == name
+        assert cj.config(f"{name}:small", encoding="cope", task={"options": options}).task.name == name
         cj.tasks.create(name, **options)
 
 
