@@ -1,4 +1,6 @@
-"""Creates an experiment from a config; the experiment trains in a workdir, resumes there, and measures its models."""
+"""Creates an experiment from a config; the experiment trains in a workdir, resumes there, and
+measures its models.
+"""
 
 import contextlib
 import dataclasses
@@ -45,9 +47,9 @@ class Experiment:
     >>> experiment.task.name, experiment.label
     ('selective_copy', 'decoder, rope')
 
-    `experiment.train("runs/rope")` then trains the model, and `experiment.evaluate("runs/rope")` measures it again.
-    Several seeds train side by side in one program. `task` is the task of the config, if the caller has already created
-    it. If `task` is None, the task is created here.
+    `experiment.train("runs/rope")` then trains the model, and `experiment.evaluate("runs/rope")`
+    measures it again. Several seeds train side by side in one program. `task` is the task of the
+    config, if the caller has already created it. If `task` is None, the task is created here.
 
     Raises:
       ConfigError: the settings of the config do not fit each other, or do not fit these devices.
@@ -94,7 +96,9 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """The name of the model, the encoding if the model has attention, and what else is special about the model."""
+        """The name of the model, the encoding if the model has attention, and what else is special
+        about the model.
+        """
         model = self.config.model
         encoding = self.config.encoding if attends(model) else ""
         return ", ".join(filter(None, (model.name, encoding, self.config.variant)))
@@ -112,15 +116,16 @@ class Experiment:
     ) -> list[Record]:
         """Trains one model per seed, side by side in `workdir`, and measures the models.
 
-        If `workdir` has checkpoints, training resumes from the newest one. The workdir contains config.json,
-        environment.json, checkpoints, metrics.jsonl, the files that the task made from its data, and at the end
-        result.json with the returned records. With several processes, all processes write checkpoints; only the first
-        process writes the other files.
+        If `workdir` has checkpoints, training resumes from the newest one. The workdir contains
+        config.json, environment.json, checkpoints, metrics.jsonl, the files that the task made from
+        its data, and at the end result.json with the returned records. With several processes, all
+        processes write checkpoints; only the first process writes the other files.
 
         Args:
           workdir: created if missing. Only one run at a time may use it.
           seeds: each seed decides initial parameters, order of data and dropout of one model.
-          label: the name of the run in its first printed line; None means the names of the model and the encoding.
+          label: the name of the run in its first printed line; None means the names of the model
+            and the encoding.
           fields: additional fields of every record.
           environment: versions and commit to save with the run; None means the current ones.
           profile: steps to profile; None profiles nothing.
@@ -130,8 +135,10 @@ class Experiment:
           A record for each seed, split and metric: see `cope_jax.runs.records`.
 
         Raises:
-          ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
-          Interrupted: Ctrl-C or SIGTERM stopped the run. A checkpoint is saved, and the same call resumes from it.
+          ConfigError: the folder belongs to other settings or data, or the model to start from does
+            not fit.
+          Interrupted: Ctrl-C or SIGTERM stopped the run. A checkpoint is saved, and the same call
+            resumes from it.
         """
         seeds = [checked(seed, int, "seeds") for seed in checked(seeds, Sequence | np.ndarray, "seeds")]
         check_at_least(1, "Experiment.train", seeds=len(seeds))
@@ -139,7 +146,8 @@ class Experiment:
         program, evaluator = self._side_by_side(len(seeds))
         workdirs.check_alike(self.task)
         start = functools.cache(self._start)
-        if not folder.has_checkpoints():  # before anything is written, because that model may not fit
+        # Before anything is written, because that model may not fit.
+        if not folder.has_checkpoints():
             start()
         with contextlib.ExitStack() as stack:
             with processes.first_goes_ahead() as first:
@@ -162,7 +170,8 @@ class Experiment:
                 evaluate=functools.partial(self._curve, evaluator, seeds),
                 throughput=self.throughput(len(seeds)),
                 job=self.config.job,
-                # Only in the first process: all do the same work, and several on a host would write the same file.
+                # Only in the first process: all do the same work, and several on a host would write
+                # the same file.
                 profile=profile if first else None,
                 label=label or self.label,
                 metric=self.task.metric,
@@ -179,12 +188,14 @@ class Experiment:
         return records
 
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
-        """Measures a trained run and returns records, as `train` does; `run` is a `LoadedRun` or the folder of a run.
+        """Measures a trained run and returns records, as `train` does; `run` is a `LoadedRun` or
+        the folder of a run.
 
         The config of this `Experiment`, not the config of the run, decides the number of examples.
 
         Raises:
-          ConfigError: the run is of another experiment, or its data or vocabulary differ from the current ones.
+          ConfigError: the run is of another experiment, or its data or vocabulary differ from the
+            current ones.
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
         theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
@@ -198,10 +209,11 @@ class Experiment:
         return self.records(run.seeds, jax.device_put(params, program.state_shardings.params), step, seconds)
 
     def records(self, seeds: Sequence[int], params: PyTree, step: int, seconds: float) -> list[Record]:
-        """Measures the models with `params` on every split, including the sweep; returns records as in results.json.
+        """Measures the models with `params` on every split, including the sweep; returns records as
+        in results.json.
 
-        `step` is the step of the parameters. `seconds` is the time of training all seeds; `wall_seconds` of a record is
-        `seconds` divided by the number of seeds.
+        `step` is the step of the parameters. `seconds` is the time of training all seeds;
+        `wall_seconds` of a record is `seconds` divided by the number of seeds.
         """
         common = {
             "task": self.config.task.name,
@@ -230,7 +242,9 @@ class Experiment:
         ]
 
     def summary(self, seeds: int = 1) -> str:
-        """A summary of a run with this number of seeds: every parameter and its sharding, devices, cost of a step."""
+        """A summary of a run with this number of seeds: every parameter and its sharding, devices,
+        cost of a step.
+        """
         shapes = self._side_by_side(seeds)[0].state_shapes()
         return summary.summarise(shapes.params, self._facts(shapes, seeds))
 
@@ -296,12 +310,14 @@ def _examples(evaluation: EvaluationConfig, task: Task) -> dict[str, int]:
 
 
 def _check(config: ExperimentConfig, task: Task) -> None:
-    learner = create_learner(config, task)  # without the mesh: a single sequence cannot be split over its devices
+    # Without the mesh: a single sequence cannot be split over its devices.
+    learner = create_learner(config, task)
     params = jax.eval_shape(learner.init, np.int32(0)).params
     largest = max((leaf.size for leaf in jax.tree.leaves(params)), default=0)
     if largest >= 2**40:  # far above this, XLA aborts the process
         raise ConfigError(f"{config.model.name} has an array of {largest:,} parameters, over 2⁴⁰: lower its sizes")
-    # Among equally long splits this is the last: the first is the training split, which may take long to read.
+    # Among equally long splits this is the last: the first is the training split, which may take
+    # long to read.
     longest = max((*reversed(task.splits), *(split for _, split in task.sweep)), key=task.length)
     batch = batch_shapes(task, 1, longest)
     carry = learner.initial_carry(1)
@@ -315,7 +331,8 @@ def _check(config: ExperimentConfig, task: Task) -> None:
             f"the batches of {task.name} have their own positions with these options: do not set training.positions "
             f"and training.max_position"
         )
-    # Sampled even if the batch has its own, because the sampler checks that the length fits below max_position.
+    # Sampled even if the batch has its own, because the sampler checks that the length fits below
+    # max_position.
     positions_BL = learner.sample_positions(jax.random.key(0), *batch["inputs"].shape[:2])
     try:
         jax.eval_shape(

@@ -1,4 +1,6 @@
-"""Loads a run, or an exported or published model, from a folder: its config, task, tokenizer and parameters."""
+"""Loads a run, or an exported or published model, from a folder: its config, task, tokenizer and
+parameters.
+"""
 
 import contextlib
 import dataclasses
@@ -30,13 +32,20 @@ from cope_jax.training.program import SeedBatch
 MINILM = "minilm"
 """This name, instead of a path, means the folder of the installed MiniLM."""
 TRAINED = Path(__file__).parents[1] / "trained"
-"""The folder of the package's small trained models. A model's name means its folder here, unless the name is a path."""
+"""The folder of the package's small trained models.
+
+A model's name means its folder here, unless the name is a path.
+"""
 RUN = "run.json"
-"""The file that describes the run that a converted model comes from: config, seeds, step, seconds and environment."""
+"""The file that describes the run that a converted model comes from: config, seeds, step, seconds
+and environment.
+"""
 
 
 class Restored(NamedTuple):
-    """A checkpoint of a run: step, parameters (several seeds along a leading axis), and seconds of training so far."""
+    """A checkpoint of a run: step, parameters (several seeds along a leading axis), and seconds of
+    training so far.
+    """
 
     step: int
     params: Any
@@ -47,7 +56,8 @@ class Restored(NamedTuple):
 class Loaded:
     """The content of a folder: an exported or published model, or a run.
 
-    Arrays are read only by `params`, by `model`, by the `title` of a run, and by the `step` of a converted run.
+    Arrays are read only by `params`, by `model`, by the `title` of a run, and by the `step` of a
+    converted run.
 
     Attributes:
       folder: the path of the folder.
@@ -68,7 +78,9 @@ class Loaded:
 
     @property
     def output(self) -> Path:
-        """Where commands write results about the model: its folder, or runs/trained/NAME for a model of the package."""
+        """The folder of results about the model: its own, or runs/trained/NAME for one of the
+        package.
+        """
         return Path("runs", "trained", self.folder.name) if self.folder.parent == TRAINED else self.folder
 
     @functools.cached_property
@@ -83,12 +95,16 @@ class Loaded:
 
     @property
     def step(self) -> int | None:
-        """The step of a run's newest checkpoint. None: the run has no checkpoint, or the folder is not a run."""
+        """The step of a run's newest checkpoint.
+
+        None: the run has no checkpoint, or the folder is not a run.
+        """
         return None
 
     @functools.cached_property
     def codec(self) -> Codec | None:
-        """The codec from text to tokens and back; None if the model does not generate text, or has no tokenizer.
+        """The codec from text to tokens and back; None if the model does not generate text, or has
+        no tokenizer.
 
         Raises:
           ConfigError: the tokenizer is damaged, or its vocabulary does not fit the model.
@@ -96,7 +112,8 @@ class Loaded:
         return _codec_beside(self.folder, self.config) if self.name in models.able("generate") else None
 
     def params(self, seed: int | None = None) -> Any:
-        """The parameters, as nested dicts; for a run, the parameters of `seed`, or of the first seed if `seed` is None.
+        """The parameters, as nested dicts; for a run, the parameters of `seed`, or of the first
+        seed if `seed` is None.
 
         Raises:
           ConfigError: there is no such seed, or the parameters cannot be read.
@@ -106,7 +123,9 @@ class Loaded:
         return formats.load(self.folder)[1]
 
     def model(self, seed: int | None = None) -> Any:
-        """The model with the parameters of `params`; heads that a published BERT does not have are initialised."""
+        """The model with the parameters of `params`; heads that a published BERT does not have are
+        initialised.
+        """
         return formats.build(self.config, self.params(seed))
 
     def title(self, seed: int | None = None) -> str:
@@ -118,13 +137,18 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun(Loaded):
-    """A run of `Experiment.train`. Only the parameters of a checkpoint are read, not the optimizer state."""
+    """A run of `Experiment.train`.
+
+    Only the parameters of a checkpoint are read, not the optimizer state.
+    """
 
     experiment: ExperimentConfig = ExperimentConfig()
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, with the files that it made from its data when the run began, such as a vocabulary."""
+        """The task, with the files that it made from its data when the run began, such as a
+        vocabulary.
+        """
         return self._create_task()
 
     def _create_task(self) -> Task:
@@ -161,10 +185,10 @@ class LoadedRun(Loaded):
         seeds = seed_batch.stack([np.int32(seed) for seed in self.seeds])
         params = jax.eval_shape(seed_batch.lift(learner.init), seeds).params
         with Checkpoints(self.folder / "checkpoints", read_only=True) as checkpoints:
-            found = checkpoints.restore({"params": params}, partial=True)
-        if found is None:
+            checkpoint = checkpoints.restore({"params": params}, partial=True)
+        if checkpoint is None:
             raise ConfigError(f"{self.folder} has no checkpoint yet: train it first")
-        step, state, progress = found
+        step, state, progress = checkpoint
         return Restored(step, state["params"], progress["seconds"])
 
     def params(self, seed: int | None = None) -> Any:
@@ -184,7 +208,9 @@ class LoadedRun(Loaded):
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedRun(LoadedRun):
-    """A run that cope-jax convert copied: the parameters of one seed, without the rest of the checkpoint."""
+    """A run that cope-jax convert copied: the parameters of one seed, without the rest of the
+    checkpoint.
+    """
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -192,7 +218,8 @@ class ConvertedRun(LoadedRun):
 
     def _create_task(self) -> Task:
         task = super()._create_task()
-        for name in task.saved_files():  # without them the task would learn them again, perhaps from other data
+        # Without them the task would learn them again, perhaps from other data.
+        for name in task.saved_files():
             if not (self.folder / name).exists():
                 raise ConfigError(
                     f"{self.folder} lacks {name}, the tokenizer or vocabulary of its model: restore this file"
@@ -217,10 +244,11 @@ def load(folder: str | Path | None) -> Loaded:
     'counting, cope, seed 1, step 1,500'
 
     Args:
-      folder: the path of a run or model, or the name of a model. A run is a folder of `Experiment.train`. A model is a
-        folder that cope-jax convert wrote, a GPT-2, Llama or BERT in the files of Hugging Face, or the
-        `options.json` and weights of an ELMo. The names are "counting" and "shakespeare" for trained models of this
-        package, and "minilm" if MiniLM is installed.
+      folder: the path of a run or model, or the name of a model. A run is a folder of
+        `Experiment.train`. A model is a folder that cope-jax convert wrote, a GPT-2, Llama or BERT
+        in the files of Hugging Face, or the `options.json` and weights of an ELMo. The names are
+        "counting" and "shakespeare" for trained models of this package, and "minilm" if MiniLM is
+        installed.
 
     Raises:
       ConfigError: there is no such folder, or no model in it.
@@ -241,7 +269,10 @@ def load(folder: str | Path | None) -> Loaded:
 
 
 def find(folder: str | Path | None) -> Path:
-    """Finds the folder of a path, "minilm" or the name of a trained model. ConfigError: there is no such folder."""
+    """Finds the folder of a path, "minilm" or the name of a trained model.
+
+    ConfigError: there is no such folder.
+    """
     if folder is None:
         raise ConfigError("no model is given: give the folder of a model")
     checked(folder, str | os.PathLike, "the folder of a model")
@@ -249,7 +280,7 @@ def find(folder: str | Path | None) -> Path:
     with contextlib.suppress(OSError):  # the name is too long
         if path.is_dir():
             return path
-    trained = {place.name: place for place in sorted(TRAINED.iterdir())}
+    trained = {trained_folder.name: trained_folder for trained_folder in sorted(TRAINED.iterdir())}
     if name in trained:
         return trained[name]
     near = difflib.get_close_matches(name, trained, n=1)
@@ -286,7 +317,8 @@ def _codec_beside(folder: Path, config: Any) -> Codec | None:
     tokenizer, vocab_size = loading.find(folder), config.vocab_size
     if tokenizer is None:
         return None
-    # Published tables have rows without a token, which byte-pair encoding never produces. Words need all their rows.
+    # Published tables have rows without a token, which byte-pair encoding never produces. Words
+    # need all their rows.
     least = vocab_size if isinstance(tokenizer, WordTokenizer) else 1
     if not least <= len(tokenizer) <= vocab_size:
         raise ConfigError(

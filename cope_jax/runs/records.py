@@ -1,10 +1,12 @@
-"""Measurements as plain records: summaries over seeds, and the files `results.json` and `results.csv`.
+"""Measurements as plain records: summaries over seeds, and the files `results.json` and
+`results.csv`.
 
-A record is a dict with at least `task`, `encoding`, `seed`, `split`, `metric`, `value`, `step`, `parameters` and
-`wall_seconds`. Records of a run also have `kind` ("split" or "sweep"; a sweep's have `level`, the value to plot),
-`examples` (the number of examples of the split), `learning_rate` and, if such options of the model are set, `variant`,
-such as "qk_norm". Records from training have `memory_gib`: the peak of a device, or of the process on a CPU; None if
-the process had trained before. `encoding` is the text that the user gave. Errors are fractions in [0, 1].
+A record is a dict with at least `task`, `encoding`, `seed`, `split`, `metric`, `value`, `step`,
+`parameters` and `wall_seconds`. Records of a run also have `kind` ("split" or "sweep"; a sweep's
+have `level`, the value to plot), `examples` (the number of examples of the split), `learning_rate`
+and, if such options of the model are set, `variant`, such as "qk_norm". Records from training have
+`memory_gib`: the peak of a device, or of the process on a CPU; None if the process had trained
+before. `encoding` is the text that the user gave. Errors are fractions in [0, 1].
 """
 
 import csv
@@ -34,7 +36,9 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Statistics of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), or None for a single seed."""
+    """Statistics of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), or None for a
+    single seed.
+    """
 
     count: int
     mean: float
@@ -67,7 +71,9 @@ def select(rows: Iterable[Record], **fields: Any) -> list[Record]:
 
 
 def environment() -> Record:
-    """The versions, devices and commit, because results depend on them too; `commit` is None outside a git checkout."""
+    """The versions, devices and commit, because results depend on them too; `commit` is None
+    outside a git checkout.
+    """
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
@@ -82,7 +88,8 @@ def environment() -> Record:
 
 
 def finite(content: Any) -> Any:
-    """Replaces each NaN and infinity by None, JSON's null, because JSON cannot represent these numbers.
+    """Replaces each NaN and infinity by None, JSON's null, because JSON cannot represent these
+    numbers.
 
     >>> finite({"values": [1.0, float("nan")]})
     {'values': [1.0, None]}
@@ -97,8 +104,8 @@ def finite(content: Any) -> Any:
 def write_results(workdir: Path, records: Sequence[Record], environment: Record) -> list[Path]:
     """Writes `results.json` and `results.csv`, and returns their paths.
 
-    `results.json` is `{"records": [...], "environment": {...}}`. Each file is replaced atomically. JSON does not have
-    NaN: a value that is not finite is null.
+    `results.json` is `{"records": [...], "environment": {...}}`. Each file is replaced atomically.
+    JSON does not have NaN: a value that is not finite is null.
     """
     plain = finite(list(records))
     first = ("setting", "task", "encoding", "seed", "split", "metric", "value")
@@ -116,9 +123,12 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
 
 
 def commit() -> str | None:
-    """The commit of the checkout, with -dirty after it if files differ; None outside a git checkout."""
+    """The commit of the checkout, with -dirty after it if files differ; None outside a git
+    checkout.
+    """
     root, git = Path(cope_jax.__file__).parents[1], shutil.which("git")
-    if git is None or not (root / ".git").exists():  # an installed package may be inside a checkout of something else
+    # An installed package may be inside a checkout of something else.
+    if git is None or not (root / ".git").exists():
         return None
 
     def output(*command: str) -> str:

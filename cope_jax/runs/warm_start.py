@@ -28,11 +28,13 @@ Name = tuple[Any, ...]  # the path of a parameter in nested dicts
 
 
 def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str | None = None) -> PyTree:
-    """Reads the parameters of the modules that the model in `folder` shares with the learner's model; {} if no folder.
+    """Reads the parameters of the modules that the model in `folder` shares with the learner's
+    model; {} if no folder.
 
-    The two encodings may have different parts. Common parts are copied, whatever other parts each encoding has. New
-    parts are initialised as usual. Prints which parameters are new, which are left out and which options differ.
-    `encoding` is the learner's encoding as text, for these printed lines. If None, the text comes from the learner.
+    The two encodings may have different parts. Common parts are copied, whatever other parts each
+    encoding has. New parts are initialised as usual. Prints which parameters are new, which are
+    left out and which options differ. `encoding` is the learner's encoding as text, for these
+    printed lines. If None, the text comes from the learner.
 
     Raises:
       ConfigError: the models have no module in common, or their sizes or vocabularies differ.
@@ -97,7 +99,9 @@ def _modules(names: Iterable[Name]) -> set[Any]:
 
 
 def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
-    """Cuts the token tables of a model to `vocab_size` rows; the removed rows only pad the tables to a round size."""
+    """Cuts the token tables of a model to `vocab_size` rows; the removed rows only pad the tables
+    to a round size.
+    """
     config = dataclasses.replace(config, vocab_size=vocab_size)
     shapes, stored = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
     kept = {name: stored[name][tuple(map(slice, leaf.shape))] for name, leaf in shapes.items() if name in stored}
@@ -119,7 +123,9 @@ def _text_of(config: Any) -> str:
 
 
 def _list(some: Mapping[Name, Any], others: Mapping[Name, Any]) -> str:
-    """Lists the modules that only `some` has and, in modules that both have, the parameters that only `some` has."""
+    """Lists the modules that only `some` has and, in modules that both have, the parameters that
+    only `some` has.
+    """
     common_modules = _modules(others)
     names = [name if name[0] in common_modules else name[:1] for name in some if name not in others]
     return ", ".join(dict.fromkeys(".".join(map(str, name)) for name in names)) or "nothing"
@@ -128,7 +134,8 @@ def _list(some: Mapping[Name, Any], others: Mapping[Name, Any]) -> str:
 def _differences(config: Any, model: Any, there: str, here: str) -> Iterator[str]:
     """Lists what the two models compute differently although their parameters have the same shapes.
 
-    `there` is the text of the encoding of `config`, and `here` is the text of the encoding of `model`.
+    `there` is the text of the encoding of `config`, and `here` is the text of the encoding of
+    `model`.
     """
     old, new = _parts(config), _parts(model)
     for name, options in old.items():
@@ -149,7 +156,7 @@ def _differences(config: Any, model: Any, there: str, here: str) -> Iterator[str
 
 
 def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -> bool:
-    """Whether an encoding with its initial parameters changes what a model computes.
+    """True if an encoding with its initial parameters changes what a model computes.
 
     >>> shape = AttentionShape(num_heads=2, head_dim=4, max_length=8)
     >>> acts_at_once("cope", {}, shape), acts_at_once("rope", {}, shape)

@@ -1,4 +1,6 @@
-"""The workdir of a run: its lock, its settings and data, and JSON files that are written atomically."""
+"""The workdir of a run: its lock, its settings and data, and JSON files that are written
+atomically.
+"""
 
 import contextlib
 import errno
@@ -35,7 +37,8 @@ MEASURING = ".measuring.lock"
 
 
 class Workdir:
-    """The folder of a run or a comparison: its lock, its settings, and the files that its task keeps.
+    """The folder of a run or a comparison: its lock, its settings, and the files that its task
+    keeps.
 
     >>> import tempfile
     >>> workdir = Workdir(tempfile.mkdtemp())
@@ -52,9 +55,9 @@ class Workdir:
     def locked(self, name: str = ".lock") -> Iterator[None]:
         """Locks the folder against other runs until the end of the `with` block or of the process.
 
-        If a run has several processes, the first one has the lock. If the file system has no locks, a line on stderr
-        says so. `name` is the name of the lock file. The default is for training. `MEASURING` does not conflict with
-        training.
+        If a run has several processes, the first one has the lock. If the file system has no locks,
+        a line on stderr says so. `name` is the name of the lock file. The default is for training.
+        `MEASURING` does not conflict with training.
 
         Raises:
           ConfigError: another run has the lock, or the folder cannot be written to.
@@ -92,7 +95,9 @@ class Workdir:
                 yield
 
     def follow_first(self) -> None:
-        """Fetches a folder in a bucket again, in the processes other than the first, after the first has locked it."""
+        """Fetches a folder in a bucket again, in the processes other than the first, after the
+        first has locked it.
+        """
         mirror = Mirror.of(self.path)
         if mirror is not None and jax.process_index() > 0:
             mirror.fetch()
@@ -105,9 +110,10 @@ class Workdir:
     ) -> None:
         """Opens the folder for these settings; a new folder is created, with its config.json.
 
-        If an older version of the package wrote config.json, fields that are not in the file have their defaults. If
-        `seeds` is None, this is the folder of a comparison, whose runs share all settings except encoding and seeds.
-        `environment` (versions and commit) is written to environment.json at every start.
+        If an older version of the package wrote config.json, fields that are not in the file have
+        their defaults. If `seeds` is None, this is the folder of a comparison, whose runs share all
+        settings except encoding and seeds. `environment` (versions and commit) is written to
+        environment.json at every start.
 
         Raises:
           ConfigError: the folder cannot be written to, or belongs to other settings.
@@ -144,7 +150,7 @@ class Workdir:
         return settings
 
     def has_checkpoints(self) -> bool:
-        """Whether the folder has checkpoints; all processes get the answer of the first.
+        """True if the folder has checkpoints; all processes get the answer of the first.
 
         Raises:
           ConfigError: the path of the folder is not valid, or `checkpoints` is not a folder.
@@ -157,7 +163,10 @@ class Workdir:
             return bool(of_first_process([int(folder.exists())])[0])
 
     def create_task(self, config: ExperimentConfig) -> Task:
-        """The task of a config. A run that resumes loads the vocabulary that it keeps, and does not learn it again."""
+        """The task of a config.
+
+        A run that resumes loads the vocabulary that it keeps, and does not learn it again.
+        """
         options, kind = config.task.options, tasks.TASKS.get(config.task.name)
         if self.has_checkpoints():
             kept = kind.with_saved_files(options, self.path)
@@ -168,7 +177,8 @@ class Workdir:
         """Saves the files of a task and the digest of its data.
 
         Raises:
-          ConfigError: the folder has other files or another digest, so the data of the run have changed.
+          ConfigError: the folder has other files or another digest, so the data of the run have
+            changed.
           StorageError: the disk is full or read-only.
         """
         if task.same_saved_files(self.path) is False:
@@ -180,7 +190,9 @@ class Workdir:
         write_files(self.path, missing | task.data_digest())
 
     def check_sources(self, task: Task, splits: Iterable[str]) -> None:
-        """Raises ConfigError if the task's data of these splits do not match the digest that the folder keeps."""
+        """Raises ConfigError if the task's data of these splits do not match the digest that the
+        folder keeps.
+        """
         if task.same_data(self.path, splits) is False:
             raise ConfigError(
                 f"the data differ from the data of the run in {self.path} ({', '.join(task.data_digest())}): restore "
@@ -218,17 +230,24 @@ def check_seeds(seeds: Any, path: Path) -> None:
 
 
 def read_json(path: Path, **kinds: type) -> dict[str, Any]:
-    """The content of a JSON file that a command writes. ConfigError: the file is damaged; see `read_object`."""
+    """The content of a JSON file that a command writes.
+
+    ConfigError: the file is damaged; see `read_object`.
+    """
     return read_object(path, "delete it, and the command recreates it", **kinds)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file atomically, with null for NaN and infinity; StorageError if the disk is full."""
+    """Writes a JSON file atomically, with null for NaN and infinity; StorageError if the disk is
+    full.
+    """
     write_atomically(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
 
 
 def read_records(path: Path) -> list[Record]:
-    """Reads the records of a JSON file, or [] if there is no such file; a value of null becomes NaN."""
+    """Reads the records of a JSON file, or [] if there is no such file; a value of null becomes
+    NaN.
+    """
     records = read_json(path, records=list)["records"] if path.exists() else []
     if not all(isinstance(record, dict) for record in records):
         raise ConfigError(f"{path} is damaged (a record is no object): delete it, and the command recreates it")
@@ -236,7 +255,9 @@ def read_records(path: Path) -> list[Record]:
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
-    """Writes `records` to a JSON file in place of the records that match all `fields`; all other records stay."""
+    """Writes `records` to a JSON file in place of the records that match all `fields`; all other
+    records stay.
+    """
     stored = read_records(path)
     old = select(stored, **fields)
     write_json(path, {"records": [*(row for row in stored if row not in old), *records]})

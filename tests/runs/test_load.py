@@ -1,4 +1,6 @@
-"""One loader for all that a folder may hold: configs without arrays, parameters without optimizer state."""
+"""One loader for all that a folder may hold: configs without arrays, parameters without optimizer
+state.
+"""
 
 import dataclasses
 import hashlib
@@ -74,26 +76,26 @@ def test_a_run_is_known_without_an_array_and_its_parameters_come_without_moments
         "restore",
         lambda self, like, *model, **options: asked.append(like) or read(self, like, *model, **options),
     )
-    found = load(folder)
-    assert (found.kind, found.name, found.seeds, found.step) == ("run", "decoder", (3, 5), 2)
-    assert found.experiment.encoding == "cope" and found.config.num_layers == 1
-    assert found.task.name == "selective_copy" and found.codec.decode(found.codec.encode("| |")) == "| |"
+    loaded = load(folder)
+    assert (loaded.kind, loaded.name, loaded.seeds, loaded.step) == ("run", "decoder", (3, 5), 2)
+    assert loaded.experiment.encoding == "cope" and loaded.config.num_layers == 1
+    assert loaded.task.name == "selective_copy" and loaded.codec.decode(loaded.codec.encode("| |")) == "| |"
     assert not asked
-    one, other = found.params(3), found.params(5)
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    assert not np.array_equal(one["embedding"]["embedding"], other["embedding"]["embedding"])
-    assert found.title(5) == "selective_copy, cope, seed 5, step 2"
+    first, second = loaded.params(3), loaded.params(5)
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert not np.array_equal(first["embedding"]["embedding"], second["embedding"]["embedding"])
+    assert loaded.title(5) == "selective_copy, cope, seed 5, step 2"
     assert [[*like] for like in asked] == [["params"]]
-    logits_BLV = found.model(5)(np.zeros((1, 4), np.int32))
-    assert logits_BLV.shape == (1, 4, found.task.vocab_size)
+    logits_BLV = loaded.model(5)(np.zeros((1, 4), np.int32))
+    assert logits_BLV.shape == (1, 4, loaded.task.vocab_size)
 
 
 def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment):
     folder, records = run
     again = experiment.train(folder, [3, 5])
-    for found in (again, experiment.evaluate(folder)):
-        own = {"wall_seconds": 0, "memory_gib": 0}
-        assert [row | own for row in found] == [row | own for row in records]
+    for measured in (again, experiment.evaluate(folder)):
+        not_compared = {"wall_seconds": 0, "memory_gib": 0}
+        assert [row | not_compared for row in measured] == [row | not_compared for row in records]
     assert json.loads((folder / "result.json").read_text())["records"] == again
     other = dataclasses.replace(experiment.config, encoding="rope")
     with pytest.raises(

@@ -24,7 +24,8 @@ def test_summary_of_two_seeds_by_hand():
     summary = summarise([0.1, 0.4])
     assert summary.count == 2
     assert summary.mean == pytest.approx(0.25)
-    assert summary.std == pytest.approx(0.15 * math.sqrt(2))  # the sample deviation divides by count − 1
+    # The sample deviation divides by count − 1.
+    assert summary.std == pytest.approx(0.15 * math.sqrt(2))
     assert (summary.median, summary.minimum, summary.maximum) == (pytest.approx(0.25), 0.1, 0.4)
 
 
@@ -67,11 +68,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_environment_says_what_the_figures_depend_on():
-    found = environment()
-    assert found["backend"] == "cpu"
-    assert found["device_count"] == 8
+    facts = environment()
+    assert facts["backend"] == "cpu"
+    assert facts["device_count"] == 8
     for name in ("python", "jax", "jaxlib", "flax", "optax", "numpy", "cope_jax", "device_kind", "platform"):
-        assert found[name], name
-    assert found["cpu_count"] >= 1
-    assert "commit" in found
-    json.dumps(found)
+        assert facts[name], name
+    assert facts["cpu_count"] >= 1
+    assert "commit" in facts
+    json.dumps(facts)

@@ -1,4 +1,6 @@
-"""Starting from a pretrained model with another encoding: CoPE is added, and the function is the same at step 0."""
+"""Starting from a pretrained model with another encoding: CoPE is added, and the function is the
+same at step 0.
+"""
 
 import jax
 import numpy as np
@@ -22,20 +24,20 @@ pytestmark = pytest.mark.xdist_group("starting")
 
 def learner(folder, encoding, **changes):
     """A run's that starts from the folder, with the options of its model."""
-    held = load(folder).config
+    saved = load(folder).config
     model = {"block": {}}
-    for name, value in (warm_start.deciding_options(held) | changes).items():
-        place, _, option = name.rpartition(".")
-        (model[place] if place else model)[option] = value
+    for name, value in (warm_start.deciding_options(saved) | changes).items():
+        group, _, option = name.rpartition(".")
+        (model[group] if group else model)[option] = value
     experiment = ExperimentConfig.from_mapping(
         {
-            "task": {"name": "zipf", "options": {"vocab_size": held.vocab_size, "length": 8}},
+            "task": {"name": "zipf", "options": {"vocab_size": saved.vocab_size, "length": 8}},
             "model": model,
             "encoding": encoding,
-            "training": {"max_position": held.max_length},
+            "training": {"max_position": saved.max_length},
         }
     )
-    task = tasks.create("zipf", vocab_size=held.vocab_size, length=8)
+    task = tasks.create("zipf", vocab_size=saved.vocab_size, length=8)
     return create_learner(experiment, task), task
 
 
@@ -50,12 +52,12 @@ def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(name, encodi
     folder = write(tmp_path, CASES[name], tensors(CASES[name], np.float32))
     here, task = learner(folder, f"{encoding}+cope(npos_max=4)")
     start = warm_start.start(folder, here, task)
-    told = capsys.readouterr()
-    assert told.out == (
+    printed = capsys.readouterr()
+    assert printed.out == (
         f"start: decoder of {folder}; new: blocks.encoding.cope.table; left out: nothing; "
         f"encoding: {encoding} there, {encoding}+cope(npos_max=4) here\n"
     )
-    assert not told.err
+    assert not printed.err
     params = jit(lambda start: here.init(0, start).params)(start)
     before, after = logits(*formats.load(folder)), logits(here.model, params)
     # The sum of no more than zeros is added to each logit of attention.
@@ -98,9 +100,9 @@ def test_a_part_is_known_by_its_name_in_any_composition(saved, capsys):
     here, task = learner(folder, "cope(npos_max=4)")
     start = warm_start.start(folder, here, task)
     np.testing.assert_array_equal(start["blocks"]["encoding"]["cope"]["table"], theirs["cope"]["table"])
-    told = capsys.readouterr()
-    assert "new: nothing; left out: blocks.encoding.relative.table, encoding;" in told.out
-    assert [line.partition("with ")[2] for line in told.err.splitlines()] == [
+    printed = capsys.readouterr()
+    assert "new: nothing; left out: blocks.encoding.relative.table, encoding;" in printed.out
+    assert [line.partition("with ")[2] for line in printed.err.splitlines()] == [
         "the encoding learned, but this model has cope(npos_max=4): it computes something else",
         "the encoding relative, but this model has cope(npos_max=4): it computes something else",
     ]
@@ -119,9 +121,9 @@ def test_a_new_part_that_is_not_zero_as_drawn_is_told(saved, capsys):
     folder, _ = saved("learned")
     text = "learned + alibi + cope(npos_max=4)"
     warm_start.start(folder, *learner(folder, "learned+alibi+cope(npos_max=4,gate=separate_key)"), text)
-    told = capsys.readouterr()
-    assert told.out.endswith(f"; encoding: learned there, {text} here\n")
-    assert told.err == (
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f"; encoding: learned there, {text} here\n")
+    assert printed.err == (
         f"warning: {folder} was trained with the encoding learned, but this model adds alibi, which is not "
         "zero-initialised: it computes something else\n"
     )
@@ -139,9 +141,9 @@ def test_another_function_of_the_same_sizes_is_told(saved, capsys):
         folder, "rope(base=500.0)", **{"block.num_heads": 4, "block.num_kv_heads": 4, "block.head_dim": 2}
     )
     warm_start.start(folder, here, task)
-    told = capsys.readouterr().err
-    assert "RoPEConfig(base=10000.0" in told and "has RoPEConfig(base=500.0" in told
-    assert "with block.num_heads=2, but this model has 4: it computes something else\n" in told
+    warnings = capsys.readouterr().err
+    assert "RoPEConfig(base=10000.0" in warnings and "has RoPEConfig(base=500.0" in warnings
+    assert "with block.num_heads=2, but this model has 4: it computes something else\n" in warnings
     here, task = learner(folder, "rope", **{"block.dropout": 0.5, "block.attention": "full"})
     warm_start.start(folder, here, task)
     assert not capsys.readouterr().err

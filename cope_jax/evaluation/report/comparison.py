@@ -60,10 +60,10 @@ def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], pa
     values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper)]
     for metric in task.other_metrics:
-        own = [record["value"] for record in select(records, metric=metric)]
+        other_values = [record["value"] for record in select(records, metric=metric)]
         # If each sequence has one token to predict, both errors are equal; for words, both
         # perplexities are equal.
-        if metric != task.metric and own and own != values:
+        if metric != task.metric and other_values and other_values != values:
             parts.append(_markdown_table(task, records, encodings, metric))
     return "\n\n".join([*parts, "Bold: the lowest mean of the column."]) + "\n"
 

@@ -28,9 +28,9 @@ def latex(tables: Tables) -> str:
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(_latex, table.headings)) + r" \\", r"\midrule"]
-        for place, (name, *texts) in enumerate(table.rows):
+        for row_index, (name, *texts) in enumerate(table.rows):
             shown = (
-                rf"\textbf{{{_latex(text)}}}" if (place, column) in table.bold else _latex(text)
+                rf"\textbf{{{_latex(text)}}}" if (row_index, column) in table.bold else _latex(text)
                 for column, text in enumerate(texts, start=1)
             )
             lines.append(" & ".join([rf"\texttt{{{_latex(name)}}}", *shown]) + r" \\")

@@ -60,7 +60,8 @@ def run(job: Job, stopped: Callable[[], int] = lambda: 0) -> str | None:
     job.folder.mkdir(parents=True, exist_ok=True)
     unlink(job.folder / FAILED)
     log = job.folder / LOG
-    # Without -P, a file of the folder could hide a module; if this process looks there, it must too.
+    # Without -P, a file of the folder could hide a module; if this process looks there, it must
+    # too.
     options = ["-m"] if {"", str(job.cwd)} & {*sys.path} else ["-P", "-m"]
     words = [job.folder, job.cores, job.devices, job.commit]
     command = [sys.executable, *options, "cope_jax.runs.grid.worker", *map(str, words)]

@@ -89,7 +89,10 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
 
 
 def _lock_folder() -> Path:
-    """A folder of this user alone. Others may own those above it: locks are neither read nor run."""
+    """A folder of this user alone.
+
+    Others may own those above it: locks are neither read nor run.
+    """
     folders = [Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"]
     if cache := cache_folder():
         folders.append(cache / f"locks-{socket.gethostname()}")  # several machines may share it

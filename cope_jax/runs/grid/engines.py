@@ -1,4 +1,4 @@
-"""Where cells run: on this machine, on a Ray cluster, or as jobs of Slurm.
+"""Engines that run cells: this machine, a Ray cluster, or jobs of Slurm.
 
 An engine runs at most `slots` cells at a time. The state of a grid is on disk only, so a grid may
 continue with another engine, and a lost engine loses only the work since the last checkpoints.
@@ -24,10 +24,10 @@ class Waiting(Protocol):
     """A cell that an engine runs: what concurrent.futures.Future promises."""
 
     def done(self) -> bool:
-        """Whether the cell has ended."""
+        """True when the cell has ended."""
 
     def result(self) -> str | None:
-        """What `run` returned. Any exception means that the engine lost the cell."""
+        """The result of `run`. Any exception means that the engine lost the cell."""
 
 
 class Engine(Protocol):
@@ -67,7 +67,8 @@ class Local:
         self._stops = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(slots)
         if not devices:
-            library.why_not()  # compiles the C++ library once, so that all cells use it or none does
+            # Compiles the C++ library once, so that all cells use it or none does.
+            library.why_not()
 
     def start(self, job: Job) -> Waiting:
         return self._pool.submit(self._runner, job, lambda: self._stops)
@@ -80,7 +81,9 @@ class Local:
 
 
 class Ray:
-    """Tasks of Ray, of the cluster at `address` or of a Ray on this machine that ends with the grid."""
+    """Tasks of Ray, of the cluster at `address` or of a Ray on this machine that ends with the
+    grid.
+    """
 
     def __init__(self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]):
         self._ray = _library("ray")
@@ -197,7 +200,7 @@ def read_resources(texts: Sequence[str]) -> dict[str, float | str]:
 
 
 def default_slots(cores: int, devices: int) -> int:
-    """How many cells run at a time on this machine: as many as GPUs allow, or else as cores allow.
+    """The number of cells at a time on this machine: as GPUs allow, or else as cores allow.
 
     Raises:
       ConfigError: the machine has fewer GPUs than one cell needs.

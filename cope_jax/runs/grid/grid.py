@@ -74,7 +74,10 @@ class Grid:
                 )
 
     def check(self) -> None:
-        """Checks every cell. ConfigError: one is wrong, or those of a setting do not fit together."""
+        """Checks every cell.
+
+        ConfigError: one is wrong, or those of a setting do not fit together.
+        """
         settings: dict[str, Any] = {}
         recipes: dict[tuple[str, str], Any] = {}
         made: dict[str, Task] = {}

@@ -46,7 +46,7 @@ def read(path: str) -> list[Cell]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in one line, and where in the grid file."""
+    """The error in one line, with its line in the grid file."""
     reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
     lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.name == "get_cells"]
     return f"line {lines[-1]}: {reason}" if lines else str(reason)

@@ -66,7 +66,7 @@ def left(trials: Grid, only_failed: bool = False) -> list[Cell]:
 
 
 def _diverged(trial: Cell, workdir: Path) -> bool:
-    """Whether the loss of a trial was not finite, which is a result and not a failure."""
+    """True if the loss of a trial was not finite, which is a result and not a failure."""
     file = trial.folder(workdir) / FAILED
     return file.exists() and workdirs.read_json(file, status=int)["status"] == STATUS[NonFiniteError]
 
@@ -84,7 +84,7 @@ def blocked(cells: Iterable[Cell], tried: State, workdir: Path) -> dict[Cell, st
 
 
 def budget(cells: Sequence[Cell]) -> str:
-    """How much was searched, in words; "" if nothing."""
+    """The extent of the search, as text; "" without one."""
     searched = [cell for cell in cells if cell.search]
     if not searched:
         return ""

@@ -46,7 +46,8 @@ SIGNAL = "import os, signal; signal.signal({0}, signal.SIG_DFL); os.kill(os.getp
     [
         ('import sys; print("one"); print("error: too few"); sys.exit(2)', "error: too few", 2),
         ('import os; print("step 5", flush=True); os.kill(os.getpid(), 9)', "killed by signal 9 (step 5)", -9),
-        # A signal to all processes may end a cell early; then, or if another process trains it, it has not failed.
+        # A signal to all processes may end a cell early; then, or if another process trains it, it
+        # has not failed.
         (SIGNAL.format(2), "stopped", None),
         (SIGNAL.format(15), "stopped", None),
         (f'import sys; print("another trains"); sys.exit({worker.IN_USE})', "another trains", None),
@@ -172,22 +173,22 @@ def test_without_a_folder_of_its_own_a_cell_says_what_to_set(tmp_path, monkeypat
 
 def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / ".lock")
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(claims.wait_for(tmp_path / ".lock")), daemon=True)
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(claims.wait_for(tmp_path / ".lock")), daemon=True)
     waiting.start()
     waiting.join(5)
-    assert found == [True]
+    assert answers == [True]
 
 
 def test_a_run_that_still_saves_is_waited_for(tmp_path, monkeypatch):
     lock, waited = tmp_path / ".lock", []
     assert claims.wait_for(lock)  # there is none
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(claims.time, "sleep", lambda seconds: waited.append(fcntl.flock(held, fcntl.LOCK_UN)))
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr(claims.time, "sleep", lambda seconds: waited.append(fcntl.flock(file, fcntl.LOCK_UN)))
         assert claims.wait_for(lock)
         assert len(waited) == 1
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         monkeypatch.setattr(claims.time, "sleep", waited.append)
         assert not claims.wait_for(lock, seconds=0.01)  # not forever
         assert len(waited) > 1

@@ -1,4 +1,6 @@
-"""Cells and the plan of a grid: names, files that yield cells, mistakes, and what is known from the disk."""
+"""Cells and the plan of a grid: names, files that yield cells, mistakes, and what is known from the
+disk.
+"""
 
 import dataclasses
 import json

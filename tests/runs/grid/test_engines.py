@@ -50,9 +50,10 @@ def grid(tmp_path_factory):
 
 def records(workdir):
     """The records of all cells, without the time that they took."""
-    held = json.loads((workdir / "results.json").read_text())["records"]
+    saved = json.loads((workdir / "results.json").read_text())["records"]
     return [
-        {name: value for name, value in record.items() if name not in ("wall_seconds", "memory_gib")} for record in held
+        {name: value for name, value in record.items() if name not in ("wall_seconds", "memory_gib")}
+        for record in saved
     ]
 
 
@@ -82,7 +83,9 @@ def test_ray(grid, one_after_the_other, tmp_path):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A Ray cluster of two processes on this machine, each with one core: its address, and the process of its head."""
+    """A Ray cluster of two processes on this machine, each with one core: its address, and the
+    process of its head.
+    """
     pytest.importorskip("ray", reason="Ray is an extra")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with socket.socket() as free:
@@ -137,7 +140,9 @@ def descendants(pid):
 
 
 def test_a_worker_is_killed(grid, one_after_the_other, tmp_path):
-    """Its cell is lost, which is neither finished nor failed, and the command ends; the next one trains it."""
+    """Its cell is lost, which is neither finished nor failed, and the command ends; the next one
+    trains it.
+    """
     pytest.importorskip("ray", reason="Ray is an extra")
     driver = subprocess.Popen(
         command(grid, tmp_path / "run", "--engine=ray", "--jobs=2"), cwd=ROOT, stderr=subprocess.PIPE, text=True
@@ -146,14 +151,16 @@ def test_a_worker_is_killed(grid, one_after_the_other, tmp_path):
         assert driver.poll() is None
         time.sleep(0.2)
     os.kill(next(pid for pid in descendants(driver.pid) if b"ray::run" in named(pid)), signal.SIGKILL)
-    told = driver.communicate(timeout=100 * CELLS)[1]
-    assert (driver.returncode, ": lost (" in told, "failed" in told.splitlines()[-1]) == (1, True, False), told
+    stderr = driver.communicate(timeout=100 * CELLS)[1]
+    assert (driver.returncode, ": lost (" in stderr, "failed" in stderr.splitlines()[-1]) == (1, True, False), stderr
     assert sweep(grid, tmp_path / "run") == one_after_the_other
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/mounts").exists(), reason="only root may mount a small disk")
 def test_a_full_disk(grid, one_after_the_other, tmp_path):
-    """Cells fail, or are refused, with one line; with more space the same command ends with the same records."""
+    """Cells fail, or are refused, with one line; with more space the same command ends with the
+    same records.
+    """
     (disk := tmp_path / "disk").mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", disk], capture_output=True)
     if mounted.returncode:

@@ -1,4 +1,4 @@
-"""How cells run on an engine: failures, refusals, signals, and the bar."""
+"""Cells on an engine: failures, refusals, signals, and the bar."""
 
 import errno
 import json
@@ -85,7 +85,9 @@ class Limited(engines.Local):
 
 @pytest.mark.parametrize("refusals", [0, 4])
 def test_cells_that_an_engine_refuses_are_tried_again(refusals, tmp_path, capsys, monkeypatch):
-    """One refusal more in a row, while no cell runs, would be the last; those of other cells do not count."""
+    """One refusal more in a row, while no cell runs, would be the last; those of other cells do not
+    count.
+    """
     monkeypatch.setattr(schedule, "PAUSES", (0.01, 0.02, 0.03, 0.04))
     engine = Limited(refusals)
     assert schedule.drive(jobs_of(tmp_path, 6), engine) == (None, None)
@@ -104,7 +106,9 @@ def test_an_engine_that_refuses_everything_ends_the_command(tmp_path, capsys, mo
 
 
 def until_stopped(ended=None, failing="seed_1"):
-    """A runner that runs until it is stopped; the cell in the folder `failing` fails while it stops."""
+    """A runner that runs until it is stopped; the cell in the folder `failing` fails while it
+    stops.
+    """
 
     def mocked(job, stopped):
         while not stopped():
@@ -213,7 +217,9 @@ def test_a_second_ctrl_c_ends_cells_at_once(tmp_path):
 
 
 def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
-    """One cell resumes; its steps are not counted as done now, so the rest takes as long as it takes."""
+    """One cell resumes; its steps are not counted as done now, so the rest takes as long as it
+    takes.
+    """
     jobs = jobs_of(tmp_path, 2)
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

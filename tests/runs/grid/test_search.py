@@ -32,7 +32,9 @@ def test_values_to_search_are_a_tuple(values, message):
 
 
 def test_seeds_with_data_of_their_own_share_their_trials(tmp_path):
-    """The trials of a setting and label are the same for every seed, and have data that no seed has."""
+    """The trials of a setting and label are the same for every seed, and have data that no seed
+    has.
+    """
     cells = [cell(seed=seed, data_seed=seed) for seed in range(3)]
     trials = search.trials(cells)
     assert [trial.config.optimizer.learning_rate for trial in trials] == [1e-3, 3e-3, 1e-2]
@@ -63,7 +65,8 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     assert search.choose(cells[0], tmp_path) == (cells[0], {})  # no trial has ended
     trials = search.trials(cells)
     assert len(trials) == 6
-    for trial, loss in zip(trials[:3], (0.5, 0.2, None), strict=True):  # a loss that is not finite is null
+    # A loss that is not finite is null.
+    for trial, loss in zip(trials[:3], (0.5, 0.2, None), strict=True):
         folder = trial.folder(tmp_path)
         folder.mkdir(parents=True)
         rows = [("token_error", "split", 0), ("loss", "sweep", 0), ("loss", "split", loss), ("loss", "split", 0)]

@@ -1,4 +1,6 @@
-"""Cells at the same time, each in its own process: the numbers of one after the other, and no cell is lost."""
+"""Cells at the same time, each in its own process: the numbers of one after the other, and no cell
+is lost.
+"""
 
 import os
 import signal
