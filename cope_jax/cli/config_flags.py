@@ -96,7 +96,8 @@ def check_names(flag: Any) -> None:
         name = changed.get(f"{part}.name")
         if name not in known or config_files.named(flag.config_filename)[part].name == name:
             continue
-        others = [other for other in config_files.names() if config_files.named(other)[part].name == name]
+        names = sorted(config_files.names(), key=lambda other: ":" in other)  # variants last
+        others = [other for other in names if config_files.named(other)[part].name == name]
         raise ConfigError(
             f"--{flag.name}.{part}.name={name} is not possible, because {Path(flag.config_filename).name} fixes the "
             f"{part}: choose another --{flag.name}{f', such as {others[0]}' if others else ''}"
