@@ -59,7 +59,8 @@ def write_run(
     Workdir(folder).open(config, seeds)
     Workdir(folder).keep_files(experiment.task)
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        checkpoints.save(step, experiment.program.init(seeds), {"data": [], "seconds": 0.0})
+        program, _ = experiment._side_by_side(len(seeds))
+        checkpoints.save(step, program.init(seeds), {"data": [], "seconds": 0.0})
     records = [
         {"split": split, "metric": name, "value": value}
         for split in experiment.task.evaluation_splits
