@@ -66,7 +66,7 @@ def test_an_incomplete_dataset_is_to_be_deleted(written):
         lambda: tfds_builder.write(create(), written, {"train": 7, "pass_10": 3}, seed=2),
         lambda: tfds_builder.read(create(), written, "train", seed=2),
     ):
-        with pytest.raises(ConfigError, match=r"counting/1.0.0 is incomplete: delete it, then write it with `python -"):
+        with pytest.raises(ConfigError, match=r"1.0.0 is incomplete: delete it, then write it with `cope-jax export`"):
             call()
 
 
