@@ -1,4 +1,4 @@
-"""Attention for every encoding: one entry point, several implementations, and a cache for decoding."""
+"""Attention for every encoding: an entry point, several implementations, and a cache to decode."""
 
 from cope_jax.attention.attend import BACKENDS as BACKENDS
 from cope_jax.attention.attend import attend as attend

@@ -103,7 +103,7 @@ def swap_heads(block: T) -> T:
 
 
 def along_sequence(change: Callable[[Array, int], Array], block: T) -> T:
-    """Replaces each array of a block by `change(array, axis)`, where `axis` is its sequence axis."""
+    """Replaces each array of a block by `change(array, axis)`, with its sequence axis."""
 
     def along(name: str) -> Any:
         return jax.tree.map(lambda x: change(x, AXES[name]), getattr(block, name))

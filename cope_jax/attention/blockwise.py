@@ -1,4 +1,4 @@
-"""Blockwise attention: blocks of queries visit blocks of keys, so memory is linear in the length."""
+"""Blockwise attention: blocks of queries visit blocks of keys, with memory linear in the length."""
 
 import dataclasses
 import functools

@@ -151,7 +151,7 @@ class Cache:
         return self._of_layer(self.windows, layer)
 
     def with_windows(self, windows: PyTree, layer: int | Array | None) -> "Cache":
-        """Returns the cache with the windows of one layer after the tokens that were entered last."""
+        """Returns the cache with the windows of a layer after the tokens entered last."""
         return dataclasses.replace(self, windows=jax.tree.map(_keeper(layer), self.windows, windows))
 
     def _of_layer(self, tree: PyTree, layer: int | Array | None) -> PyTree:

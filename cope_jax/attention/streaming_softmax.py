@@ -198,7 +198,7 @@ def _add_sink(stream: Stream, state: State) -> State:
 
 
 def own_values(queries: QueryBlock) -> Array | None:
-    """Returns the value that a sink weighs for each query head, v_BHLK, or None if this value is 0."""
+    """Returns the value that a sink weighs for each query head, v_BHLK; None if it is 0."""
     if queries.v is None:
         return None
     return jnp.repeat(queries.v, queries.q.shape[1] // queries.v.shape[1], axis=1)

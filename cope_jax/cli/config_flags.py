@@ -32,13 +32,13 @@ class _ConfigParser(flags.ArgumentParser[Any]):
         return self._parser.flag_type()
 
 
-def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flags.FlagHolder[Any]:
+def DEFINE_config(name: str, default: str | None = None, purpose: str = "") -> flags.FlagHolder[Any]:
     """Defines a flag for a config, and a flag for each of its fields. The help begins with `what`, the config's use."""
     path = None if default is None else config_files.find(default)
     holder = config_flags.DEFINE_config_file(
         name,
         path,
-        f"{what}Name of a config in cope_jax/configs, such as quick, or path of a config file. "
+        f"{purpose}Name of a config in cope_jax/configs, such as quick, or path of a config file. "
         f"--{name}.FIELD=VALUE changes a field, for example --{name}.training.steps=100. "
         f"--{name}=NAME --help lists all fields.",
     )
@@ -62,7 +62,7 @@ def overrides(name: str) -> dict[str, Any]:
 
 def warn_of_unused(name: str, config: ExperimentConfig) -> None:
     """Warns of flags --NAME.encodings.ENCODING.… for encodings that the config does not use."""
-    used = {part for part, _ in EncodingConfig.parse(config.encoding).parts}
+    used = {name_of_encoding for name_of_encoding, _ in EncodingConfig.parse(config.encoding).parts}
     for field in overrides(name):
         group, _, rest = field.partition(".")
         encoding = rest.partition(".")[0]
@@ -92,15 +92,15 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def check_names(flag: Any) -> None:
     """Raises ConfigError if a flag replaces the task or model of a config file, because other fields depend on it."""
     changed = overrides(flag.name) if isinstance(flag.value, config_files.ConfigDict) else {}
-    for part, known in (("task", tasks.names()), ("model", models.names())):
-        name = changed.get(f"{part}.name")
-        if name not in known or config_files.named(flag.config_filename)[part].name == name:
+    for group, known in (("task", tasks.names()), ("model", models.names())):
+        name = changed.get(f"{group}.name")
+        if name not in known or config_files.named(flag.config_filename)[group].name == name:
             continue
         names = sorted(config_files.names(), key=lambda other: ":" in other)  # variants last
-        others = [other for other in names if config_files.named(other)[part].name == name]
+        others = [other for other in names if config_files.named(other)[group].name == name]
         raise ConfigError(
-            f"--{flag.name}.{part}.name={name} is not possible, because {Path(flag.config_filename).name} fixes the "
-            f"{part}: choose another --{flag.name}{f', such as {others[0]}' if others else ''}"
+            f"--{flag.name}.{group}.name={name} is not possible, because {Path(flag.config_filename).name} fixes the "
+            f"{group}: choose another --{flag.name}{f', such as {others[0]}' if others else ''}"
         )
 
 

@@ -55,8 +55,10 @@ def join() -> None:
         raise ConfigError("--coordinator, --num_processes and --process_id belong together: give all three, or none")
     address = re.fullmatch(r".+:([0-9]{1,5})", given["coordinator"]) if explicit else None
     if explicit and (address is None or not 0 < int(address[1]) < 2**16):
-        place = given["coordinator"]
-        raise ConfigError(f"--coordinator={place} must be HOST:PORT with a port below 65536, such as 10.0.0.2:1234")
+        address_text = given["coordinator"]
+        raise ConfigError(
+            f"--coordinator={address_text} must be HOST:PORT with a port below 65536, such as 10.0.0.2:1234"
+        )
     if explicit and given["process_id"] >= given["num_processes"]:
         raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
     if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):
@@ -70,8 +72,10 @@ def join() -> None:
     except (ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         if "RPC server" in reason:
-            place = given["coordinator"] or "the first process"
-            raise ConfigError(f"{place} cannot be opened ({reason}): choose a free port for --coordinator") from error
+            address_text = given["coordinator"] or "the first process"
+            raise ConfigError(
+                f"{address_text} cannot be opened ({reason}): choose a free port for --coordinator"
+            ) from error
         _leave(reason)
     finally:
         late.cancel()
@@ -88,7 +92,7 @@ def _leave(reason: str) -> None:
 
 
 def several() -> bool:
-    """Whether the environment variables show that this is one of several processes."""
+    """True if environment variables show that this is one of several processes."""
     counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
     hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
     return "," in hosts or any(count.isdigit() and int(count) > 1 for count in counts)

@@ -66,15 +66,15 @@ def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     Raises:
       ConfigError: a kind is not in `kinds`, or two models have the same kind.
     """
-    found: dict[str, str] = {}
+    model_of: dict[str, str] = {}
     for model in models:
         kind = load(model).name
         if kind not in kinds:
             raise ConfigError(f"--models names {model}, which contains a {kind}: give only {' and '.join(kinds)}")
-        if kind in found:
-            raise ConfigError(f"--models names two models of {kind}, {found[kind]} and {model}: give only one")
-        found[kind] = model
-    return found
+        if kind in model_of:
+            raise ConfigError(f"--models names two models of {kind}, {model_of[kind]} and {model}: give only one")
+        model_of[kind] = model
+    return model_of
 
 
 def with_options(config: ExperimentConfig, **options: Any) -> ExperimentConfig:

@@ -23,7 +23,7 @@ def given() -> int | None:
 
 
 def number(cells: int, default: int | None = None) -> int:
-    """How many of `cells` cells train at a time; `default` replaces the number of cores.
+    """The number of `cells` cells that train at a time; `default` replaces the number of cores.
 
     The shares of the cores depend only on the command and the machine, so a resumed cell has as
     many threads.

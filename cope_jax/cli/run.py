@@ -134,8 +134,8 @@ def _check_lists() -> None:
     for name in flags.FLAGS:
         value = flags.FLAGS[name].value
         if isinstance(value, list) and (value == [] != flags.FLAGS[name].default or "" in value):
-            what = "has an empty item" if value[1:] else "is empty, as with an unset variable"
-            raise ConfigError(f"--{name} {what}: give a value, or omit the flag")
+            mistake = "has an empty item" if value[1:] else "is empty, as with an unset variable"
+            raise ConfigError(f"--{name} {mistake}: give a value, or omit the flag")
 
 
 def _allow_open_files() -> None:
@@ -168,7 +168,7 @@ def _check_folders() -> None:
 
 @contextlib.contextmanager
 def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
-    """Lets the command work in local folders for those in buckets: see `cope_jax.storage.mirror`."""
+    """Replaces folders in buckets by local ones for the command: see `storage.mirror`."""
     with contextlib.ExitStack() as stack:
         urls = {}
         for name in names:
@@ -196,11 +196,11 @@ def help_text(module: str, argv: Sequence[str]) -> str:
 
 def _wrapped(error: BaseException | None) -> ConfigError | None:
     """The innermost ConfigError of a chain, or None. Flag libraries wrap the ConfigError of a --config file."""
-    found = None
+    innermost = None
     while error is not None:
-        found = error if isinstance(error, ConfigError) else found
+        innermost = error if isinstance(error, ConfigError) else innermost
         error = error.__cause__ or error.__context__
-    return found
+    return innermost
 
 
 def _flag_error(message: str) -> str:

@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def is_there(system: str) -> bool:
-    """Whether the model of a system is available."""
+    """True if the model of a system is available."""
     if system.startswith("bert"):
         return _MODEL.value is not None
     if system.startswith("minilm"):
@@ -111,7 +111,7 @@ def cross_validate(
 ) -> classification.CrossValidation:
     """Predicts the test messages of every fold with a system that is trained on the other folds."""
     if classify := classification.CLASSIFIERS.get(system):
-        found = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
+        predictions = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
     else:
         model = pretrained.MINILM if system.startswith("minilm") else _MODEL.value
         head = pretrained.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
@@ -121,9 +121,9 @@ def cross_validate(
         Experiment.check(next(iter(configs.values())))
         grid = Grid(workdir, plan(configs, 1, 1, workdir))
         grid.train(jobs.number(len(grid.cells), default=1))
-        found = [pretrained.classify(cell.folder(workdir)) for cell in grid.cells]
+        predictions = [pretrained.classify(cell.folder(workdir)) for cell in grid.cells]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
-    return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)
+    return classification.CrossValidation([task.labels("test") for task in folds], predictions, test_share)
 
 
 def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]], classes: tuple[str, str]) -> Table:
@@ -146,9 +146,9 @@ def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]], classe
     return Table("means over folds [95 % interval]", ("system", *headings.values()), rows)
 
 
-def show(workdir: Path, found: Mapping[str, classification.CrossValidation], classes: tuple[str, str]) -> None:
+def show(workdir: Path, validations: Mapping[str, classification.CrossValidation], classes: tuple[str, str]) -> None:
     """Writes and prints the scores of all systems."""
-    scores = {name: run.summary() for name, run in found.items()}
+    scores = {name: run.summary() for name, run in validations.items()}
     workdirs.write_json(workdir / "scores.json", {"scores": scores, "environment": environment()})
     table = create_table(scores, classes)
     path = write_atomically(workdir / "table.md", f"{table.markdown()}\n")

@@ -35,7 +35,7 @@ from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
 
-_CONFIG = config_flags.DEFINE_config("config", what="Config of the task, model and training (required). ")
+_CONFIG = config_flags.DEFINE_config("config", purpose="Config of the task, model and training (required). ")
 _ENCODINGS = flags.DEFINE_string(
     "encodings",
     "cope,rope,relative,learned",
@@ -102,6 +102,6 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
 
 
 def is_changed() -> bool:
-    """Whether flags change the recipe of the config file. If so, results are not comparable with the paper's."""
+    """True if flags change the recipe: results are then not comparable with the paper's."""
     names = config_flags.overrides("config")
     return not all(re.fullmatch(SAME_RECIPE, name) for name in names)

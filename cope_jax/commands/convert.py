@@ -75,22 +75,22 @@ def main() -> None:
     target = Path(_OUT.value)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is not an empty folder: choose another --out")
-    found = load(_MODEL.value)
-    source = found.folder
+    loaded = load(_MODEL.value)
+    source = loaded.folder
     texts: dict[str, str] = {}
     tokens: dict[str, Any] = {}
-    if found.task is not None and found.experiment is not None:
-        texts = dict(found.task.saved_files())
-        options = found.experiment.task.options
+    if loaded.task is not None and loaded.experiment is not None:
+        texts = dict(loaded.task.saved_files())
+        options = loaded.experiment.task.options
         if "lowercase" in options:  # no vocabulary says whether its pieces are lower-case
             texts["tokenizer_config.json"] = json.dumps({"do_lower_case": options["lowercase"]}) + "\n"
     elif safetensors_io.holds_model(source):
         tokens = safetensors_io.read_tokens(source)
-    config, params = found.config, jax.device_get(found.params(_SEED.value))
+    config, params = loaded.config, jax.device_get(loaded.params(_SEED.value))
     formats.save(target, config, params, _FORMAT.value, tokens)
     workdirs.write_files(target, texts)
-    if isinstance(found, LoadedRun) and _FORMAT.value == formats.OWN:
-        workdirs.write_json(target / RUN, about(found, _SEED.value))
+    if isinstance(loaded, LoadedRun) and _FORMAT.value == formats.OWN:
+        workdirs.write_json(target / RUN, about(loaded, _SEED.value))
     for name in COMPANIONS:
         if (source / name).exists() and not (target / name).exists():
             with clear_storage_errors(target / name):
@@ -98,13 +98,13 @@ def main() -> None:
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{shown(target)}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
     try:
-        values = training_config(found, target)
+        values = training_config(loaded, target)
     except ConfigError as error:
         print(f"warning: {TRAIN} is not written, because {error}", file=sys.stderr)
         return
     workdirs.write_files(target, {TRAIN: config_text(values)})
     options = values["task"]["options"]
-    unknown = found.experiment is None and options.get("data_dir", "") is None
+    unknown = loaded.experiment is None and options.get("data_dir", "") is None
     data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
     config_file = shown(target / TRAIN)
     print(f"to train it further: cope-jax train --config={config_file} {data_dir}--workdir=runs/NAME")
@@ -121,7 +121,7 @@ def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:
     }
 
 
-def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
+def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
     """Returns the config that trains the model in `folder` further.
 
     It is based on the config of the run `found` or, if `found` is no run, on a config file with the same kind of model.
@@ -130,9 +130,9 @@ def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
       ConfigError: the model generates text, but has no tokenizer that the task can read.
     """
     model = load(folder).config  # as written: a format may express the same config differently
-    values = (found.experiment or _experiment_with(model.name)).to_dict()
+    values = (loaded.experiment or _experiment_with(model.name)).to_dict()
     name, options, folder = values["task"]["name"], values["task"]["options"], folder.resolve()
-    if found.experiment is None and model.name in models.able("generate"):
+    if loaded.experiment is None and model.name in models.able("generate"):
         tokenizer = loading.find(folder)
         if tokenizer is None:
             raise ConfigError("the model has no tokenizer: put the files of its tokenizer into the folder of --model")
@@ -141,7 +141,7 @@ def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
     else:
         options |= tasks.TASKS.get(name).with_saved_files(options, folder)
         if "lowercase" in options:
-            options["lowercase"] = pretrained.lowercase(found)
+            options["lowercase"] = pretrained.lowercase(loaded)
     values["task"]["options"] = dataclasses.asdict(configure(tasks.TASKS.get(name).Config, options, name))
     values["training"]["start"] = str(folder)
     if hasattr(model, "encoding"):
@@ -150,8 +150,8 @@ def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
         if _shapes(model) != _shapes(dataclasses.replace(model, max_length=model.max_length + 1)):
             values["training"]["max_position"] = model.max_length
     for name, value in deciding_options(model).items():
-        part, _, option = name.rpartition(".")
-        chosen = values["model"].get(part, {}) if part else values["model"]
+        group, _, option = name.rpartition(".")
+        chosen = values["model"].get(group, {}) if group else values["model"]
         if value is not None and option in chosen:
             chosen[option] = value
     return values
@@ -187,14 +187,14 @@ def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
     >>> _changes({"steps": 4, "block": {"dim": 8, "norm": "rms"}}, {"steps": 4, "block": {"dim": 8, "norm": "layer"}})
     {'block': {'norm': 'rms'}}
     """
-    found = {}
+    changed = {}
     for name, value in values.items():
         default = defaults.get(name)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             value, default = _changes(value, default), {}
         if value != default:
-            found[name] = value
-    return found
+            changed[name] = value
+    return changed
 
 
 def _shapes(config: Any) -> dict[Any, Any]:

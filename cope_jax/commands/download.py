@@ -26,6 +26,6 @@ def main() -> None:
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
         with outputs.writing(_OUT.value):
-            found = download(source, _OUT.value)
-        what = f"wrote {', '.join(found)}" if found else "already present"
-        print(f"{name}: {what}, in {_OUT.value}", flush=True)
+            written = download(source, _OUT.value)
+        outcome = f"wrote {', '.join(written)}" if written else "already present"
+        print(f"{name}: {outcome}, in {_OUT.value}", flush=True)

@@ -73,20 +73,20 @@ _DATASET: dict[str, Any] = {
 }
 
 
-def parse_assignments(text: str, what: str) -> dict[str, Any]:
+def parse_assignments(text: str, flag: str) -> dict[str, Any]:
     """Reads `name=value,name=value`; values are Python literals.
 
     >>> parse_assignments("num_variables=3,ood_pass_weights=(100,10)", "options")
     {'num_variables': 3, 'ood_pass_weights': (100, 10)}
     """
-    check_plain_numbers(text, f"--{what}")
+    check_plain_numbers(text, f"--{flag}")
     try:
         call = ast.parse(f"_({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError
         return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        raise ConfigError(f"--{what} must look like name=value,name=value, got {text!r}") from None
+        raise ConfigError(f"--{flag} must look like name=value,name=value, got {text!r}") from None
 
 
 def parse_part(text: str) -> tuple[int, int]:

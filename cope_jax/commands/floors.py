@@ -39,8 +39,8 @@ def main() -> None:
             f"{run.folder} is a run on {config.task.name}: choose a run on a task with baselines: {known}"
         )
     figures, source = task_baselines.run_figures(run.folder)
-    found = task_baselines.measure(run.task, config, figures, _EXAMPLES.value)
-    table = task_baselines.table(found, f"{config.task.name}, results of the run: {source or 'not evaluated yet'}")
+    baselines = task_baselines.measure(run.task, config, figures, _EXAMPLES.value)
+    table = task_baselines.table(baselines, f"{config.task.name}, results of the run: {source or 'not evaluated yet'}")
     console().print(table.rich())
-    content = {"floors": [one.record() for one in found], "run": source}
+    content = {"floors": [baseline.record() for baseline in baselines], "run": source}
     outputs.list_files(outputs.write(run.output, "floors", content, table.markdown()))

@@ -151,14 +151,14 @@ def _rows(
         stop_token=codec.ends,
     )
     began = None
-    for part in parts:
-        drawn, now = sum(map(len, part)), time.perf_counter()
+    for drawn_rows in parts:
+        drawn, now = sum(map(len, drawn_rows)), time.perf_counter()
         speed.tokens += drawn
         if began is not None:
             speed.counted += drawn
             speed.seconds += now - began
-        part = [tokens[~np.isin(tokens, codec.ends)] for tokens in part]
-        yield [(row, row.add(tokens)) for row, tokens in zip(rows, part, strict=True)]
+        drawn_rows = [tokens[~np.isin(tokens, codec.ends)] for tokens in drawn_rows]
+        yield [(row, row.add(tokens)) for row, tokens in zip(rows, drawn_rows, strict=True)]
         if all(row.ended for row in rows):
             break
         began = time.perf_counter()
@@ -187,7 +187,7 @@ def _visible(text: str) -> str:
     """The text, with control characters as escapes if the output is a terminal, which would obey them."""
     if not sys.stdout.isatty():
         return text
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda sign: f"\\x{ord(sign[0]):02x}", text)
 
 
 def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
@@ -195,10 +195,10 @@ def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[in
     for start in range(0, len(prompts), _BATCH_SIZE.value):
         batch = prompts[start : start + _BATCH_SIZE.value]
         *_, rows = _rows(generator, batch, start, speed)
-        found = [
+        lines = [
             {"prompt": prompt, "continuation": row.text} for (prompt, _), (row, _) in zip(batch, rows, strict=True)
         ]
-        text = "".join(f"{json.dumps(values, ensure_ascii=False)}\n" for values in found)
+        text = "".join(f"{json.dumps(values, ensure_ascii=False)}\n" for values in lines)
         with outputs.writing(out), out.open("a" if start else "w", encoding="utf-8") as file:
             file.write(text)
     print(out)

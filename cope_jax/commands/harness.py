@@ -66,8 +66,8 @@ def main() -> None:
     print(title, file=sys.stderr)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task leaves to it
     with workdirs.Workdir(folder.output).locked(workdirs.MEASURING):
-        found = _measure(lm, manager)
-        records, left_out = harness_model.records(found, model.lost)
+        results = _measure(lm, manager)
+        records, left_out = harness_model.records(results, model.lost)
         rows = [[r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)] for r in records]
         caption = "; ".join(f"{task}: {note}" for task, note in left_out.items())
         table = Table(title, ["task", "metric", "value", "± standard error"], rows, caption=caption, text_columns=2)
@@ -116,7 +116,7 @@ def _measure(lm: Any, manager: Any) -> Any:
 
 
 def _settings(length: int) -> dict[str, Any]:
-    """What the results depend on, except the model."""
+    """Settings on which the results depend, except the model."""
     import lm_eval
 
     return {"length": length, "fewshot": _FEWSHOT.value, "limit": _LIMIT.value, "lm_eval": lm_eval.__version__}

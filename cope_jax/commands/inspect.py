@@ -128,24 +128,24 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     heads = maps.choose("head", _HEAD.value, shape.num_heads)
     title = run.title(_SEED.value)
     console.print(title, markup=False)
-    found = inspect_text.score_text(run.model(_SEED.value), run.task.codec(), tokens_BL)
+    scored = inspect_text.score_text(run.model(_SEED.value), run.task.codec(), tokens_BL)
     windows = f"{len(tokens_BL)} window{'s' * (len(tokens_BL) > 1)} of {tokens_BL.shape[1]}"
-    console.print(f"{found.count:,} tokens in {windows}\n", markup=False)
-    console.print(views.ranking(found.heads, found.bound, found.top_tokens).rich())
-    console.print(*views.sentences(found.heads, found.bound), sep="\n", markup=False, soft_wrap=True)
+    console.print(f"{scored.count:,} tokens in {windows}\n", markup=False)
+    console.print(views.ranking(scored.heads, scored.bound, scored.top_tokens).rich())
+    console.print(*views.sentences(scored.heads, scored.bound), sep="\n", markup=False, soft_wrap=True)
     console.print("", maps.legend("mean gates"), sep="\n")
-    shown = [one for one in found.heads if one.layer in layers and one.head in heads]
-    for one in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
-        console.print(f"\nlayer {one.layer}, head {one.head}: mean gates", style="bold", markup=False)
-        console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]))
+    shown = [head for head in scored.heads if head.layer in layers and head.head in heads]
+    for head in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
+        console.print(f"\nlayer {head.layer}, head {head.head}: mean gates", style="bold", markup=False)
+        console.print(views.coloured(scored.pieces, scored.gates_LHBL[head.layer, head.head, 0]))
     model = run.model(_SEED.value)
     pieces = _Pieces(run.task.codec(), model.config.vocab_size)
     tokens_L = np.asarray(tokens_BL[0])[: viewer.LONGEST // 2]
     seen = maps.inspect(model, pieces, tokens_L, layer=_LAYER.value, head=_HEAD.value)
-    seen = dataclasses.replace(seen, tokens=tuple(found.pieces[: len(tokens_L)]))
+    seen = dataclasses.replace(seen, tokens=tuple(scored.pieces[: len(tokens_L)]))
 
     def write(folder: Path) -> list[Path]:
-        return [*views.write(folder, found.heads, title), viewer.write(folder / "report.html", seen, title)]
+        return [*views.write(folder, scored.heads, title), viewer.write(folder / "report.html", seen, title)]
 
     return write
 

@@ -142,63 +142,67 @@ def find_neighbours(
     out = console()
     vectors = static_vectors(text)
     parts: list[str] = []
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     words = sum(map(len, corpus))
     for model in models:
         index = nearest_words.OccurrenceIndex(model, corpus, max_words=words, label="words of the corpus")
-        found[model.name] = {}
+        results[model.name] = {}
         for way, (kind, per_word) in WAYS.items():
             compared = nearest_words.compare(index, vectors, queries, count=_COUNT.value, words=kind, per_word=per_word)
             table = nearest_words.table(compared, None if _LAYERS.value == "all" else model.layers[-1:])
             parts.append(f"## {model.name}: occurrences {way}\n\n{table.markdown()}")
-            found[model.name][way] = [
-                {layer: [one.record() for one in near] for layer, near in layers.items()}
+            results[model.name][way] = [
+                {layer: [neighbour.record() for neighbour in near] for layer, near in layers.items()}
                 for layers in compared.contextual
             ]
             out.print(f"[bold]{model.name}: occurrences {way}[/bold]", table.rich(), sep="\n")
     content = {
         "word": _WORD.value,
-        "sentences": [{"words": list(sentence), "place": place} for sentence, place in queries],
+        "sentences": [{"words": list(sentence), "place": word_index} for sentence, word_index in queries],
         "corpus": {"sentences": len(corpus), "words": words},
         "static": [{"word": word, "cosine": cosine} for word, cosine in compared.static],
-        "models": found,
+        "models": results,
     }
     outputs.list_files(outputs.write(workdir, "neighbours", content, "\n\n".join(parts)))
 
 
 def score_models(models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]) -> Scores:
-    """Scores the baseline without vectors, the context-free vectors, and all layers of each model."""
+    """Scores the baseline without vectors, context-free vectors, and all layers of models."""
     vectors = static_vectors(read_text())
     static: list[Embedder] = [ContextFree(vectors, "word2vec, word"), ContextMean(vectors, "word2vec, context")]
-    found = {"no vectors": [word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))]}
+    scores_of = {"no vectors": [word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))]}
     for model in (*static, *models):
-        _, *found[model.name] = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
-    return found
+        _, *scores_of[model.name] = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
+    return scores_of
 
 
-def show_senses(found: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path) -> None:
+def show_senses(scores_of: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path) -> None:
     """Writes and prints the shares of correct senses, and plots them for each model with several layers."""
     rows, records = [], []
-    for name, scores in found.items():
-        for one in scores:
-            micro, macro = one.interval(), one.interval(macro=True)
-            rows.append([name, one.layer or MISSING, one.method, share(one.micro, micro), share(one.macro, macro)])
-            figures = {"micro": one.micro, "macro": one.macro, "micro_interval": micro, "macro_interval": macro}
-            records.append({"model": name, **dataclasses.asdict(one), **figures})
+    for name, scores in scores_of.items():
+        for score in scores:
+            micro, macro = score.interval(), score.interval(macro=True)
+            rows.append(
+                [name, score.layer or MISSING, score.method, share(score.micro, micro), share(score.macro, macro)]
+            )
+            figures = {"micro": score.micro, "macro": score.macro, "micro_interval": micro, "macro_interval": macro}
+            records.append({"model": name, **dataclasses.asdict(score), **figures})
     sizes = f"{_CORPUS.value}: {len(train):,} known occurrences, {len(test):,} to predict"
     title = f"correct senses, in % [95 % interval]; {sizes}"
     table = Table(title, ("model", "layer", "method", "micro", "macro"), rows, text_columns=3)
     content = {"corpus": _CORPUS.value, "train": len(train), "test": len(test), "k": _K.value, "scores": records}
     paths = outputs.write(workdir, "senses", content, table.markdown())
-    layers = {name: list(dict.fromkeys(one.layer for one in scores)) for name, scores in found.items()}
-    baselines = {name: max(one.micro for one in scores) for name, scores in found.items() if len(layers[name]) < 2}
-    for name in (name for name in found if name not in baselines):
+    layers = {name: list(dict.fromkeys(score.layer for score in scores)) for name, scores in scores_of.items()}
+    baselines = {
+        name: max(score.micro for score in scores) for name, scores in scores_of.items() if len(layers[name]) < 2
+    }
+    for name in (name for name in scores_of if name not in baselines):
         methods = {
-            method: [one for one in found[name] if one.method == method]
-            for method in dict.fromkeys(one.method for one in found[name])
+            method: [score for score in scores_of[name] if score.method == method]
+            for method in dict.fromkeys(score.method for score in scores_of[name])
         }
-        lines = {method: [[one.micro for one in own]] for method, own in methods.items()}
-        intervals = {method: [one.interval() for one in own] for method, own in methods.items()}
+        lines = {method: [[score.micro for score in of_method]] for method, of_method in methods.items()}
+        intervals = {method: [score.interval() for score in of_method] for method, of_method in methods.items()}
         shown: dict[str, str] = {"label": "correct senses (%)", "title": f"{name}, word senses"}
         shown["caption"] = f"{sizes}; bars: 95 % intervals"
         figure = contextual_plots.scores_by_layer(layers[name], lines, baselines, intervals, **shown)

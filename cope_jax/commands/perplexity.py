@@ -84,14 +84,14 @@ def measure(
         for seed, model in zip(run.seeds, models, strict=True):
             key = {"seed": seed, "split": _SPLIT.value, "length": length, "stride": stride}
             text = {"step": run.restored.step, **vars(task.counts(_SPLIT.value))}
-            found = select(workdirs.read_records(path), **key, **text)
-            if not found:
+            results = select(workdirs.read_records(path), **key, **text)
+            if not results:
                 label = f"seed {seed}, windows of {length}"
                 losses = perplexity_report.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
                 figures = perplexity_report.record(task, _SPLIT.value, length, stride, losses)
-                found = [{"seed": seed, "step": run.restored.step, **figures}]
-                workdirs.replace_records(path, key, found)
-            shown += found
+                results = [{"seed": seed, "step": run.restored.step, **figures}]
+                workdirs.replace_records(path, key, results)
+            shown += results
     return shown
 
 

@@ -69,10 +69,10 @@ def main() -> None:
     workdir = Path(_WORKDIR.value)
     config = ProbeConfig(epochs=_EPOCHS.value, seed=_SEED.value)
     with workdirs.Workdir(workdir).locked():
-        found = {
+        probings = {
             model.name: {name: probe(model, name, task, config) for name, task in tasks.items()} for model in models
         }
-        show(found, {name: len(test) for name, (_, test) in tasks.items()}, workdir)
+        show(probings, {name: len(test) for name, (_, test) in tasks.items()}, workdir)
 
 
 def tags_task(data_dir: str | None) -> Task:
@@ -80,9 +80,9 @@ def tags_task(data_dir: str | None) -> Task:
 
     def occurrences(split: Split, most: int) -> list[Occurrence]:
         return [
-            Occurrence(sentence.words, place, word, tag, split)
+            Occurrence(sentence.words, index, word, tag, split)
             for sentence in draw(conllu.read(data_dir, split), most)
-            for place, (word, tag) in enumerate(zip(sentence.words, sentence.tags, strict=True))
+            for index, (word, tag) in enumerate(zip(sentence.words, sentence.tags, strict=True))
         ]
 
     return occurrences("train", _TRAIN_WORDS.value), occurrences("test", _TEST_WORDS.value)
@@ -94,15 +94,18 @@ def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[
     The sample has at most `most` words in total, or only one sentence.
     """
     order = np.random.default_rng(seed).permutation(len(sentences))
-    ends = np.cumsum([len(sentences[place].words) for place in order])
+    ends = np.cumsum([len(sentences[number].words) for number in order])
     count = max(1, int(np.searchsorted(ends, most, side="right")))
-    return [sentences[place] for place in sorted(order[:count])]
+    return [sentences[number] for number in sorted(order[:count])]
 
 
 def senses_task(data_dir: str | None) -> Task:
     """Occurrences of twenty nouns, labelled with lemma and sense. The control task identifies a word by its lemma."""
     sides = word_senses.read_occurrences("coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value)
-    train, test = ([dataclasses.replace(one, sense=f"{one.lemma} {one.sense}") for one in side] for side in sides)
+    train, test = (
+        [dataclasses.replace(occurrence, sense=f"{occurrence.lemma} {occurrence.sense}") for occurrence in side]
+        for side in sides
+    )
     return train, test
 
 
@@ -110,27 +113,27 @@ def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probin
     """Computes the vectors of a task, in half precision, and probes all layers."""
 
     def read(side: list[Occurrence]) -> tuple[np.ndarray, list[str], list[str]]:
-        sentences, places = [one.words for one in side], [one.index for one in side]
+        sentences, places = [occurrence.words for occurrence in side], [occurrence.index for occurrence in side]
         label = f"{name}, {side[0].split}"
         vectors = occurrence_vectors(model, sentences, places, dtype=np.float16, label=label)
-        return vectors, [one.lemma for one in side], [one.sense for one in side]
+        return vectors, [occurrence.lemma for occurrence in side], [occurrence.sense for occurrence in side]
 
     train, test = task
     return probe_layers(model.name, model.layers, read(train), read(test), config)
 
 
-def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path) -> None:
+def show(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path) -> None:
     """Writes and prints tables, plots and the paragraph."""
     out, parts, plots = console(), [], []
-    conclusion = probing.paragraph(found, sizes)
+    conclusion = probing.paragraph(probings, sizes)
     records = {
-        name: {task: probing.record(own, sizes[task]) for task, own in by_task.items()}
-        for name, by_task in found.items()
+        name: {task: probing.record(probing_of_task, sizes[task]) for task, probing_of_task in by_task.items()}
+        for name, by_task in probings.items()
     }
-    for name, by_task in found.items():
-        for task, own in by_task.items():
-            table = probing.table(own, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
-            mix = probing.mix_summary(own)
+    for name, by_task in probings.items():
+        for task, probing_of_task in by_task.items():
+            table = probing.table(probing_of_task, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
+            mix = probing.mix_summary(probing_of_task)
             out.print(table.rich(), mix, sep="\n", soft_wrap=True)
             parts += [table.markdown(), mix]
         plots += plot(name, by_task, sizes, workdir)
@@ -143,9 +146,16 @@ def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], w
 def plot(name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], workdir: Path) -> list[Path]:
     """Plots accuracies by layer, with intervals and baselines, and the shares of layers in the mixes."""
     layers = [score.layer for score in next(iter(by_task.values())).scores]
-    lines = {task: [[score.accuracy for score in own.scores]] for task, own in by_task.items()}
-    lines |= {f"control of {task}": [[score.control for score in own.scores]] for task, own in by_task.items()}
-    baselines = {f"{kind}, {task}": value for task, own in by_task.items() for kind, value in own.baselines.items()}
+    lines = {task: [[score.accuracy for score in probing_of_task.scores]] for task, probing_of_task in by_task.items()}
+    lines |= {
+        f"control of {task}": [[score.control for score in probing_of_task.scores]]
+        for task, probing_of_task in by_task.items()
+    }
+    baselines = {
+        f"{kind}, {task}": value
+        for task, probing_of_task in by_task.items()
+        for kind, value in probing_of_task.baselines.items()
+    }
     intervals = {
         line: [probing.wilson_interval(share, sizes[task]) for share in lines[line][0]]
         for task in by_task
@@ -154,7 +164,7 @@ def plot(name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], wo
     caption = f"tested on {', '.join(f'{size:,} {task}' for task, size in sizes.items())}; bars: 95 % intervals"
     title = f"{name}, linear probes"
     figure = contextual_plots.scores_by_layer(layers, lines, baselines, intervals, title=title, caption=caption)
-    weights = {task: [own.mix] for task, own in by_task.items()}
+    weights = {task: [probing_of_task.mix] for task, probing_of_task in by_task.items()}
     mixes = contextual_plots.mix_weights(
         layers, weights, title=f"{name}, probe on all layers", caption="one probe per task"
     )

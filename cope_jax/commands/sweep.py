@@ -72,7 +72,7 @@ def main() -> None:
     if state.failed or state.left:
         again = "rerun without --only_failed" if _ONLY_FAILED.value and state.left else "rerun the same command"
         counts = ((len(state.failed), "failed"), (len(state.left), "not trained yet"))
-        parts = [f"{count} cell{'s' * (count > 1)} {what}" for count, what in counts if count]
+        parts = [f"{count} cell{'s' * (count > 1)} {outcome}" for count, outcome in counts if count]
         print(
             f"{', '.join(parts)}: {again} to train them; log.txt in the folder of a cell has its output",
             file=sys.stderr,

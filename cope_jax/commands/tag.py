@@ -124,7 +124,7 @@ def with_vectors(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
 
 
 def create_table(accuracies: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
-    """A row for each system, a column for each split: mean ± sample standard deviation over seeds."""
+    """A row for each system, a column for each split: mean ± standard deviation over seeds."""
     splits = list(dict.fromkeys(split for by_split in accuracies.values() for split in by_split))
     rows = [
         [name, *(mean_std(by_split.get(split, ()), scale=100) for split in splits)]

@@ -17,7 +17,7 @@ from cope_jax.runs.workdir import Workdir
 from cope_jax.training import processes
 from cope_jax.training.profiling import Profile
 
-_CONFIG = config_flags.DEFINE_config("config", what="Config of the task, model and training (required). ")
+_CONFIG = config_flags.DEFINE_config("config", purpose="Config of the task, model and training (required). ")
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for checkpoints, metrics and results (required). A run resumes from it.", required=True
 )

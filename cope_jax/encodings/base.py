@@ -90,7 +90,7 @@ class NoOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What attention, models and compositions must know about an encoding before they call its hooks.
+    """Properties of an encoding that attention, models and compositions need before its hooks.
 
     A class declares `traits = Traits(...)`; an instance whose options matter replaces it in its constructor.
 
@@ -185,7 +185,7 @@ class Pairs:
 
 
 class Carry(NamedTuple):
-    """What `score` has accumulated over all keys that are nearer to the query than the current block.
+    """The sums of `score` over all keys nearer to the query than the current block.
 
     Attributes:
       sums: running sums, a tree of arrays `[B, H, L]`. The terms that `score` adds must not depend on the sums.

@@ -1,4 +1,4 @@
-"""What several encodings share: reading the layer's input, sums over the keys, segments, and ALiBi's slopes."""
+"""Shared code of encodings: the layer's input, sums over keys, segments, and ALiBi's slopes."""
 
 import math
 

@@ -37,8 +37,8 @@ class Composed(Encoding):
             for other, theirs in parts.items():
                 if other != name and any(_overrides(theirs, hook) for hook in encoding.traits.excludes):
                     excluded = {"rotate": "rotates", "score": "changes logits"}
-                    what = " or ".join(excluded[hook] for hook in encoding.traits.excludes)
-                    raise ConfigError(f"{name} and {other} cannot be combined: {name} excludes what {what}")
+                    roles = " or ".join(excluded[hook] for hook in encoding.traits.excludes)
+                    raise ConfigError(f"{name} and {other} cannot be combined: {name} excludes what {roles}")
         self.names = tuple(parts)
         for name, encoding in parts.items():
             setattr(self, name, encoding)

@@ -1,4 +1,4 @@
-"""What an encoding adds to the logits, as data for kernels that are written by hand."""
+"""Descriptions of an encoding's term of the logits, for kernels written by hand."""
 
 from typing import Literal, NamedTuple
 
@@ -6,7 +6,7 @@ from cope_jax.array_types import Array
 
 
 class NativeScore(NamedTuple):
-    """What `score` adds to the logits, as data for kernels that are written by hand.
+    """The term that `score` adds to the logits, described for kernels written by hand.
 
     The logit of a pair is s_ij + z_i(p_ij) with a table, s_ij + m·p_ij with slopes, and s_ij without gates, where p_ij
     is the sum of the gates from the key to the query, and z_i(p) = q_i·e interpolated at min(p, N−1).

@@ -1,4 +1,4 @@
-"""What encodings share that rotate queries and keys: frequencies, angles that tokens sum up, and the rotation."""
+"""Shared code of rotations: frequencies, angles summed over tokens, and the rotation itself."""
 
 import math
 

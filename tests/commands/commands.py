@@ -53,7 +53,7 @@ SEVERAL_RUNS = ("compare", "tag", "classify")
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """How a command ended: its exit status (minus the signal that killed it) and what it printed."""
+    """The end of a command: its exit status (minus the signal that killed it) and its output."""
 
     status: int
     out: str
@@ -71,7 +71,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What a command finds when it starts.
+    """The surroundings of a command when it starts.
 
     Attributes:
       folder: the current folder.

@@ -31,7 +31,7 @@ class Processes:
         count: int,
         devices: int,
         *flags: object,
-        own: Sequence[Sequence[object]] = (),
+        each: Sequence[Sequence[object]] = (),
         command: str = "train",
         variables: Mapping[str, str] = types.MappingProxyType({}),
     ):
@@ -41,7 +41,7 @@ class Processes:
         port = free_port()
         self.processes = []
         for i, logs in enumerate(self._logs):
-            given = [str(flag) for flag in (*flags, *(own[i] if own else ()))]
+            given = [str(flag) for flag in (*flags, *(each[i] if each else ()))]
             if count > 1:
                 given += [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={i}"]
             process = _FORKS.Process(target=_forked, args=(environment, str(cache), command, given, *logs))
@@ -49,7 +49,7 @@ class Processes:
             self.processes.append(process)
 
     def wait(self, seconds: float = 300) -> list[Done]:
-        """How each ended; those that are left after so many seconds are killed."""
+        """The end of each; those that are left after so many seconds are killed."""
         late = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0.0, late - time.monotonic()))

@@ -62,8 +62,8 @@ def test_every_config_fits_a_mesh_of_all_axes(name):
     tensor = 1 if config.model.block.num_heads == 1 else 2
     config = dataclasses.replace(config, job=JobConfig(MeshConfig(data=1, fsdp=2, tensor=tensor, sequence=2)))
     program = create_program(config, tasks.create(config.task.name, **config.task.options))
-    for place, leaf in jax.tree_util.tree_leaves_with_path(program.state_shapes().params):
-        name, share = jax.tree_util.keystr(place), math.prod(leaf.sharding.shard_shape(leaf.shape))
+    for path_of_leaf, leaf in jax.tree_util.tree_leaves_with_path(program.state_shapes().params):
+        name, share = jax.tree_util.keystr(path_of_leaf), math.prod(leaf.sharding.shard_shape(leaf.shape))
         if name.endswith("['kernel']") and "out" not in name.split("['")[1]:
             assert share * 2 * tensor == leaf.size, name
 
@@ -123,8 +123,8 @@ def decoder_parameters(vocabulary, width, layers, *, tied, final_norm):
 )
 def test_models_of_the_papers_recipes_have_as_many_parameters_as_counted_by_hand(name, plain, cope, learned):
     config = load(name)
-    for encoding, own in {"none": 0, "rope": 0, "cope": cope, "learned": learned}.items():
-        assert parameters(dataclasses.replace(config, encoding=encoding)) == plain + own, encoding
+    for encoding, added in {"none": 0, "rope": 0, "cope": cope, "learned": learned}.items():
+        assert parameters(dataclasses.replace(config, encoding=encoding)) == plain + added, encoding
 
 
 def test_the_papers_counting_has_the_blocks_and_norms_of_the_released_code():

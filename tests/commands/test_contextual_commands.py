@@ -31,25 +31,25 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
         f"--workdir={tmp_path}",
     ).wait()
     assert done.status == 0, done.err
-    found = read(tmp_path / "neighbours.json")
-    assert [query["place"] for query in found["sentences"]] == [1, 1]
-    assert len(found["static"]) == 3 and "spring" not in {near["word"] for near in found["static"]}
-    assert {name: list(own["of any word"][0]) for name, own in found["models"].items()} == {
+    content = read(tmp_path / "neighbours.json")
+    assert [query["place"] for query in content["sentences"]] == [1, 1]
+    assert len(content["static"]) == 3 and "spring" not in {near["word"] for near in content["static"]}
+    assert {name: list(near_of["of any word"][0]) for name, near_of in content["models"].items()} == {
         "RNN": ["embeddings", "layer 1"],
         "ELMo": ["words", "layer 1", "layer 2"],
     }
     corpus = [sentence for text in sentences_by_corpus.documents("wikitext-2", None, "train") for sentence in text]
-    assert found["corpus"] == {"sentences": len(corpus), "words": sum(map(len, corpus))}
+    assert content["corpus"] == {"sentences": len(corpus), "words": sum(map(len, corpus))}
     rnn = pretrained.load(str(trained / "rnn"))
     index = nearest_words.OccurrenceIndex(rnn, corpus)
     for way, words, per_word in (("of the word", "same", None), ("of any word", "any", 1)):
-        for query, own in zip(sentences.split("|"), found["models"]["RNN"][way], strict=True):
+        for query, near_of in zip(sentences.split("|"), content["models"]["RNN"][way], strict=True):
             for layer, near in index.nearest(query.split(), 1, count=3, words=words, per_word=per_word).items():
                 assert [(" ".join(n.sentence), n.place) for n in near] == [
-                    (n["sentence"], n["place"]) for n in own[layer]
+                    (n["sentence"], n["place"]) for n in near_of[layer]
                 ]
-                np.testing.assert_allclose([n.cosine for n in near], [n["cosine"] for n in own[layer]], atol=1e-3)
-    assert {near["word"] for near in found["models"]["ELMo"]["of the word"][1]["layer 2"]} <= {"spring", "Spring"}
+                np.testing.assert_allclose([n.cosine for n in near], [n["cosine"] for n in near_of[layer]], atol=1e-3)
+    assert {near["word"] for near in content["models"]["ELMo"]["of the word"][1]["layer 2"]} <= {"spring", "Spring"}
     table = (tmp_path / "neighbours.md").read_text()
     assert "## RNN: occurrences of the word" in table and "a *spring* of steel" in table
     assert "| layer 2 |" in table and "| layer 1 |" in table and "| words |" not in table  # the last of each model
@@ -59,12 +59,12 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
 def test_senses_are_told_beside_what_knows_no_context(trained, start, tmp_path):
     done = start("neighbours", "--task=senses", f"--models={trained / 'bert'}", "--k=3", f"--workdir={tmp_path}").wait()
     assert done.status == 0, done.err
-    found = read(tmp_path / "senses.json")
-    rows = {(row["model"], row["layer"], row["method"]): row for row in found["scores"]}
-    assert len(rows) == 1 + 2 * (2 + 3) and (found["train"], found["test"]) == (16, 8)
+    content = read(tmp_path / "senses.json")
+    rows = {(row["model"], row["layer"], row["method"]): row for row in content["scores"]}
+    assert len(rows) == 1 + 2 * (2 + 3) and (content["train"], content["test"]) == (16, 8)
     # A vector that is the same in every sentence cannot tell senses that are equally frequent.
-    for place in (("no vectors", "", "most frequent"), ("word2vec, word", "static", "nearest mean")):
-        assert rows[place]["micro"] == 0.5
+    for key in (("no vectors", "", "most frequent"), ("word2vec, word", "static", "nearest mean")):
+        assert rows[key]["micro"] == 0.5
     for row in rows.values():
         assert row["micro"] == sum(row["right"].values()) / 8
         assert row["micro_interval"][0] <= row["micro"] <= row["micro_interval"][1]
@@ -78,23 +78,23 @@ def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
         "probe", f"--models={trained / 'elmo'}", "--epochs=100", "--test_words=30", f"--workdir={tmp_path}"
     ).wait()
     assert done.status == 0, done.err
-    found = read(tmp_path / "probe.json")
-    assert set(found["models"]["ELMo"]) == {"parts of speech", "word senses"}
-    assert found["tested"]["word senses"] == 8 and found["tested"]["parts of speech"] <= 30
-    for task, own in found["models"]["ELMo"].items():
-        assert [score["layer"] for score in own["scores"]] == ["words", "layer 1", "layer 2"]
-        assert sum(own["mix"]) == pytest.approx(1) and 0 <= own["centre_of_gravity"] <= 2
-        assert own["candidates"] == sorted(own["candidates"], key=["words", "layer 1", "layer 2"].index)
-        for score in own["scores"]:
+    content = read(tmp_path / "probe.json")
+    assert set(content["models"]["ELMo"]) == {"parts of speech", "word senses"}
+    assert content["tested"]["word senses"] == 8 and content["tested"]["parts of speech"] <= 30
+    for task, probe in content["models"]["ELMo"].items():
+        assert [score["layer"] for score in probe["scores"]] == ["words", "layer 1", "layer 2"]
+        assert sum(probe["mix"]) == pytest.approx(1) and 0 <= probe["centre_of_gravity"] <= 2
+        assert probe["candidates"] == sorted(probe["candidates"], key=["words", "layer 1", "layer 2"].index)
+        for score in probe["scores"]:
             assert score["interval"][0] < score["accuracy"] < score["interval"][1] or score["accuracy"] in (0, 1)
-            assert score["accuracy"] * found["tested"][task] == pytest.approx(
-                round(score["accuracy"] * found["tested"][task]), abs=1e-4
+            assert score["accuracy"] * content["tested"][task] == pytest.approx(
+                round(score["accuracy"] * content["tested"][task]), abs=1e-4
             )
     # A vector of the word's characters alone, whatever is around it, cannot tell its senses but by chance.
-    senses_of_words = found["models"]["ELMo"]["word senses"]
+    senses_of_words = content["models"]["ELMo"]["word senses"]
     assert senses_of_words["floors"] == {"majority": 0.25, "majority of the word": 0.5}
     assert senses_of_words["scores"][0]["accuracy"] == 0.5
-    assert found["paragraph"] in " ".join(done.out.split()) and "lower layers know syntax" in found["paragraph"]
+    assert content["paragraph"] in " ".join(done.out.split()) and "lower layers know syntax" in content["paragraph"]
     for name in ("probe_ELMo.png", "mix_ELMo.png"):
         assert (tmp_path / name).stat().st_size > 10_000
     assert "| none: majority of the word | 50.0 |" in (tmp_path / "probe.md").read_text()
@@ -106,15 +106,15 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
     content = read(trained / "bert" / "floors.json")
     records = read(trained / "bert" / "result.json")["records"]
     run = {(r["split"], r["metric"]): r["value"] for r in records}
-    found = {(row["split"], row["name"]): row for row in content["floors"]}
+    floors = {(row["split"], row["name"]): row for row in content["floors"]}
     task = tasks.create("masked_lm", **MODELS["bert"][1])
     for split in ("validation", "test"):
-        assert found[split, "most frequent piece"]["value"] == task.unigram_accuracy(split)
-        assert found[split, "most frequent piece"]["run"] == pytest.approx(1 - run[split, "mlm_error"])
+        assert floors[split, "most frequent piece"]["value"] == task.unigram_accuracy(split)
+        assert floors[split, "most frequent piece"]["run"] == pytest.approx(1 - run[split, "mlm_error"])
         following = task.dataset(split, 40)["next"]
         more = np.bincount(task.dataset("train", 300)["next"]).argmax()
-        assert found[split, "more frequent answer"]["value"] == pytest.approx(np.mean(following == more))
-        words = found[split, "bag of words"]
+        assert floors[split, "more frequent answer"]["value"] == pytest.approx(np.mean(following == more))
+        words = floors[split, "bag of words"]
         assert words["run"] == pytest.approx(1 - run[split, "nsp_error"]) and 0.3 < words["value"] <= 1
     assert content["run"] == "result.json" and "bag of words" in (trained / "bert" / "floors.md").read_text()
 

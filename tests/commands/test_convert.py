@@ -49,10 +49,10 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
     ]
     assert json.loads((tmp_path / "gpt2" / "config.json").read_text())["model_type"] == "gpt2"
     assert "examples=" not in further.read_text() and "beta1" not in further.read_text()  # a default
-    whole, held = config_files.config(str(further)), config_files.config(str(config))
+    whole, original = config_files.config(str(further)), config_files.config(str(config))
     assert (whole.encoding, whole.training.max_position) == ("learned", 8)
     assert dataclasses.replace(whole.training, start=None, max_position=None) == load_run(run).experiment.training
-    assert (whole.task, whole.optimizer, whole.evaluation) == (held.task, held.optimizer, held.evaluation)
+    assert (whole.task, whole.optimizer, whole.evaluation) == (original.task, original.optimizer, original.evaluation)
     flags = (f"--config={further}", "--config.encoding=learned+cope(npos_max=4)", "--config.job.mesh.data=1", *SHORT)
     done = start("train", *flags, f"--workdir={tmp_path / 'on'}").wait()
     assert done.status == 0, done.err
@@ -65,12 +65,12 @@ def test_a_run_becomes_a_folder_of_ours_with_the_same_parameters(start, run, tmp
     done = start("convert", f"--model={run}", f"--out={tmp_path / 'own'}", "--seed=0").wait()
     assert done.status == 0, done.err
     choices, params = formats.load(tmp_path / "own")
-    held = load_run(run)
-    assert choices.block == held.config.block and choices.encoding == held.config.encoding
-    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(held.params()))
+    original = load_run(run)
+    assert choices.block == original.config.block and choices.encoding == original.config.encoding
+    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(original.params()))
     copy = load_run(tmp_path / "own")
-    assert (copy.experiment, copy.seeds, copy.step) == (held.experiment, held.seeds, held.step)
-    assert copy.environment == held.environment != {}
+    assert (copy.experiment, copy.seeds, copy.step) == (original.experiment, original.seeds, original.step)
+    assert copy.environment == original.environment != {}
     done = start("evaluate", f"--model={copy.folder}").wait()
     assert done.status == 0, done.err
     results, again = (
@@ -94,30 +94,30 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
     (folder / "tokenizer.json").write_text(json.dumps(json.loads(text.saved_files()["tokenizer.json"]), indent=2))
     for name in ("encoder.json", "vocab.bpe"):
         (folder / name).write_text("")
-    own = tmp_path / "own"
-    done = start("convert", f"--model={folder}", f"--out={own}").wait()
+    out = tmp_path / "own"
+    done = start("convert", f"--model={folder}", f"--out={out}").wait()
     assert done.status == 0, done.err
-    assert done.out.endswith(f"--config={own / 'train.py'} --config.task.options.data_dir=DATA --workdir=runs/NAME\n")
-    further = config_files.config(str(own / "train.py"))
-    assert further.task.options["tokenizer"] == "bpe" and further.task.options["vocab"] == str(own)
-    names = sorted(path.name for path in own.iterdir())
+    assert done.out.endswith(f"--config={out / 'train.py'} --config.task.options.data_dir=DATA --workdir=runs/NAME\n")
+    further = config_files.config(str(out / "train.py"))
+    assert further.task.options["tokenizer"] == "bpe" and further.task.options["vocab"] == str(out)
+    names = sorted(path.name for path in out.iterdir())
     assert names == ["config.json", "encoder.json", "model.safetensors", "tokenizer.json", "train.py", "vocab.bpe"]
     # RoPE has no table: whatever the length of what follows, the parameters are the same.
     assert further.training.max_position is None and further.encoding == "rope(base=100.0)"
-    task = tasks.create("text", vocab=str(own), length=8)
+    task = tasks.create("text", vocab=str(out), length=8)
     learner = dataclasses.replace(
         from_config.create_learner(ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}}), task),
-        model=formats.load(own)[0],
+        model=formats.load(out)[0],
     )
-    assert warm_start.start(own, learner, task)
+    assert warm_start.start(out, learner, task)
     other = tasks.create("text", **options, corpus="files")
     with pytest.raises(ConfigError, match=r"the vocabulary of \S+own is not the task's: use the vocabulary of"):
-        warm_start.start(own, learner, other)
+        warm_start.start(out, learner, other)
     assert not capsys.readouterr().err
     for name in ("encoder.json", "tokenizer.json", "vocab.bpe"):
-        (own / name).unlink()
-    warm_start.start(own, learner, other)
-    expected = f"warning: {own} has no vocabulary, so it was not compared with the task's\n"
+        (out / name).unlink()
+    warm_start.start(out, learner, other)
+    expected = f"warning: {out} has no vocabulary, so it was not compared with the task's\n"
     assert capsys.readouterr().err == expected
 
 

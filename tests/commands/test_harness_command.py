@@ -58,9 +58,9 @@ def test_its_bits_per_byte_are_those_of_perplexity(run, task_dir, start):
     flags = (f"--model={run}", f"--length={length}", "--tasks=sample", f"--task_dir={folder}")
     done = start("harness", *flags).wait()
     assert done.status == 0, done.err
-    found = json.loads((run / "harness.json").read_text())
-    (record,) = found["records"]
-    assert (record["task"], record["metric"], found["settings"]["length"]) == ("sample", "bits_per_byte", length)
+    content = json.loads((run / "harness.json").read_text())
+    (record,) = content["records"]
+    assert (record["task"], record["metric"], content["settings"]["length"]) == ("sample", "bits_per_byte", length)
     assert "bits_per_byte" in (run / "harness.md").read_text() and "bits_per_byte" in done.out
     done = start("perplexity", f"--model={run}", f"--length={length}", f"--stride={length}").wait()
     assert done.status == 0, done.err

@@ -47,10 +47,10 @@ def test_the_loss_to_expect_is_the_entropy_of_the_tokens(name):
 @pytest.mark.parametrize("name", [*PUBLISHED, "wikitext103", "code"])
 def test_shards_change_nothing_but_the_text(name):
     other = config_files.named(f"{name}_noise" if name in PUBLISHED else name).to_dict()
-    found = config_files.named(name if name in PUBLISHED else f"{name}:shards").to_dict()
-    options = found.pop("task")["options"]
+    shards = config_files.named(name if name in PUBLISHED else f"{name}:shards").to_dict()
+    options = shards.pop("task")["options"]
     assert options["length"] == other.pop("task")["options"]["length"]
-    assert found == other
+    assert shards == other
     with pytest.raises(ConfigError, match=r"sharded_text.folders is empty: name the folders that"):
         tasks.create("sharded_text", **options)
 
@@ -67,8 +67,8 @@ def test_a_run_on_shards_resumes_and_is_read_back_without_them(tmp_path, packing
     (tmp_path / "whole/result.json").unlink()
     again = experiment.train(tmp_path / "whole")
     assert [record["value"] for record in again] == [record["value"] for record in whole]
-    found = read_manifest(tmp_path / "shards")
-    (tmp_path / "shards/manifest.json").write_text(dataclasses.replace(found, length=24, words=False).text)
+    manifest = read_manifest(tmp_path / "shards")
+    (tmp_path / "shards/manifest.json").write_text(dataclasses.replace(manifest, length=24, words=False).text)
     with pytest.raises(ConfigError, match=r"corpus.json does not match the current data: restore the original data"):
         Experiment(config, task=tasks.create("sharded_text", **config.task.options)).train(tmp_path / "whole")
     shutil.rmtree(tmp_path / "shards")

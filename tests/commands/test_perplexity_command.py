@@ -57,10 +57,10 @@ def test_perplexity_is_the_headline_of_a_comparison(compared):
 def test_windows_of_the_run_give_its_figures(compared, cell, start):
     done = start("perplexity", f"--model={cell}", "--stride=8", "--lengths=16,8").wait()
     assert done.status == 0, done.err
-    own = [r for r in read(cell / "perplexity.json")["records"] if r["length"] == 8]
-    assert [row["seed"] for row in own] == [0, 1]
+    ours = [r for r in read(cell / "perplexity.json")["records"] if r["length"] == 8]
+    assert [row["seed"] for row in ours] == [0, 1]
     theirs = read(compared / "results.json")["records"]
-    for row in own:
+    for row in ours:
         for metric in ("loss", "perplexity", "token_perplexity", "bits_per_byte"):
             (value,) = [
                 r["value"] for r in theirs if (r["seed"], r["split"], r["metric"]) == (row["seed"], "test", metric)
@@ -131,7 +131,9 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(cell, start
     path.write_text(json.dumps({"records": kept}))
     done = start("perplexity", *flags).wait()
     assert done.status == 0, done.err
-    found = read(path)["records"]
-    assert found[: len(kept)] == kept
-    assert [(row["length"], row["seed"]) for row in found] == [(size, seed) for size in range(1, 9) for seed in (0, 1)]
+    records = read(path)["records"]
+    assert records[: len(kept)] == kept
+    assert [(row["length"], row["seed"]) for row in records] == [
+        (size, seed) for size in range(1, 9) for seed in (0, 1)
+    ]
     assert not list(run.glob("*.partial"))

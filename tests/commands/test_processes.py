@@ -60,7 +60,7 @@ def alone(launch, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(launch, tmp_path_factory):
-    """How two processes of two devices ended, and their workdir, by the name of the mesh; each is run once."""
+    """The ends of two processes of two devices, and their workdir, by mesh; each is run once."""
     ended = {}
 
     def get(name):
@@ -149,8 +149,8 @@ def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
         (folder / "files" / "a.txt").write_text(f"It was {number} o'clock .\n" * 20)
     flags = ["--config=wikitext2", f"--workdir={tmp_path / 'run'}"]
     flags += [f"--config.task.options.{option}" for option in ("corpus=files", "tokenizer=bytes", "length=8")]
-    own = [[f"--config.task.options.data_dir={folder}"] for folder in data]
-    ended = Processes(tmp_path / "compiled", 2, 1, *flags, own=own).wait(60)
+    each = [[f"--config.task.options.data_dir={folder}"] for folder in data]
+    ended = Processes(tmp_path / "compiled", 2, 1, *flags, each=each).wait(60)
     assert [done.status for done in ended] == [2, 2], ended
     assert all("process 1 has other data than process 0: give all processes the same" in done.err for done in ended)
     assert not (tmp_path / "run").exists()

@@ -77,9 +77,9 @@ def test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not(start, runs
 def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\nIt was\n")
     flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=6", "--temperature=0", "--batch_size=2")
-    found = written(start, runs / "bytes", tmp_path, *flags)
-    assert [row["prompt"] for row in found] == ["The lamp", "A", "It was"]
-    shown = "\n".join(f"{row['prompt']}{row['continuation']}\n" for row in found)
+    rows = written(start, runs / "bytes", tmp_path, *flags)
+    assert [row["prompt"] for row in rows] == ["The lamp", "A", "It was"]
+    shown = "\n".join(f"{row['prompt']}{row['continuation']}\n" for row in rows)
     assert generate(start, runs / "bytes", *flags).out == shown.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -87,9 +87,9 @@ def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
 def test_the_size_of_a_batch_changes_no_draw(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\r\nThe lamp\nIt was\n", newline="")
     flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=20", "--sample_seed=3")
-    one, three = (written(start, runs / "bytes", tmp_path, *flags, f"--batch_size={size}") for size in (1, 3))
-    assert one == three and [row["prompt"] for row in one] == ["The lamp", "A", "The lamp", "It was"]
-    assert one[0]["continuation"] != one[2]["continuation"], "each prompt has draws of its own"
+    single, three = (written(start, runs / "bytes", tmp_path, *flags, f"--batch_size={size}") for size in (1, 3))
+    assert single == three and [row["prompt"] for row in single] == ["The lamp", "A", "The lamp", "It was"]
+    assert single[0]["continuation"] != single[2]["continuation"], "each prompt has draws of its own"
 
 
 def test_an_empty_line_of_a_file_is_named(start, runs, tmp_path):

@@ -109,9 +109,9 @@ def test_weight_decay_leaves_biases_norms_and_mixes_alone(name, tmp_path):
 
     with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
         updates = update(params)
-    for place, change in jax.tree_util.tree_leaves_with_path(updates):
-        leaf_name = jax.tree_util.keystr(place)
-        spared = any(part in leaf_name for part in ("bias", "scale", "'mix'"))
+    for path_of_leaf, change in jax.tree_util.tree_leaves_with_path(updates):
+        leaf_name = jax.tree_util.keystr(path_of_leaf)
+        spared = any(word in leaf_name for word in ("bias", "scale", "'mix'"))
         assert (np.abs(change).max() > 0) == (not spared), leaf_name
 
 

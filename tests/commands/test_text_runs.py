@@ -178,23 +178,23 @@ def test_processes_with_other_data_are_refused(monkeypatch):
     others = [task, task, tasks.create("text", vocab_size=300, length=16, corpus="files")]
     digests = []
     gather = "jax.experimental.multihost_utils.process_allgather"
-    monkeypatch.setattr(gather, lambda own: digests.append(own) or np.stack([own] * 3))
-    for one in others:
-        check_alike(one)
-    monkeypatch.setattr(gather, lambda own: np.stack(digests))
+    monkeypatch.setattr(gather, lambda digest: digests.append(digest) or np.stack([digest] * 3))
+    for other in others:
+        check_alike(other)
+    monkeypatch.setattr(gather, lambda digest: np.stack(digests))
     with pytest.raises(ConfigError, match=r"^process 2 has other data than process 0: give all processes the same"):
         check_alike(task)
 
 
 @pytest.mark.parametrize(
-    ("options", "place"),
+    ("options", "origin"),
     [
         ({}, "wikitext-2 from the small built-in sample: 5 documents of 2,844 bytes to train on"),
         ({"corpus": "code+files"}, "code+files from the small built-in sample and the standard library of the"),
         ({"data_dir": "DATA"}, "wikitext-2 from DATA: 5 documents"),
     ],
 )
-def test_a_summary_says_where_the_text_comes_from(options, place, tmp_path, monkeypatch):
+def test_a_summary_says_where_the_text_comes_from(options, origin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLES / "wikitext-2", tmp_path / "DATA" / "wikitext-2")
     if "code" in options.get("corpus", ""):
@@ -205,7 +205,7 @@ def test_a_summary_says_where_the_text_comes_from(options, place, tmp_path, monk
     config = ExperimentConfig.from_mapping(
         {"task": {"name": "text", "options": {"tokenizer": "bytes", "length": 16, **options}}}
     )
-    assert place in " ".join(Experiment(config).summary().split())
+    assert origin in " ".join(Experiment(config).summary().split())
 
 
 def checked(training, **options):

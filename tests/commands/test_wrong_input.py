@@ -37,7 +37,7 @@ def compare(config, workdir, *more):
 
 
 def contents(folder):
-    """What a folder holds, but for the lock, which tells who came last."""
+    """The contents of a folder, except the lock, which names the last holder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -174,10 +174,10 @@ def test_a_wrong_config_file_is_one_line(text, message, start, tmp_path):
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_a_workdir_that_cannot_be_written_to_is_one_line(command, start, config, tmp_path):
     (tmp_path / "file").write_text("kept")
-    for place in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/run")):
-        done = start(command, f"--config={config}", f"--workdir={place}").wait()
+    for path in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/run")):
+        done = start(command, f"--config={config}", f"--workdir={path}").wait()
         assert done.status == 2, done.err
-        assert done.error.startswith(f"cannot write to {place} (") and done.error.endswith("choose another --workdir")
+        assert done.error.startswith(f"cannot write to {path} (") and done.error.endswith("choose another --workdir")
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -282,10 +282,10 @@ def test_where_no_checkpoint_can_be_read_one_line_says_how_to_go_on(start, confi
 def test_only_a_trained_model_can_be_looked_at(command, start, workdir, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "empty", tmp_path / "nowhere", tmp_path / "file", workdir):
-        done = start(command, f"--model={place}").wait()
+    for path in (tmp_path / "empty", tmp_path / "nowhere", tmp_path / "file", workdir):
+        done = start(command, f"--model={path}").wait()
         assert done.status == 2, done.err
-        kind = f"{place} holds no training run" if place.is_dir() else f"there is no folder {place}"
+        kind = f"{path} holds no training run" if path.is_dir() else f"there is no folder {path}"
         assert done.error.startswith(kind)
     cell = workdir / "cells/rope/seed_0"
     assert done.error.endswith(f", but a comparison: give one of its runs, such as {cell}")

@@ -133,7 +133,7 @@ ONE_SEGMENT = np.zeros((BATCH, LENGTH), np.int32)
 
 
 class Result(NamedTuple):
-    """What `run` returns: the embedded input, the output of attention, and the gradients of both."""
+    """The embedded input, the output of attention, and the gradients of both."""
 
     embedded: Any
     out: Any
@@ -162,18 +162,18 @@ def _built(spec: str, seed: int, sizes: Sizes, dtype: Any, x64: bool) -> tuple[n
 
 
 def splits_keys(spec: str) -> bool:
-    """Whether the keys can be split into blocks."""
+    """True if the keys can be split into blocks."""
     whole = {"cope_two_sided", "selective"}
     return not any(name in whole or options.get("keys", 1) > 1 for name, options in parts(spec))
 
 
 def splits_queries(spec: str) -> bool:
-    """Whether the rows do not depend on each other."""
+    """True if the rows do not depend on each other."""
     return "selective" not in dict(parts(spec))
 
 
 def splits_heads(spec: str) -> bool:
-    """Whether the heads do not depend on each other."""
+    """True if the heads do not depend on each other."""
     return not {"dape", "selective"} & set(dict(parts(spec)))
 
 
@@ -209,14 +209,14 @@ def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) ->
     """The oracle of an encoding with these parameters; a model has the name of a single one in their paths too."""
     rules, alone = [], len(parts(spec)) == 1
     for index, (name, options) in enumerate(parts(spec)):
-        own = {
+        parameters_of_one = {
             path.removeprefix(f"{name}/"): value
             for path, value in named.items()
             if alone or path.startswith(f"{name}/")
         }
         options = {option: value for option, value in options.items() if (name, option) not in SIZE_OPTIONS}
         rows = dict(parts(spec)[index][1]).get("max_length") if name == "learned" else None
-        rules.append(ORACLES[name](own, sizes._replace(max_length=rows) if rows else sizes, **options))
+        rules.append(ORACLES[name](parameters_of_one, sizes._replace(max_length=rows) if rows else sizes, **options))
     return compose(rules)
 
 
@@ -247,7 +247,7 @@ def features_of(encoding: Encoding, x: Any, q: Any, k: Any, v: Any, positions: A
 
 
 def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[Any, Any]:
-    """What a model does with an encoding: embeds x, takes features of it, and attends."""
+    """Uses an encoding as a model does: embeds x, takes features of it, and attends."""
     encoding = nnx.merge(graphdef, state)
     embedded = encoding.embed(arrays["x"], positions)
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
@@ -302,7 +302,7 @@ def expected(
 ) -> tuple[Any, Any]:
     """The oracle's embedded input and output for one example of the batch."""
     rule, places = rule_of(spec, named), positions[example]
-    x = np.stack([rule.embed(row, int(place)) for row, place in zip(arrays["x"][example], places, strict=True)])
+    x = np.stack([rule.embed(row, int(position)) for row, position in zip(arrays["x"][example], places, strict=True)])
     out = oracle_attention(
         arrays["q"][example],
         arrays["k"][example],

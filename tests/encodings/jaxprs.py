@@ -1,4 +1,4 @@
-"""What a function computes on the way, and by which primitives, with `cope_jax.ops` as one step each."""
+"""Intermediate results and primitives of a function, with each of `cope_jax.ops` as one step."""
 
 import functools
 import importlib
@@ -29,7 +29,7 @@ def intermediates(function: Any, *arguments: Any) -> list[np.ndarray]:
                 results = equation.primitive.bind(*inputs, **equation.params)
                 results = results if equation.primitive.multiple_results else [results]
             known.update(zip(equation.outvars, results, strict=True))
-            seen.extend(np.asarray(one) for one in results)
+            seen.extend(np.asarray(result) for result in results)
         return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
     run(closed.jaxpr, closed.consts, jax.tree.leaves(arguments))
@@ -56,17 +56,17 @@ def mask_ops(monkeypatch: Any) -> None:
 
 def primitives(function: Any, *arguments: Any) -> set[str]:
     """The names of all primitives of a function outside of ops."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def walk(jaxpr: Any) -> None:
         for equation in jaxpr.eqns:
             if equation.params.get("name") == "ops_call":
                 continue
-            found.add(equation.primitive.name)
+            names.add(equation.primitive.name)
             for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
                     walk(inner)
 
     walk(jax.make_jaxpr(function)(*arguments).jaxpr)
-    return found
+    return names

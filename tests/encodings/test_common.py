@@ -96,19 +96,19 @@ def test_segments_of_one_token(spec, x64):
     _, state = build(spec)
     arrays = problem()
     out = run(spec, state, arrays, CONSECUTIVE, CONSECUTIVE).out
-    own = np.repeat(arrays["v"], SIZES.heads // SIZES.kv_heads, axis=2)
+    values = np.repeat(arrays["v"], SIZES.heads // SIZES.kv_heads, axis=2)
     names = dict(parts(spec))
     if "learned_sink" in names:
-        shares = out / own
+        shares = out / values
         np.testing.assert_allclose(shares, np.broadcast_to(shares[..., :1], out.shape), rtol=0, atol=1e-12)
         assert np.all((shares > 0) & (shares < 1))
         return
     if "tra" in names:
         matches = np.any(out != 0, axis=-1, keepdims=True)
         assert 0 < matches.sum() < matches.size
-        own = own * matches
+        values = values * matches
     alone = "stick_breaking" in names and "own" not in spec
-    np.testing.assert_allclose(out, np.zeros_like(own) if alone else own, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(out, np.zeros_like(values) if alone else values, rtol=0, atol=1e-12)
 
 
 @a_few
@@ -122,8 +122,8 @@ def test_causal_by_gradient(spec, x64):
         for name in ("x", "q", "k", "v"):
             assert np.all(gradients[name][:, query + 1 :] == 0), f"query {query} looks ahead through {name}"
         assert np.all(gradients["q"][:, :query] == 0) or not splits_queries(spec)
-        own = "stick_breaking" in dict(parts(spec)) and "own" not in spec  # it does not see its own token
-        assert spec == "tra" or np.all(np.abs(gradients["v"][:, : query + 1 - own]).max(axis=(2, 3)) > 0)
+        skips_itself = "stick_breaking" in dict(parts(spec)) and "own" not in spec  # it does not see its own token
+        assert spec == "tra" or np.all(np.abs(gradients["v"][:, : query + 1 - skips_itself]).max(axis=(2, 3)) > 0)
 
 
 @a_few
@@ -165,7 +165,7 @@ def test_packed_documents_do_not_leak(spec, x64):
 
 @pytest.mark.parametrize("spec", ["path(forget=True)", "wall(bias=1.0,stddev=0.5)"])
 def test_blocks_of_their_own_make_no_difference(spec, monkeypatch, x64):
-    """What the encoding calls a block does not matter, in value and gradient; here the last block is shorter."""
+    """The encoding's size of blocks does not matter; here the last block is shorter."""
     _, state = build(spec)
     arrays = problem()
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))

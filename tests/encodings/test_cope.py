@@ -43,8 +43,8 @@ def test_written_gradients_equal_finite_differences(npos_max, mask):
         return float((out[:, 0] * dout).sum())
 
     numeric = finite_differences(loss, {"q": q, "k": k, "v": v, "e": e})
-    for found, name in zip(cope_backward(q, k, v, e, dout, **mask), "qkve", strict=True):
-        np.testing.assert_allclose(found, numeric[name], rtol=1e-7, atol=1e-9, err_msg=name)
+    for written, name in zip(cope_backward(q, k, v, e, dout, **mask), "qkve", strict=True):
+        np.testing.assert_allclose(written, numeric[name], rtol=1e-7, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("npos_max", [4, 70])
@@ -58,8 +58,8 @@ def test_gradients_equal_the_backward_formulae(npos_max, x64):
         return attend(*(a[None, :, None] for a in (q, k, v)), encoding=encoding, implementation="full")[0, :, 0]
 
     _, pull = jax.vjp(jax.jit(out), q, k, v, e)
-    for found, exact, name in zip(pull(dout), cope_backward(q, k, v, e, dout), "qkve", strict=True):
-        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-11 * np.abs(exact).max(), err_msg=name)
+    for actual, exact, name in zip(pull(dout), cope_backward(q, k, v, e, dout), "qkve", strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=1e-11 * np.abs(exact).max(), err_msg=name)
 
 
 def test_worked_by_hand(x64):
@@ -81,7 +81,7 @@ def test_the_position_logit_is_not_scaled_unless_asked(x64):
     """Listing 1 adds q·e[p] as it is; the released code divides it by √K."""
     encoding, scaled = (create(npos_max=3, table=np.eye(3, 4), scale_position_logits=s) for s in (False, True))
     q, k, _, _, _ = one_head(2, 5, 3)
-    added, added_scaled = (added_logits(one, q, k) for one in (encoding, scaled))
+    added, added_scaled = (added_logits(cope, q, k) for cope in (encoding, scaled))
     assert np.abs(added).max() > 0.1
     np.testing.assert_allclose(added_scaled, added / 2, rtol=0, atol=1e-14)
 
@@ -149,12 +149,12 @@ def test_gates_of_a_composition_do_not_see_the_other_part(x64):
     q, k, _, e, _ = one_head(5, 6, 4)
     table = rng.normal(size=(6, 4))
     parts = {"cope": create("cope", npos_max=4, table=e), "relative": create("relative", max_distance=6, table=table)}
-    alone = {name: added_logits(part, q, k) for name, part in parts.items()}
+    alone = {name: added_logits(encoding, q, k) for name, encoding in parts.items()}
     for spec in ("cope+relative", "relative+cope"):
         both = create(spec, cope={"npos_max": 4}, relative={"max_distance": 6})
         assert list(both.parts) == spec.split("+")
-        for name, part in both.parts.items():
-            part.table[...] = parts[name].table[...]
+        for name, encoding in both.parts.items():
+            encoding.table[...] = parts[name].table[...]
         np.testing.assert_allclose(added_logits(both, q, k), alone["cope"] + alone["relative"], rtol=0, atol=1e-14)
 
 

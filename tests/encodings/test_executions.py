@@ -28,9 +28,9 @@ def reasons(name):
 
 
 def row(name):
-    found = reasons(name)
-    assert all(reason is None or "\n" not in reason for reason in found)
-    return f"| `{name}` | " + " | ".join("✓" if reason is None else "–" for reason in found) + " |"
+    cells = reasons(name)
+    assert all(reason is None or "\n" not in reason for reason in cells)
+    return f"| `{name}` | " + " | ".join("✓" if reason is None else "–" for reason in cells) + " |"
 
 
 def test_the_table_is_what_the_code_runs():
@@ -45,5 +45,7 @@ def test_the_page_says_which_are_for_causal_attention():
     refused = [f"`{name}`" for name, encoding in build.items() if encoding.traits.causal_only and name != "relative"]
     assert f"| {', '.join(refused)} | refused: " in PAGE.read_text()
     text = "relative+t5", "relative(signed=True)+t5", "rope(decay=512)", "rope"
-    found = [encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)).traits.causal_only for name in text]
-    assert found == [True, False, True, False]
+    causal_only = [
+        encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)).traits.causal_only for name in text
+    ]
+    assert causal_only == [True, False, True, False]

@@ -166,10 +166,10 @@ def test_law_of_rows(spec, x64):
         return
     logits, after = encoding.score(pairs, carry)
     for block in (slice(0, 1), slice(1, 4), slice(4, LENGTH)):
-        own = some_queries(pairs, block)
-        some = encoding.score(own, jax.tree.map(lambda leaf, block=block: leaf[:, :, block], carry))
+        block_pairs = some_queries(pairs, block)
+        some = encoding.score(block_pairs, jax.tree.map(lambda leaf, block=block: leaf[:, :, block], carry))
         expected = jax.tree.map(lambda leaf, block=block: leaf[:, :, block], (logits, after))
-        first = encoding.initial_carry(own.q, own.q_features)
+        first = encoding.initial_carry(block_pairs.q, block_pairs.q_features)
         chex.assert_trees_all_close(some, expected, rtol=0, atol=1e-13)
         chex.assert_trees_all_close(
             first,
@@ -183,7 +183,7 @@ def test_law_of_rows(spec, x64):
 
 @a_few
 def test_the_carry_is_sums_and_constants(spec, x64):
-    """What `score` adds to a sum does not depend on it, rows of sums are read by their own logits; the rest passes."""
+    """`score` adds to sums regardless of them; logits read their row of sums; the rest passes."""
     encoding, pairs, carry = block_of(spec)
     after = encoding.score(pairs, carry)[1]
     nothing = encoding.initial_carry(pairs.q, pairs.q_features)
@@ -239,8 +239,8 @@ def test_the_tail_is_the_score_of_saturated_rows(spec, x64):
 
     def run(hook):
         def logits(params, arrays, carry):
-            encoding, own = nnx.merge(graphdef, params), dataclasses.replace(block.pairs, **arrays)
-            result = encoding.tail(own, carry) if hook == "tail" else encoding.score(own, carry)[0]
+            encoding, changed = nnx.merge(graphdef, params), dataclasses.replace(block.pairs, **arrays)
+            result = encoding.tail(changed, carry) if hook == "tail" else encoding.score(changed, carry)[0]
             return jnp.where(pairs, result, 0.0)
 
         arrays = {name: getattr(block.pairs, name) for name in ("q", "k", "v", "logits", "k_features")}
@@ -258,9 +258,13 @@ def test_maps_are_what_score_uses(spec, x64):
     maps = encoding.maps(pairs)
     for name, values in jax.device_get(maps).items():
         chex.assert_shape(values, (BATCH, SIZES.heads, LENGTH, LENGTH))
-        near = [one for one in seen if one.shape == values.shape and np.allclose(one, values, rtol=0, atol=1e-13)]
+        near = [
+            array for array in seen if array.shape == values.shape and np.allclose(array, values, rtol=0, atol=1e-13)
+        ]
         assert near, f"score does not use {name}"
-    assert bool(maps) == any(type(part).maps is not Encoding.maps for part in parts_of(encoding))
+    assert bool(maps) == any(
+        type(encoding_of_part).maps is not Encoding.maps for encoding_of_part in parts_of(encoding)
+    )
 
 
 @pytest.mark.parametrize("name", encodings.names())
@@ -289,7 +293,7 @@ def test_attention_of_one_head(spec, x64):
     x, q, k, v = (jnp.asarray(arrays[name]) for name in "xqkv")
     whole = attention.attend(q, k, v, encoding=encoding, x=x, embedded=True)
     for head in range(SIZES.heads):
-        one, group = encoding.of_head(head), head * SIZES.kv_heads // SIZES.heads
-        own = q[:, :, head : head + 1], k[:, :, group : group + 1], v[:, :, group : group + 1]
-        found = attention.attend(*own, encoding=one, x=x, embedded=True)
-        np.testing.assert_allclose(found[:, :, 0], whole[:, :, head], rtol=0, atol=1e-13)
+        of_head, group = encoding.of_head(head), head * SIZES.kv_heads // SIZES.heads
+        arrays_of_head = q[:, :, head : head + 1], k[:, :, group : group + 1], v[:, :, group : group + 1]
+        alone = attention.attend(*arrays_of_head, encoding=of_head, x=x, embedded=True)
+        np.testing.assert_allclose(alone[:, :, 0], whole[:, :, head], rtol=0, atol=1e-13)

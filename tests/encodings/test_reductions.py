@@ -80,13 +80,13 @@ def test_cable_of_the_code_is_fox_with_the_opposite_weights():
     fox.kernel[...], fox.bias[...] = -cable.step_kernel[...], -cable.step_bias[...]
     q, k, v = inputs()
     x = q[:, :, 0]
-    found = [out(e, q, k, v, x=x) for e in (cable, fox)]
-    equal(*found, atol=1e-15)
-    assert np.abs(found[0] - out(create("none"), q, k, v)).max() > 0.1
+    outputs = [out(e, q, k, v, x=x) for e in (cable, fox)]
+    equal(*outputs, atol=1e-15)
+    assert np.abs(outputs[0] - out(create("none"), q, k, v)).max() > 0.1
 
 
 def test_saturated_cope_is_a_constant():
-    """Where every position is clipped, all keys get q·e[N−1], and CoPE is no encoding at all."""
+    """If every position is clipped, all keys get q·e[N−1], and CoPE is no encoding at all."""
     q, k, v = all_gates_open("query_key")
     cope = create("cope", npos_max=2)
     cope.table[...] = jnp.asarray(np.random.default_rng(1).normal(size=(2, WIDTH)))
@@ -167,8 +167,8 @@ def test_rope_frequencies_span_the_rotated_features(options):
     q = np.random.default_rng(0).normal(size=(1, 3, 1, 16))
     places = np.array([[1, 50, 4000]], np.int32)
     rotated = rope.rotate(jnp.asarray(q), (), places)
-    for at, place in enumerate(places[0]):
-        equal(rotated[0, at, 0], rule.rotate(q[0, at, 0], Token(int(place), (), 0, False)), atol=1e-11)
+    for at, position in enumerate(places[0]):
+        equal(rotated[0, at, 0], rule.rotate(q[0, at, 0], Token(int(position), (), 0, False)), atol=1e-11)
 
 
 def zero_pairs(heads, distances):
@@ -210,7 +210,7 @@ def test_bands_without_turns_are_chosen_before_others_are_stretched():
 
 
 def test_initial_parameters():
-    """Where the papers say how an encoding starts."""
+    """The initial parameters that papers state."""
     fire, kerple = create("fire"), create("kerple")
     assert float(fire.c[...]) == pytest.approx(0.1) and float(fire.threshold_scale[...]) == 1
     assert float(create("fire(c=2)").c[...]) == 2
@@ -237,27 +237,27 @@ def test_initial_parameters_of_encodings_that_know_the_token():
         assert abs(x.std() / stddev - 1) < 5 / (2 * x.size) ** 0.5
 
     bands = np.arange(32)
-    found = params("grape(base=100,step=0.5)")
-    np.testing.assert_allclose(np.log1p(np.exp(found["bias"])), 0.5, rtol=1e-6)
-    np.testing.assert_allclose(np.exp(found["log_frequencies"]), 100 ** (-bands / 32), rtol=1e-6)
-    assert not found["kernel"].any()
-    found = params("mapformer(world=16,fastest=3)")
-    np.testing.assert_allclose(found["frequencies"], 3 * (2 * np.pi / (16 * 3)) ** (bands / 32), rtol=1e-6)
-    found = params("fox(gate=head,longest=16)")
-    np.testing.assert_allclose(log_sigmoid(found["bias"]), -1 / np.geomspace(2, 16, 8), rtol=1e-5)
+    initial = params("grape(base=100,step=0.5)")
+    np.testing.assert_allclose(np.log1p(np.exp(initial["bias"])), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(initial["log_frequencies"]), 100 ** (-bands / 32), rtol=1e-6)
+    assert not initial["kernel"].any()
+    initial = params("mapformer(world=16,fastest=3)")
+    np.testing.assert_allclose(initial["frequencies"], 3 * (2 * np.pi / (16 * 3)) ** (bands / 32), rtol=1e-6)
+    initial = params("fox(gate=head,longest=16)")
+    np.testing.assert_allclose(log_sigmoid(initial["bias"]), -1 / np.geomspace(2, 16, 8), rtol=1e-5)
     for spec, bias, stddev in (("fox(bias=5,stddev=0.1)", 5, 0.1), ("wall(bias=3,stddev=0.5)", 3, 0.5)):
-        found = params(spec)
-        assert (found["bias"] == bias).all()
-        has_stddev(found["kernel"], stddev)
-    found = params("darope(alpha=0.5,stddev=0.3)")
-    assert (found["alpha"] == 0.5).all()
-    has_stddev(found["kernel"], 0.3)
+        initial = params(spec)
+        assert (initial["bias"] == bias).all()
+        has_stddev(initial["kernel"], stddev)
+    initial = params("darope(alpha=0.5,stddev=0.3)")
+    assert (initial["alpha"] == 0.5).all()
+    has_stddev(initial["kernel"], 0.3)
     has_stddev(params("carope(stddev=0.4)")["kernel"], 0.4)
     for kernel in params("cable(stddev=0.4)").values():
         has_stddev(kernel, 0.4)
-    found = params("cable(form=code,stddev=0.4)")
-    assert (found["step_bias"] == 0).all()
-    has_stddev(found["step_kernel"], 0.4)
+    initial = params("cable(form=code,stddev=0.4)")
+    assert (initial["step_bias"] == 0).all()
+    has_stddev(initial["step_kernel"], 0.4)
     for leaf in params("tra").values():
         assert 0.7 < np.abs(leaf).max() * 512**0.5 <= 1 and leaf.min() < 0 < leaf.max()
     np.testing.assert_allclose(np.log1p(np.exp(params("grape_additive")["rate"])), 1, rtol=1e-6)

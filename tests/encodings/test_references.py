@@ -19,10 +19,10 @@ LENGTH = 9
 
 def fla(name):
     """The plain reference of an operation; its package would import Triton beside it."""
-    found = importlib.machinery.PathFinder.find_spec("fla")
-    if found is None:
+    package = importlib.machinery.PathFinder.find_spec("fla")
+    if package is None:
         pytest.skip("fla-core is not installed")
-    path = pathlib.Path(found.submodule_search_locations[0]) / "ops" / name / "naive.py"
+    path = pathlib.Path(package.submodule_search_locations[0]) / "ops" / name / "naive.py"
     spec = importlib.util.spec_from_file_location(f"naive_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -37,8 +37,8 @@ def tensor(x):
     return torch.tensor(np.asarray(x, np.float64))
 
 
-def close(found, exact, atol=1e-12):
-    np.testing.assert_allclose(np.asarray(found), exact.detach().numpy(), rtol=0, atol=atol)
+def close(actual, exact, atol=1e-12):
+    np.testing.assert_allclose(np.asarray(actual), exact.detach().numpy(), rtol=0, atol=atol)
 
 
 class Ours:
@@ -96,12 +96,12 @@ def test_stick_breaking(see_itself, x64):
     q, k, v = map(tensor, (ours.q, ours.k, ours.v))
     out, rest = fla("stickbreaking_attn").naive_stickbreaking_attn(q, k, v, attend_current=see_itself)
     close(ours(), out)
-    own = Ours(f"stick_breaking(see_itself={see_itself},remainder=own)")
-    close(own(), out + rest[..., None] * v.repeat_interleave(2, dim=2))
+    with_rest = Ours(f"stick_breaking(see_itself={see_itself},remainder=own)")
+    close(with_rest(), out + rest[..., None] * v.repeat_interleave(2, dim=2))
 
 
 def added(ours):
-    """What the encoding adds to the logits."""
+    """The encoding's term of the logits."""
     pairs = attention.prepare(ours.q, ours.k, ours.v, encoding=ours.encoding, x=ours.x).pairs()
     logits, _ = ours.encoding.score(pairs, ours.encoding.initial_carry(pairs.q, pairs.q_features))
     return np.where(pairs.mask, logits - pairs.logits, 0)
@@ -147,15 +147,15 @@ def test_xpos(x64):
     rotary = x_transformers().RotaryEmbedding(16, use_xpos=True)
     _, scale = rotary(torch.arange(LENGTH))
     rope = encodings.create("rope(decay=512)", num_heads=1, head_dim=16, rngs=nnx.Rngs(0))
-    ones = jnp.ones((1, LENGTH, 1, 16))
+    pairs = jnp.ones((1, LENGTH, 1, 16))
     positions = np.arange(LENGTH, dtype=np.int32)[None]
-    q, k = rope.rotate(ones, (), positions), rope.rotate_keys(ones, (), positions)
+    q, k = rope.rotate(pairs, (), positions), rope.rotate_keys(pairs, (), positions)
     # The length of each pair; theirs are equal but for the middle of the sequence, which cancels between q and k.
     sizes = [np.hypot(x[0, :, 0, :8], x[0, :, 0, 8:]) / np.sqrt(2) for x in (q, k)]
     middle = LENGTH // 2
-    own = scale.reshape(-1, LENGTH, scale.shape[-1])[0].numpy()[:, ::2]
-    np.testing.assert_allclose(sizes[0] / sizes[0][middle], own, atol=1e-6)
-    np.testing.assert_allclose(sizes[1] / sizes[1][middle], 1 / own, atol=1e-6)
+    theirs = scale.reshape(-1, LENGTH, scale.shape[-1])[0].numpy()[:, ::2]
+    np.testing.assert_allclose(sizes[0] / sizes[0][middle], theirs, atol=1e-6)
+    np.testing.assert_allclose(sizes[1] / sizes[1][middle], 1 / theirs, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_extensions_of_rope(options, theirs, x64):
         if theirs["rope_type"] == "linear":
             rates, magnitude = 10_000.0 ** (-np.arange(0, width, 2) / width) / 4.0, 1.0
         else:
-            found, magnitude = utilities.ROPE_INIT_FUNCTIONS[theirs["rope_type"]](llama, "cpu", seq_len=256)
-            rates = found.numpy()
+            inverse, magnitude = utilities.ROPE_INIT_FUNCTIONS[theirs["rope_type"]](llama, "cpu", seq_len=256)
+            rates = inverse.numpy()
     rope = encodings.create(f"rope({options})", num_heads=1, head_dim=width, rngs=nnx.Rngs(0))
     x = jnp.zeros((1, 1, 1, width)).at[..., : width // 2].set(1.0)
-    one = np.ones((1, 1), np.int32)
-    turned = rope.rotate(x, (), one)
+    position = np.ones((1, 1), np.int32)
+    turned = rope.rotate(x, (), position)
     np.testing.assert_allclose(turned[0, 0, 0, 4:], magnitude * np.sin(rates), rtol=2e-6)
     np.testing.assert_allclose(turned[0, 0, 0, :4], magnitude * np.cos(rates), rtol=2e-6)

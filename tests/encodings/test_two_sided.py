@@ -74,17 +74,17 @@ def results(spec, state, arrays, *implementations, causal=False):
             )
             return x, out
 
-        found = []
+        values = []
         inputs = {name: arrays[name] for name in ("x", "q", "k", "v")}
         for implementation in implementations:
             (_, out), pull = jax.vjp(functools.partial(forward, implementation), state, inputs)
-            found.append((out, pull((arrays["dembedded"], arrays["dout"]))))
-        return found
+            values.append((out, pull((arrays["dembedded"], arrays["dout"]))))
+        return values
 
-    found = run(state, arrays)
+    values = run(state, arrays)
     return [
         (np.asarray(out), {name: np.asarray(leaf) for name, leaf in dinputs.items()} | parameters(dstate))
-        for out, (dstate, dinputs) in found
+        for out, (dstate, dinputs) in values
     ]
 
 
@@ -127,8 +127,8 @@ def test_values_and_gradients_to_both_sides(spec, x64):
 
     numeric = finite_differences(loss, {"t": np.zeros(())}, step=1e-6)["t"]
     for gradients in (exact, others):
-        found = sum(float((gradients[name] * direction[name]).sum()) for name in values)
-        np.testing.assert_allclose(found, numeric, rtol=1e-6, atol=1e-7)
+        slope = sum(float((gradients[name] * direction[name]).sum()) for name in values)
+        np.testing.assert_allclose(slope, numeric, rtol=1e-6, atol=1e-7)
     for name, gradient in exact.items():
         np.testing.assert_allclose(others[name], gradient, rtol=0, atol=1e-11, err_msg=name)
 
@@ -189,12 +189,12 @@ def test_masked_gates_count_for_nothing(x64):
     segments = np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1]], np.int32)
     prepared = attention.prepare(q, k, k, encoding=both, q_segment_ids=segments, k_segment_ids=segments, causal=False)
     maps = both.maps(prepared.pairs())
-    gates, found = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
+    gates, positions = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
     assert (gates[segments[0][:, None] != segments[0][None]] == 0).all() and gates.max() <= 1
     for i in range(LENGTH):
         for j in range(LENGTH):
             between = range(min(i, j), max(i, j) + 1)
-            assert found[i, j] == pytest.approx(sum(gates[i, other] for other in between), abs=1e-12)
+            assert positions[i, j] == pytest.approx(sum(gates[i, other] for other in between), abs=1e-12)
 
 
 def test_streaming_never_holds_all_pairs():
@@ -224,7 +224,7 @@ def test_fire_stays_within_its_interval_on_the_right():
 
 
 def scores(encoding, q_positions, k_positions):
-    """What an encoding with two heads makes of content logits that are all 0."""
+    """The scores of an encoding with two heads, of content logits that are all 0."""
     q, k = (jnp.zeros((1, positions.size, 2, 4)) for positions in (q_positions, k_positions))
     options = {"q_positions": q_positions, "k_positions": k_positions, "causal": False}
     return encoding.score(attention.prepare(q, k, k, encoding=encoding, **options).pairs(), Carry())[0]

@@ -22,7 +22,7 @@ from cope_jax.evaluation.report.table import Table
 from tools.compile_check import chips
 from tools.compile_check.figures import compile_step, notes, rows
 
-_CONFIG = config_flags.DEFINE_config("config", what="Config of the training step (required). ")
+_CONFIG = config_flags.DEFINE_config("config", purpose="Config of the training step (required). ")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, f"Accelerator and topology to compile for, such as {chips.known()} (required).", required=True
 )

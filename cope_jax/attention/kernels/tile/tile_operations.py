@@ -1,4 +1,4 @@
-"""The operations of a tile program: what each primitive of JAX does to arrays of rows and columns."""
+"""The operations of a tile program: the primitives of JAX on arrays of rows and columns."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

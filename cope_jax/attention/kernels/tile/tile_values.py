@@ -76,7 +76,7 @@ def longer(shape: Sequence[int]) -> list[int]:
 
 
 def place(tiles: Sequence[Tile], shape: Shape) -> Axes:
-    """The rows and columns for operands of one shape: those of the operand that has most of them."""
+    """The rows and columns for operands of one shape: those of the fullest operand."""
     rows, columns = natural(shape, None).axes
     slots = [{x.axes[slot]: slot for slot in (0, 1) if x.extent(slot) > 1} for x in tiles]
     chosen = max(slots, key=len, default={})

@@ -1,4 +1,4 @@
-"""Attention on TPUs: runs the two kernels of `tpu_flash` over whole blocks of queries and of keys."""
+"""Attention on TPUs: runs the two kernels of `tpu_flash` over blocks of queries and of keys."""
 
 import dataclasses
 import functools

@@ -23,7 +23,7 @@ from cope_jax.ops.dropout import Dropout
 
 
 class Heads:
-    """The encoding as each head sees it: one structure, with the parameters of all heads stacked."""
+    """The encoding by head: one structure, with the parameters of all heads stacked."""
 
     def __init__(self, encoding: Encoding, gathers: bool):
         self.forms = FORMS | GATHERS if gathers else FORMS
