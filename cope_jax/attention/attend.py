@@ -47,12 +47,14 @@ def attend(
     head_axis: str | None = None,
     blocks: Sequence[int] | None = None,
 ) -> Array:
-    """Computes multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
+    """Computes multi-head attention with a position encoding, in the layout of
+    `jax.nn.dot_product_attention`.
 
     out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)).
 
-    It calls the encoding's hooks in the order that `cope_jax.encodings.base` documents: `features`, `rotate`,
-    `initial_carry`, `score`, `sink`. Logits, gates, sums of gates and softmax are float32 (float64 for float64 inputs).
+    It calls the encoding's hooks in the order that `cope_jax.encodings.base` documents: `features`,
+    `rotate`, `initial_carry`, `score`, `sink`. Logits, gates, sums of gates and softmax are float32
+    (float64 for float64 inputs).
 
     >>> import jax
     >>> from flax import nnx
@@ -67,42 +69,54 @@ def attend(
       k_BMGK: keys; G divides H (grouped-query attention).
       v_BMGK: values.
       encoding: the position encoding.
-      x: the input x_BMD of the layer, for the M key tokens. Encodings whose features read it raise ConfigError without.
-      bias: floating-point numbers that are added to the content logits q·k/√K, `[B, H, L, M]`; B and H may be 1. What
-        an encoding computes from content logits, such as CoPE's gates, sees them with the bias.
-      embedded: True if the model's input went through `encoding.embed`. If False, an encoding that acts on the input
-        raises ConfigError, because otherwise this encoding would silently have no effect.
-      q_positions: int32 `[B, L]` or `[1, L]`. If None, positions are M−L … M−1, so the last query is at the last key.
+      x: the input x_BMD of the layer, for the M key tokens. Encodings whose features read it raise
+        ConfigError without.
+      bias: floating-point numbers that are added to the content logits q·k/√K, `[B, H, L, M]`; B
+        and H may be 1. What an encoding computes from content logits, such as CoPE's gates, sees
+        them with the bias.
+      embedded: True if the model's input went through `encoding.embed`. If False, an encoding that
+        acts on the input raises ConfigError, because otherwise this encoding would silently have no
+        effect.
+      q_positions: int32 `[B, L]` or `[1, L]`. If None, positions are M−L … M−1, so the last query
+        is at the last key.
       k_positions: int32 `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
-      q_segment_ids: `[B, L]` or `[1, L]`. A query sees only keys of its own segment. If None, there is one segment.
+      q_segment_ids: `[B, L]` or `[1, L]`. A query sees only keys of its own segment. If None, there
+        is one segment.
       k_segment_ids: `[B, M]` or `[1, M]`. Give both segment ids or neither.
-      mask: bool, `[B, 1, L, M]`; any axis may have size 1. True where a query may see a key, unless causality, window
-        or segments hide this key. Hidden values must be finite, because their weight is 0 and 0·NaN is NaN. A mask
-        takes L·M bytes for each example. For padding and documents, segment ids need only L + M numbers.
-      causal: hide the keys after each query. "After" refers to the index in the sequence, not to the position. The last
-        query is at the last key.
-      window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
+      mask: bool, `[B, 1, L, M]`; any axis may have size 1. True where a query may see a key, unless
+        causality, window or segments hide this key. Hidden values must be finite, because their
+        weight is 0 and 0·NaN is NaN. A mask takes L·M bytes for each example. For padding and
+        documents, segment ids need only L + M numbers.
+      causal: hide the keys after each query. "After" refers to the index in the sequence, not to
+        the position. The last query is at the last key.
+      window: hide the keys that are `window` or more indices away from the query. If None, there is
+        no window.
       scale: what multiplies q·k; None means 1/√K.
-      logits_soft_cap: c; content logits s, with the bias, become c·tanh(s/c). None means that they stay.
-      implementation: "full", "blockwise", "fused", "ring" or "auto". "blockwise" needs memory linear in the length.
-        "fused" is "blockwise" in kernels for TPUs, CPUs and NVIDIA GPUs. "ring" is "blockwise" over several devices.
-        "auto" chooses one of the others; on a GPU never "fused", which has not been measured there.
+      logits_soft_cap: c; content logits s, with the bias, become c·tanh(s/c). None means that they
+        stay.
+      implementation: "full", "blockwise", "fused", "ring" or "auto". "blockwise" needs memory
+        linear in the length. "fused" is "blockwise" in kernels for TPUs, CPUs and NVIDIA GPUs.
+        "ring" is "blockwise" over several devices. "auto" chooses one of the others; on a GPU never
+        "fused", which has not been measured there.
       dropout_rate: share of attention weights that is dropped, if `dropout_key` is given.
       dropout_key: random key; None means no dropout.
-      sequence_axis: the axis of the current mesh (`jax.set_mesh`) that splits the sequence. Give it only for "ring".
-      batch_axes: axes of the current mesh that split the batch, so that each device computes its own examples. If
-        empty, the batch is not split.
-      head_axis: the axis of the current mesh that splits the heads. Only kernels need it; XLA splits the others.
-      blocks: the sizes of a block of queries, a near block of keys and a far block of keys, for "blockwise", "ring",
-        and "fused" on TPUs. If None, the sizes are those that are fast on a CPU, and in kernels those of the chip.
+      sequence_axis: the axis of the current mesh (`jax.set_mesh`) that splits the sequence. Give it
+        only for "ring".
+      batch_axes: axes of the current mesh that split the batch, so that each device computes its
+        own examples. If empty, the batch is not split.
+      head_axis: the axis of the current mesh that splits the heads. Only kernels need it; XLA
+        splits the others.
+      blocks: the sizes of a block of queries, a near block of keys and a far block of keys, for
+        "blockwise", "ring", and "fused" on TPUs. If None, the sizes are those that are fast on a
+        CPU, and in kernels those of the chip.
 
     Returns:
-      out_BLHK, in the type of the values. A query that sees no key gets the value of the encoding's sink, or 0 if the
-      encoding has no sink.
+      out_BLHK, in the type of the values. A query that sees no key gets the value of the encoding's
+      sink, or 0 if the encoding has no sink.
 
     Raises:
-      ConfigError: shapes do not fit, the implementation is unknown or cannot run the encoding, or "ring" has no current
-        mesh.
+      ConfigError: shapes do not fit, the implementation is unknown or cannot run the encoding, or
+        "ring" has no current mesh.
     """
     request = prepare(**locals())  # until here, these are the arguments
     if request.layout.batch:
@@ -111,7 +125,8 @@ def attend(
 
 
 def run(encoding: Encoding, request: Request) -> Array:
-    """Runs the first plan that a backend has for the request, and logs once what runs and why not what comes before.
+    """Runs the first plan that a backend has for the request, and logs once what runs and why not
+    what comes before.
 
     Raises:
       ConfigError: no backend has a plan.

@@ -15,11 +15,12 @@ from cope_jax.registry import unknown
 
 
 class AttentionFn(nnx.Module):
-    """Self-attention with a position encoding, as an `attention_fn` for `MultiHeadAttention` of NNX and of Linen.
+    """Self-attention with a position encoding, as an `attention_fn` for `MultiHeadAttention` of NNX
+    and of Linen.
 
-    An `AttentionFn` is a module, so an NNX layer that uses it also owns the encoding. The encoding's parameters are in
-    `nnx.state(layer)`, and are trained with the layer's parameters. Layers that use the same `AttentionFn` share the
-    parameters of the encoding.
+    An `AttentionFn` is a module, so an NNX layer that uses it also owns the encoding. The
+    encoding's parameters are in `nnx.state(layer)`, and are trained with the layer's parameters.
+    Layers that use the same `AttentionFn` share the parameters of the encoding.
 
     >>> import jax
     >>> from cope_jax import encodings
@@ -31,8 +32,8 @@ class AttentionFn(nnx.Module):
     >>> nnx.state(layer)["attention_fn"]["encoding"]["table"].shape
     (16, 4)
 
-    Flax does not pass the layer's input on, which some encodings read. In NNX call the layer within `reading(x)`; in
-    Linen, create the `AttentionFn` with x.
+    Flax does not pass the layer's input on, which some encodings read. In NNX call the layer within
+    `reading(x)`; in Linen, create the `AttentionFn` with x.
 
     >>> fox = encodings.create("fox", num_heads=2, head_dim=4, rngs=rngs)
     >>> layer = nnx.MultiHeadAttention(2, 8, attention_fn=AttentionFn(fox, causal=True), decode=False, rngs=rngs)
@@ -44,8 +45,10 @@ class AttentionFn(nnx.Module):
     Args:
       encoding: the position encoding, created for the layer's heads.
       x: the layer's input, `[B, L, D]`, if it is known here.
-      causal: hide the keys after each query in every call. A call with `is_causal=True` hides them in this call.
-      **options: arguments of `attend`, such as `embedded`, `window` and `implementation`; values must be hashable.
+      causal: hide the keys after each query in every call. A call with `is_causal=True` hides them
+        in this call.
+      **options: arguments of `attend`, such as `embedded`, `window` and `implementation`; values
+        must be hashable.
 
     Raises:
       ConfigError: an option is not an argument of `attend`.
@@ -88,15 +91,18 @@ class AttentionFn(nnx.Module):
         qk_attn_weights_einsum: Any = None,
         attn_weights_value_einsum: Any = None,
     ) -> Array:
-        """Calls `attend` with the argument names and defaults of Flax; arrays are `[B, L, heads, K]`.
+        """Calls `attend` with the argument names and defaults of Flax; arrays are
+        `[B, L, heads, K]`.
 
-        As in Flax, nonzero entries of the mask count as True, and attention is bidirectional by default. The softmax is
-        float32 (float64 for float64 inputs), so `force_fp32_for_softmax` of a Linen layer has no effect.
+        As in Flax, nonzero entries of the mask count as True, and attention is bidirectional by
+        default. The softmax is float32 (float64 for float64 inputs), so `force_fp32_for_softmax` of
+        a Linen layer has no effect.
 
         Raises:
           ConfigError: `attend` does not support an argument, or `attend` raises ConfigError.
         """
-        # Linen silently drops arguments that this signature does not name, so the signature names these.
+        # Linen silently drops arguments that this signature does not name, so the signature names
+        # these.
         einsums = {
             "qk_attn_weights_einsum": qk_attn_weights_einsum,
             "attn_weights_value_einsum": attn_weights_value_einsum,

@@ -47,7 +47,8 @@ class QueryBlock:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyBlock:
-    """Some keys and values, or all; attributes that are not listed are as in `QueryBlock`, for keys.
+    """Some keys and values, or all; attributes that are not listed are as in `QueryBlock`, for
+    keys.
 
     Attributes:
       k: keys after rotation, `[B, G, M, K]`.

@@ -20,10 +20,12 @@ from cope_jax.encodings import Encoding
 
 # Measured on CPUs, see docs/attention.md: wider blocks spill out of the cache.
 SIZES = BlockSizes(128, 128, 128)
-# Up to ONE_BLOCK keys are one block. Blocks of up to SHORT_BLOCK queries then see different, known numbers of keys.
+# Up to ONE_BLOCK keys are one block. Blocks of up to SHORT_BLOCK queries then see different, known
+# numbers of keys.
 ONE_BLOCK, SHORT_BLOCK = 256, 48
 MOST_SPANS = 8  # maximum number of blocks of queries that are traced one by one
-RESIDUALS = "attention"  # name of the forward results that the backward pass needs, for rematerialisation
+# Name of the forward results that the backward pass needs, for rematerialisation.
+RESIDUALS = "attention"
 Spans = tuple[tuple[int, int], ...] | None
 COUPLED = Reason("it splits the queries, but this encoding couples them", "choose 'full'")
 
@@ -36,7 +38,9 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
 
 
 def choose_sizes(length: int, keys: int) -> BlockSizes:
-    """Returns the default block sizes of `blockwise_attention` for `length` queries and `keys` keys."""
+    """Returns the default block sizes of `blockwise_attention` for `length` queries and `keys`
+    keys.
+    """
     if keys > ONE_BLOCK:
         return SIZES._replace(queries=64) if length <= 2048 else SIZES  # fewer masked pairs
     blocks = max(1, -(-length // SHORT_BLOCK))
@@ -44,15 +48,18 @@ def choose_sizes(length: int, keys: int) -> BlockSizes:
 
 
 def blockwise_attention(encoding: Encoding, request: Request) -> Array:
-    """Computes the result of `full_attention`, storing the pairs of one block of queries and one of keys at a time.
+    """Computes the result of `full_attention`, storing the pairs of one block of queries and one of
+    keys at a time.
 
-    Each block of queries visits blocks of keys from the nearest to the farthest, with an online softmax and the
-    encoding's carry. The gradient is written by hand and recomputes the pairs. For each block of queries, attention
-    skips the keys before the first and after the last key that causality, window, segments and the mask let any of
-    these queries see. It also skips all farther keys once the encoding says that all rows are `done`.
+    Each block of queries visits blocks of keys from the nearest to the farthest, with an online
+    softmax and the encoding's carry. The gradient is written by hand and recomputes the pairs. For
+    each block of queries, attention skips the keys before the first and after the last key that
+    causality, window, segments and the mask let any of these queries see. It also skips all farther
+    keys once the encoding says that all rows are `done`.
 
-    Memory is linear in the length. If the encoding does not split the keys, or its carry has a `state`, all keys are
-    one block. Memory is then larger, but still linear. If the request has no `blocks`, `choose_sizes` chooses them.
+    Memory is linear in the length. If the encoding does not split the keys, or its carry has a
+    `state`, all keys are one block. Memory is then larger, but still linear. If the request has no
+    `blocks`, `choose_sizes` chooses them.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -151,7 +158,8 @@ def _concatenate(blocks: list[Any]) -> Any:
 
 
 def static_spans(mask: Mask, size: int) -> Spans:
-    """Returns the range of keys (first, end) that causality and window let each block of `size` queries see.
+    """Returns the range of keys (first, end) that causality and window let each block of `size`
+    queries see.
 
     The result is None if the indices are unknown while tracing.
     """

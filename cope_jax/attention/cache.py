@@ -1,4 +1,6 @@
-"""A cache of the keys, values and features of the tokens read so far, for generation token by token."""
+"""A cache of the keys, values and features of the tokens read so far, for generation token by
+token.
+"""
 
 import dataclasses
 import math
@@ -17,7 +19,9 @@ from cope_jax.registry import check_at_least
 
 
 class CacheEntry(NamedTuple):
-    """The cached keys (after rotation), values and features, as `[B, heads, M, ...]` or as rows (see `rows_of`)."""
+    """The cached keys (after rotation), values and features, as `[B, heads, M, ...]` or as rows
+    (see `rows_of`).
+    """
 
     k: Any
     v: Any
@@ -29,18 +33,22 @@ class CacheEntry(NamedTuple):
 class Cache:
     """The tokens read so far, in C slots, for one attention layer or for all N layers of a model.
 
-    Slots are filled in order, so a token's slot is its index in the sequence, and causality hides the empty slots. The
-    number of filled slots is data, so one compiled step serves every length of the context.
+    Slots are filled in order, so a token's slot is its index in the sequence, and causality hides
+    the empty slots. The number of filled slots is data, so one compiled step serves every length of
+    the context.
 
     Attributes:
-      entries: a `CacheEntry` of rows, each array `[B·heads, C, width]`. Rows are read without a copy and written in
-        place. In a cache for N layers, arrays of `entries` and `state` have N as their first axis.
-      state: the state that `Encoding.features` returned for the tokens entered last, a tree of arrays `[B, ...]`.
+      entries: a `CacheEntry` of rows, each array `[B·heads, C, width]`. Rows are read without a
+        copy and written in place. In a cache for N layers, arrays of `entries` and `state` have N
+        as their first axis.
+      state: the state that `Encoding.features` returned for the tokens entered last, a tree of
+        arrays `[B, ...]`.
       positions_BC: int32, the position of each token.
-      segment_ids_BC: int32; a token sees only tokens of its own segment. Padding is a separate segment.
+      segment_ids_BC: int32; a token sees only tokens of its own segment. Padding is a separate
+        segment.
       filled: int32 scalar, the number of slots in use.
-      windows: what layers keep of the last tokens besides, such as the inputs of short convolutions: a tree of arrays
-        `[B, ...]`, in a cache for N layers `[N, B, ...]`.
+      windows: what layers keep of the last tokens besides, such as the inputs of short
+        convolutions: a tree of arrays `[B, ...]`, in a cache for N layers `[N, B, ...]`.
     """
 
     entries: CacheEntry
@@ -55,14 +63,16 @@ class Cache:
         return self.positions_BC.shape[1]
 
     def enter(self, positions_BL: Any, segment_ids_BL: Any = None) -> "Cache":
-        """Reserves the next L slots for new tokens; each layer must then `append` the keys of these tokens.
+        """Reserves the next L slots for new tokens; each layer must then `append` the keys of these
+        tokens.
 
         Args:
           positions_BL: int32, `[B, L]` or `[1, L]`.
           segment_ids_BL: integers, `[B, L]` or `[1, L]`. If None, all new tokens are in segment 0.
 
         Raises:
-          ConfigError: there are more tokens than free slots. In a compiled program, attention gives NaN instead.
+          ConfigError: there are more tokens than free slots. In a compiled program, attention gives
+            NaN instead.
         """
         length = positions_BL.shape[1]
         start = 0 if isinstance(self.filled, jax.core.Tracer) else int(self.filled)
@@ -93,7 +103,8 @@ class Cache:
         x_BLD: Array | None = None,
         layer: int | Array | None = None,
     ) -> "Cache":
-        """Writes one layer's keys, values and encoding features of the L tokens that were entered last.
+        """Writes one layer's keys, values and encoding features of the L tokens that were entered
+        last.
 
         Args:
           q_BLHK: queries before rotation.
@@ -104,8 +115,9 @@ class Cache:
           layer: index of the layer, from 0 to N−1, or None if the cache is for one layer.
 
         Raises:
-          ConfigError: the arrays, the encoding or the layer do not fit the cache, or the tokens were not entered. For
-            tokens that were not entered, attention in a compiled program gives NaN instead.
+          ConfigError: the arrays, the encoding or the layer do not fit the cache, or the tokens
+            were not entered. For tokens that were not entered, attention in a compiled program
+            gives NaN instead.
         """
         check_layer(self, encoding, layer)
         length = jnp.shape(k_BLGK)[1]
@@ -119,7 +131,8 @@ class Cache:
         tokens = Tokens(x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_BL, segment_ids_BL)
         features, state = encoding.features(tokens, before)
         rotated_BLGK = encoding.rotate_keys(k_BLGK, features, positions_BL)
-        # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches every query.
+        # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches
+        # every query.
         out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
         v_BLGK = jnp.where(out_of_bounds, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
 
@@ -136,7 +149,9 @@ class Cache:
     def entries_of(
         self, encoding: Encoding, layer: int | Array | None, length: int
     ) -> tuple["CacheEntry", "CacheEntry"]:
-        """Returns (entries of all slots, entries of the `length` tokens entered last) of one layer, head-major."""
+        """Returns (entries of all slots, entries of the `length` tokens entered last) of one layer,
+        head-major.
+        """
         rows, batch = self._of_layer(self.entries, layer), len(self.positions_BC)
         last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, self.filled - length, length, axis=1), rows)
 
@@ -160,7 +175,9 @@ class Cache:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, keepdims=False), tree)
 
     def latest(self, length: int) -> tuple[Array, Array]:
-        """Returns (positions_BL, segment_ids_BL) of the L tokens entered last; ConfigError if fewer were entered."""
+        """Returns (positions_BL, segment_ids_BL) of the L tokens entered last; ConfigError if fewer
+        were entered.
+        """
         if not isinstance(self.filled, jax.core.Tracer) and self.filled < length:
             raise ConfigError(
                 f"the cache has {self.filled} tokens, but {length} are needed: enter the missing tokens first"
@@ -198,10 +215,11 @@ def create_cache(
       encoding: the position encoding; its `shape` has the numbers of heads and the head width.
       batch: B, the number of sequences.
       capacity: C, the maximum number of tokens in a sequence.
-      num_layers: N, the number of layers. If None, the cache is for one layer, and its arrays have no layer axis.
+      num_layers: N, the number of layers. If None, the cache is for one layer, and its arrays have
+        no layer axis.
       dtype: the compute type.
-      value: the width and type of one head's value, as an array or `jax.ShapeDtypeStruct`; None if they are those of
-        a key.
+      value: the width and type of one head's value, as an array or `jax.ShapeDtypeStruct`; None if
+        they are those of a key.
       windows: the windows of one layer, as shapes and types. None means that there are none.
 
     Raises:
@@ -223,7 +241,8 @@ def create_cache(
 def entry_shapes(
     encoding: Encoding, batch: int, length: int, dtype: Any, value: Any = None
 ) -> tuple[CacheEntry, PyTree]:
-    """Returns (the head-major entries of L tokens, the encoding's state after these tokens), as shapes and types.
+    """Returns (the head-major entries of L tokens, the encoding's state after these tokens), as
+    shapes and types.
 
     The last axis of `value` is the width of a value.
     """

@@ -43,7 +43,9 @@ def check_arrays(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
 
 
 def check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array, embedded: bool) -> None:
-    """Raises ConfigError unless this is an encoding for the heads of q and k; see also `check_embedded`."""
+    """Raises ConfigError unless this is an encoding for the heads of q and k; see also
+    `check_embedded`.
+    """
     if not isinstance(encoding, Encoding):
         raise ConfigError(f"encoding={abridged(encoding)} is no encoding: create one with cope_jax.encodings.create")
     shape = encoding.shape
@@ -89,7 +91,9 @@ def checked_input(x: Any, batch: int, keys: int) -> Any:
 
 
 def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
-    """Returns int32 `[B, L]` or `[1, L]`: differences of unsigned or shorter integers would overflow; None stays."""
+    """Returns int32 `[B, L]` or `[1, L]`: differences of unsigned or shorter integers would
+    overflow; None stays.
+    """
     if ids is None:
         return None
     ids = _array(name, ids)
@@ -103,7 +107,9 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
 
 
 def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:
-    """Returns the mask with its last axis whole; other axes of size 1 stay, which saves memory; None stays."""
+    """Returns the mask with its last axis whole; other axes of size 1 stay, which saves memory;
+    None stays.
+    """
     if mask is None:
         return None
     mask = _array("mask", mask)

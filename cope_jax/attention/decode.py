@@ -33,7 +33,8 @@ from cope_jax.attention.streaming_softmax import all_rows
 from cope_jax.encodings import Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
 
-# Slots that are scored together. With gates of about ½, CoPE with the paper's table of 64 saturates in one block.
+# Slots that are scored together. With gates of about ½, CoPE with the paper's table of 64 saturates
+# in one block.
 BLOCK = 256
 
 
@@ -49,11 +50,12 @@ def attend_cached(
     scale: float | None = None,
     logits_soft_cap: float | None = None,
 ) -> Array:
-    """Computes causal attention from the L tokens that were entered last to all tokens in the cache.
+    """Computes causal attention from the L tokens that were entered last to all tokens in the
+    cache.
 
-    The result is the last L rows of `cope_jax.attention.attend` over all tokens in the cache. An encoding with
-    `saturated` or `done` has no reverse-mode gradient here, because the loop over keys then has no fixed length. To
-    train, use `attend`.
+    The result is the last L rows of `cope_jax.attention.attend` over all tokens in the cache. An
+    encoding with `saturated` or `done` has no reverse-mode gradient here, because the loop over
+    keys then has no fixed length. To train, use `attend`.
 
     Args:
       q_BLHK: queries before rotation. The keys of the same tokens must be in the cache.
@@ -61,17 +63,19 @@ def attend_cached(
       encoding: the position encoding.
       embedded: see `attend`.
       layer: index of the layer, from 0 to N−1, or None if the cache is for one layer.
-      window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
+      window: hide the keys that are `window` or more indices away from the query. If None, there is
+        no window.
       bias: see `attend`; the last axis has an entry for each slot of the cache, `[B, H, L, C]`.
       scale: see `attend`.
       logits_soft_cap: see `attend`.
 
     Returns:
-      out_BLHK, in the type of the values. It is NaN if more tokens were entered than there are slots.
+      out_BLHK, in the type of the values. It is NaN if more tokens were entered than there are
+      slots.
 
     Raises:
-      ConfigError: the queries, the encoding or the layer do not fit the cache, the encoding couples the queries, or the
-        cache has fewer tokens than there are queries.
+      ConfigError: the queries, the encoding or the layer do not fit the cache, the encoding couples
+        the queries, or the cache has fewer tokens than there are queries.
     """
     check_embedded(encoding, embedded)
     check_layer(cache, encoding, layer)
@@ -124,9 +128,9 @@ def attend_cached(
 def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Array, Carry]:
     """Returns (logits_BHLC over all slots, the carry after the last scored block).
 
-    For an encoding that saturates, this function first scores all slots as if all rows were saturated. Then it scores
-    blocks again, from the nearest to the farthest, until all rows are saturated or all are done. So CoPE sums the gates
-    of a few hundred keys instead of all C keys.
+    For an encoding that saturates, this function first scores all slots as if all rows were
+    saturated. Then it scores blocks again, from the nearest to the farthest, until all rows are
+    saturated or all are done. So CoPE sums the gates of a few hundred keys instead of all C keys.
     """
     carry, capacity = encoding.initial_carry(pairs.q, pairs.q_features), pairs.k.shape[2]
     size = min(BLOCK, capacity)

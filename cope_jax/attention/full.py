@@ -22,8 +22,9 @@ def plan(encoding: Encoding, request: Request) -> Plan:
 def full_attention(encoding: Encoding, request: Request) -> Array:
     """Computes attention with all L·M pairs in memory, as one block of keys.
 
-    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)). The softmax is over the keys that the query may see, and
-    over the sink if the encoding has one. A query without any key or sink gets 0.
+    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)). The softmax is over the keys that
+    the query may see, and over the sink if the encoding has one. A query without any key or sink
+    gets 0.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -37,10 +38,11 @@ def full_attention(encoding: Encoding, request: Request) -> Array:
 
 
 def attention_weights(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array, *, encoding: Encoding, **arguments: Any) -> Array:
-    """Returns the weights a_BHLM that `attend` gives to the keys, before dropout; the arguments are those of `attend`.
+    """Returns the weights a_BHLM that `attend` gives to the keys, before dropout; the arguments are
+    those of `attend`.
 
-    The weights are float32 (float64 for float64 inputs). A row sums to 1 without the weight of a sink, and is 0 if the
-    query sees no key. All L·M pairs are in memory.
+    The weights are float32 (float64 for float64 inputs). A row sums to 1 without the weight of a
+    sink, and is 0 if the query sees no key. All L·M pairs are in memory.
 
     >>> import jax
     >>> from flax import nnx
@@ -65,7 +67,8 @@ def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -
 
     All other pairs have weight 0. If there is no sink, its weight is None.
     """
-    # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather than NaN.
+    # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather
+    # than NaN.
     lowest, zero = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype), jnp.zeros((), logits_BHLM.dtype)
     logits_BHLM = jnp.where(mask_B1LM, logits_BHLM, lowest)
     if sink_BHL is None:
@@ -75,7 +78,9 @@ def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -
 
 
 def weigh(weights_BHLM: Array, sink_BHL: Array | None, v_BGMK: Array, q_v_BGLK: Array | None) -> Array:
-    """Returns out_BHLK, Σ_m weights v plus the weighted value of the sink, in the type of the values."""
+    """Returns out_BHLK, Σ_m weights v plus the weighted value of the sink, in the type of the
+    values.
+    """
     groups, dtype = v_BGMK.shape[1], v_BGMK.dtype
     out_BGRLK = jnp.einsum("BGRLM,BGMK->BGRLK", group(weights_BHLM.astype(dtype), groups), v_BGMK)
     if sink_BHL is not None and q_v_BGLK is not None:

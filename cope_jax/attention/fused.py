@@ -1,8 +1,9 @@
-"""Fused attention: the algorithm of blockwise attention as two kernels of the device, one forward and one backward.
+"""Fused attention: the algorithm of blockwise attention as two kernels of the device, one forward
+and one backward.
 
-On TPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose hooks use only what a tile
-program can do (see `kernels.tile`). On CPUs the kernels are C++, and on NVIDIA GPUs Triton, for what
-`Encoding.native_score` can express.
+On TPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose hooks
+use only what a tile program can do (see `kernels.tile`). On CPUs the kernels are C++, and on NVIDIA
+GPUs Triton, for what `Encoding.native_score` can express.
 """
 
 from cope_jax.attention import placement
@@ -13,7 +14,8 @@ from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.encodings import Encoding
 
 CPU = "cpu"
-FASTER = (CPU, *tpu_attention.CHIPS)  # the kinds of devices where the kernels are known to be faster
+# The kinds of devices where the kernels are known to be faster.
+FASTER = (CPU, *tpu_attention.CHIPS)
 
 
 def plan(encoding: Encoding, request: Request) -> Plan | Reason:

@@ -1,4 +1,6 @@
-"""The attention mask: which keys each query may see, by causality, window, segments and an optional given mask."""
+"""The attention mask: which keys each query may see, by causality, window, segments and an optional
+given mask.
+"""
 
 import dataclasses
 
@@ -12,20 +14,23 @@ from cope_jax.array_types import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """The attention mask: a query sees a key if causality, window, segments and the given mask all allow it.
+    """The attention mask: a query sees a key if causality, window, segments and the given mask all
+    allow it.
 
     Causality and window refer to the index in the sequence, never to the position.
 
     Attributes:
       q_indices_L: int32, the index of each query in the sequence.
-      k_indices_M: int32, the index of each key; a key with a negative index is empty, and no query sees it.
-      q_segment_ids_BL: the segment of each query. A query sees only keys of its own segment. If None, there is one
-        segment.
+      k_indices_M: int32, the index of each key; a key with a negative index is empty, and no query
+        sees it.
+      q_segment_ids_BL: the segment of each query. A query sees only keys of its own segment. If
+        None, there is one segment.
       k_segment_ids_BM: the segment of each key.
-      given_B1LM: bool, True where a query may see a key. B is 1 if the mask is the same for all examples, L is 1 if it
-        is the same for all queries. If None, no mask is given.
+      given_B1LM: bool, True where a query may see a key. B is 1 if the mask is the same for all
+        examples, L is 1 if it is the same for all queries. If None, no mask is given.
       causal: whether keys at later indices are hidden.
-      window: keys that are `window` or more indices away from the query are hidden. If None, there is no window.
+      window: keys that are `window` or more indices away from the query are hidden. If None, there
+        is no window.
 
     >>> mask = Mask(np.array([1, 2]), np.array([0, 1, 2]), window=2)
     >>> mask.dense()[0, 0].astype(int).tolist()
@@ -54,7 +59,9 @@ class Mask:
         return allowed_LM
 
     def dense(self) -> Array:
-        """Returns the complete mask as one array, mask_B1LM; B is 1 if the mask is the same for all examples."""
+        """Returns the complete mask as one array, mask_B1LM; B is 1 if the mask is the same for all
+        examples.
+        """
         shape = (len(self.q_indices_L), len(self.k_indices_M))
         mask_B1LM = jnp.broadcast_to(jnp.asarray(self.allowed()), shape)[None, None]
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
@@ -62,12 +69,14 @@ class Mask:
         return mask_B1LM if self.given_B1LM is None else mask_B1LM & self.given_B1LM
 
     def span(self) -> tuple[Array, Array, Array, Array]:
-        """Returns two ranges of keys, (first, end, full, full_end), where `end` and `full_end` are exclusive.
+        """Returns two ranges of keys, (first, end, full, full_end), where `end` and `full_end` are
+        exclusive.
 
-        Every allowed pair has its key in first … end, so keys outside this range need not be computed. Every pair with
-        a key in full … full_end is allowed, so blocks within this range need no mask. Both statements are true for any
-        order of indices and segments, and for any given mask. If indices and segments ascend and there is no given
-        mask, the first range is as short and the second as long as possible.
+        Every allowed pair has its key in first … end, so keys outside this range need not be
+        computed. Every pair with a key in full … full_end is allowed, so blocks within this range
+        need no mask. Both statements are true for any order of indices and segments, and for any
+        given mask. If indices and segments ascend and there is no given mask, the first range is as
+        short and the second as long as possible.
         """
         index_M, low, high = self.k_indices_M, self.q_indices_L.min(), self.q_indices_L.max()
         some_M = all_M = jnp.asarray(index_M >= 0)

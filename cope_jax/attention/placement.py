@@ -1,4 +1,6 @@
-"""The devices that a program runs on, and whether kernels fit there: XLA cannot split a kernel over a mesh."""
+"""The devices that a program runs on, and whether kernels fit there: XLA cannot split a kernel over
+a mesh.
+"""
 
 import dataclasses
 import functools
@@ -56,14 +58,16 @@ def log_choice(name: str, reason: str = "") -> None:
 
 
 def shard_batch(attention: Callable[[Encoding, Request], Array], encoding: Encoding, request: Request) -> Array:
-    """Splits the batch over devices, and computes `attention(encoding, request)` on each device for its own examples.
+    """Splits the batch over devices, and computes `attention(encoding, request)` on each device for
+    its own examples.
 
-    Examples are independent of each other, but the compiler cannot always infer this. Without this function, the
-    compiler would then gather or sum over all devices, for example for a scatter into rows of many examples.
+    Examples are independent of each other, but the compiler cannot always infer this. Without this
+    function, the compiler would then gather or sum over all devices, for example for a scatter into
+    rows of many examples.
 
     Raises:
-      ConfigError: the current mesh does not have the axes of the request's layout, or they do not split the batch
-        evenly.
+      ConfigError: the current mesh does not have the axes of the request's layout, or they do not
+        split the batch evenly.
     """
     axes, mesh = request.layout.batch, jax.sharding.get_abstract_mesh()
     for axis in axes:

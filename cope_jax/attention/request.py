@@ -1,4 +1,6 @@
-"""A call of attention, checked once, and what a backend answers to it: a plan, or the reason why it has none."""
+"""A call of attention, checked once, and what a backend answers to it: a plan, or the reason why it
+has none.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -30,13 +32,15 @@ class Request:
       keys: all keys and values, and arrays of pairs.
       drop: dropout on the attention weights, or None.
       causal: whether keys at later indices are hidden.
-      window: keys that are `window` or more indices away from the query are hidden. If None, there is no window.
+      window: keys that are `window` or more indices away from the query are hidden. If None, there
+        is no window.
       scale: what multiplies q·k; None means 1/√K.
       soft_cap: the largest size of a content logit; None means that there is none.
       implementation: the name of a backend, or "auto".
       blocks: the sizes of blocks; None if the backend chooses them.
       layout: the axes of the current mesh that split batch, sequence and heads.
-      by_head: whether arrays are head-major, `[B, heads, L, ...]`; else they are the caller's, `[B, L, heads, ...]`.
+      by_head: whether arrays are head-major, `[B, heads, L, ...]`; else they are the caller's,
+        `[B, L, heads, ...]`.
     """
 
     queries: QueryBlock
@@ -93,7 +97,9 @@ class Request:
         )
 
     def content_gradients(self, logits_BHLM: Array, dlogits_BHLM: Array) -> tuple[Array, Array | None]:
-        """Returns the gradients of q·k and of the bias, for pairs whose content logits are `logits_BHLM`."""
+        """Returns the gradients of q·k and of the bias, for pairs whose content logits are
+        `logits_BHLM`.
+        """
         if self.soft_cap is not None:
             dlogits_BHLM = dlogits_BHLM * (1 - (logits_BHLM / self.soft_cap) ** 2)
         bias, dbias = self.keys.bias, None
@@ -110,7 +116,9 @@ class Request:
 
 
 class Reason(NamedTuple):
-    """The reason that a backend cannot run a request, as the end of a sentence, and what to do instead."""
+    """The reason that a backend cannot run a request, as the end of a sentence, and what to do
+    instead.
+    """
 
     why: str
     fix: str = "choose 'auto' or 'blockwise'"
@@ -189,7 +197,9 @@ def prepare(
 
 
 def _queries_of_keys(q_BLHK: Array, keys: int) -> Array:
-    """Returns q_BMHK: the last M queries, or zeros for earlier tokens, whose queries the caller does not give."""
+    """Returns q_BMHK: the last M queries, or zeros for earlier tokens, whose queries the caller
+    does not give.
+    """
     earlier = keys - q_BLHK.shape[1]
     return q_BLHK[:, -earlier:] if earlier <= 0 else jnp.pad(q_BLHK, [(0, 0), (earlier, 0), (0, 0), (0, 0)])
 

@@ -1,7 +1,9 @@
-"""Ring attention: each device holds a part of the sequence, and keys and values move around a ring of devices.
+"""Ring attention: each device holds a part of the sequence, and keys and values move around a ring
+of devices.
 
-Liu et al., "Ring Attention with Blockwise Transformers" (arXiv 2310.01889). Queries stay on their device. A zigzag
-schedule (see `ring_schedule`) balances the work of causal attention, and keys arrive from the nearest to the farthest.
+Liu et al., "Ring Attention with Blockwise Transformers" (arXiv 2310.01889). Queries stay on their
+device. A zigzag schedule (see `ring_schedule`) balances the work of causal attention, and keys
+arrive from the nearest to the farthest.
 """
 
 import dataclasses
@@ -31,23 +33,28 @@ T = TypeVar("T")
 def plan(
     encoding: Encoding, request: Request, *, resident: int | None = None, interpret: bool = False
 ) -> Plan | Reason:
-    """Returns the plan to compute the result of `full_attention` with the sequence split over the devices of an axis.
+    """Returns the plan to compute the result of `full_attention` with the sequence split over the
+    devices of an axis.
 
-    The caller sets the mesh with `jax.set_mesh`. Tokens are in their natural order in inputs and outputs. Inputs should
-    already be split over the axis. If the length is a multiple of the number of devices, no device then has more than
-    its share of the keys. XLA handles the other axes of the mesh, except that of the heads in kernels.
+    The caller sets the mesh with `jax.set_mesh`. Tokens are in their natural order in inputs and
+    outputs. Inputs should already be split over the axis. If the length is a multiple of the number
+    of devices, no device then has more than its share of the keys. XLA handles the other axes of
+    the mesh, except that of the heads in kernels.
 
-    In a ring only causal attention visits all keys of a query from the nearest to the farthest, so a carry with sums
-    needs causal attention.
+    In a ring only causal attention visits all keys of a query from the nearest to the farthest, so
+    a carry with sums needs causal attention.
 
     Args:
       encoding: the encoding.
-      request: the request; its `blocks` are the sizes of blocks within a chunk (see `ring_schedule`).
-      resident: how many keys are in fast memory at a time, if kernels for TPUs compute attention within a chunk.
+      request: the request; its `blocks` are the sizes of blocks within a chunk (see
+        `ring_schedule`).
+      resident: how many keys are in fast memory at a time, if kernels for TPUs compute attention
+        within a chunk.
       interpret: run these kernels on any backend, slowly.
 
     Raises:
-      ConfigError: the mesh does not have the axis of the layout, or the options of kernels are given without kernels.
+      ConfigError: the mesh does not have the axis of the layout, or the options of kernels are
+        given without kernels.
     """
     axis = request.layout.length
     if axis is None:
@@ -83,7 +90,8 @@ def _reason(encoding: Encoding, request: Request) -> Reason | None:
     return None
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # a partly manual program must be compiled, not run op by op
+# A partly manual program must be compiled, not run op by op.
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
     queries, keys = stream.queries, stream.keys
     length = queries.q.shape[2]
@@ -104,7 +112,9 @@ def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend_placed(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
-    """Computes the output [chunks, pieces, B, H, L, K] for queries [chunks, pieces, ...] and keys [chunks, ...]."""
+    """Computes the output [chunks, pieces, B, H, L, K] for queries [chunks, pieces, ...] and keys
+    [chunks, ...].
+    """
     return _once_around(ring, attention, stream, gradient=False)[0]
 
 
@@ -170,7 +180,8 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
 
         def step(loop: Any, _: None) -> Any:
             keys, dkeys, dparams, states = loop
-            # Gradients of keys travel while those of the next chunk are computed, and are added afterwards.
+            # Gradients of keys travel while those of the next chunk are computed, and are added
+            # afterwards.
             arriving = ring.moved(dkeys)
             dparams, (leaving, states) = jax.lax.scan(see, dparams, (queries, keys, residuals, states))
             return (ring.moved(keys), jax.tree.map(jnp.add, arriving, leaving), dparams, states), None
@@ -195,14 +206,18 @@ _attend_placed.defvjp(_forward, _backward)
 
 
 def _split(stream: Stream) -> Any:
-    """Marks the parts of a stream that are split by chunks, in the form that `Ring.sharded` accepts."""
+    """Marks the parts of a stream that are split by chunks, in the form that `Ring.sharded`
+    accepts.
+    """
     kinds: Any = {"queries": True, "keys": True, "drop": False}
     unsplit: Any = False
     return dataclasses.replace(stream, params=unsplit, request=dataclasses.replace(stream.request, **kinds))
 
 
 def _alone(state: Gradients) -> Gradients:
-    """Returns the part of the state that belongs to one block of queries, without what all blocks of queries share."""
+    """Returns the part of the state that belongs to one block of queries, without what all blocks
+    of queries share.
+    """
     none: Any = None
     return dataclasses.replace(state, params=none, keys=none)
 

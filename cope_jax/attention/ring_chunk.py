@@ -1,4 +1,6 @@
-"""Attention of the queries of a device in the ring to the keys that have arrived: with kernels, or by XLA."""
+"""Attention of the queries of a device in the ring to the keys that have arrived: with kernels, or
+by XLA.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -48,7 +50,10 @@ class ChunkAttention(NamedTuple):
 def chunk_attention(
     encoding: Encoding, request: Request, ring: Ring, *, resident: int | None, interpret: bool
 ) -> tuple[ChunkAttention, BlockSizes]:
-    """Chooses kernels where there are some for TPUs; also returns the sizes of blocks. See `ring.plan`."""
+    """Chooses kernels where there are some for TPUs; also returns the sizes of blocks.
+
+    See `ring.plan`.
+    """
     share, name = -(-request.length // ring.chunks), "ring"
     if interpret or placement.current_device() in tpu_attention.CHIPS:
         why = tpu_attention.refusal(encoding, request, resident=resident, interpret=interpret)
@@ -78,10 +83,11 @@ def _with_kernels(
 def chunk_sizes(
     share: int, sizes: BlockSizes, k: Any, v: Any, resident: int | None = None
 ) -> tuple[int, BlockSizes, int]:
-    """The size of a chunk with `share` tokens, the sizes of its blocks, and the number of parts of its keys.
+    """The size of a chunk with `share` tokens, the sizes of its blocks, and the number of parts of
+    its keys.
 
-    Parts and blocks divide the chunk. A chunk is hardly longer than its share: what is missing lies in the last chunks,
-    whose devices then have less to do.
+    Parts and blocks divide the chunk. A chunk is hardly longer than its share: what is missing lies
+    in the last chunks, whose devices then have less to do.
     """
     unit = math.gcd(sizes.near, tpu_attention.LANES)
     parts, keys = tpu_attention.parts_of(share, sizes._replace(near=unit), k, v, resident)

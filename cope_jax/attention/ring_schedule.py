@@ -1,14 +1,16 @@
-"""The zigzag schedule of ring attention: which device holds which chunk of the sequence, and how keys move.
+"""The zigzag schedule of ring attention: which device holds which chunk of the sequence, and how
+keys move.
 
-The sequence is cut into 2n chunks for n devices. The queries of a chunk stay on one device. The keys of a chunk start
-on the device of the chunk's queries, and at each step move to the queries of the next chunk. So after s steps the
-queries of chunk c see the keys of chunk c − s: first their own chunk, then the chunk before, down to the first chunk.
-An encoding's carry needs this order. After the first chunk, the queries meet the chunks from the last chunk down to
-c + 1. In causal attention these chunks are hidden and cost nothing.
+The sequence is cut into 2n chunks for n devices. The queries of a chunk stay on one device. The
+keys of a chunk start on the device of the chunk's queries, and at each step move to the queries of
+the next chunk. So after s steps the queries of chunk c see the keys of chunk c − s: first their own
+chunk, then the chunk before, down to the first chunk. An encoding's carry needs this order. After
+the first chunk, the queries meet the chunks from the last chunk down to c + 1. In causal attention
+these chunks are hidden and cost nothing.
 
-Device d has the chunks d and 2n−1−d. In causal attention, the queries of these chunks see d+1 and 2n−d chunks of keys,
-so every device computes 2n+1 chunks. After 2n steps all keys are back where they started. In the backward pass, the
-gradients of the keys are back too.
+Device d has the chunks d and 2n−1−d. In causal attention, the queries of these chunks see d+1 and
+2n−d chunks of keys, so every device computes 2n+1 chunks. After 2n steps all keys are back where
+they started. In the backward pass, the gradients of the keys are back too.
 """
 
 import dataclasses
@@ -28,9 +30,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The device of each chunk, and how chunks move between devices: see the docstring of the module.
+    """The device of each chunk, and how chunks move between devices: see the docstring of the
+    module.
 
-    The first axis of an array numbers chunks. Device d has two chunks, `[low, high]`: the chunks d and 2n−1−d.
+    The first axis of an array numbers chunks. Device d has two chunks, `[low, high]`: the chunks d
+    and 2n−1−d.
 
     >>> Ring("sequence", 4).device_of(5)
     2
@@ -44,7 +48,8 @@ class Ring:
         """Creates the ring over an axis of the current mesh.
 
         Raises:
-          ConfigError: there is no mesh, the mesh does not have this axis, or the type of the axis is not Auto.
+          ConfigError: there is no mesh, the mesh does not have this axis, or the type of the axis
+            is not Auto.
         """
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
@@ -68,8 +73,8 @@ class Ring:
     def sharded(self, function: Callable[..., Any], sharded: tuple[Any, ...], results: Any) -> Callable[..., Any]:
         """Returns a function that calls `function` on each device of the ring.
 
-        `sharded` and `results` describe the arguments and results of `function`: True means an array that is split by
-        chunks, False an array that is whole on each device.
+        `sharded` and `results` describe the arguments and results of `function`: True means an
+        array that is split by chunks, False an array that is whole on each device.
         """
 
         def spec(split: bool) -> PartitionSpec:
@@ -84,12 +89,16 @@ class Ring:
         )
 
     def whole(self, x: Array, axis: int) -> Array:
-        """Keeps XLA from splitting an axis, because gradients are wrong if the axis does not split evenly."""
+        """Keeps XLA from splitting an axis, because gradients are wrong if the axis does not split
+        evenly.
+        """
         spec = [None if a == axis else PartitionSpec.UNCONSTRAINED for a in range(x.ndim)]
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
     def placed(self, tree: T) -> T:
-        """Moves chunks from their natural order (2d and 2d+1 on device d) to the devices of the schedule."""
+        """Moves chunks from their natural order (2d and 2d+1 on device d) to the devices of the
+        schedule.
+        """
 
         def place(pair: Array) -> Array:
             even, odd = (self._send(pair[parity], self._routes(parity)) for parity in (0, 1))
@@ -108,7 +117,9 @@ class Ring:
         return jax.tree.map(unplace, tree)
 
     def moved(self, tree: T) -> T:
-        """Moves each chunk's data to the place of the next chunk, and the last chunk's data to the first place."""
+        """Moves each chunk's data to the place of the next chunk, and the last chunk's data to the
+        first place.
+        """
         up = [(device, device + 1) for device in range(self.devices - 1)]
         down = [(device + 1, device) for device in range(self.devices - 1)]
         device = jax.lax.axis_index(self.axis)

@@ -96,7 +96,9 @@ def carry_of(encoding: Encoding, request: Request) -> Carry:
 
 
 def cotangent(tree: PyTree) -> PyTree:
-    """Converts gradients to the form that JAX expects: those of integers, stored as zeros, become float0."""
+    """Converts gradients to the form that JAX expects: those of integers, stored as zeros, become
+    float0.
+    """
 
     def converted(x: Array) -> Any:
         return x if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)

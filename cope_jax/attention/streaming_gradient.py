@@ -1,4 +1,6 @@
-"""The backward pass for a block of queries: it visits the keys again, near to far, and recomputes the logits."""
+"""The backward pass for a block of queries: it visits the keys again, near to far, and recomputes
+the logits.
+"""
 
 import dataclasses
 from typing import Any
@@ -25,8 +27,8 @@ class Residuals:
       dout: the cotangent of the output, `[B, H, L, K]`.
       delta: Σ dout·out, D_BHL.
       logsumexp: the logsumexp of the logits, `[B, H, L]`.
-      dcarry: for each running sum in the carry, R_BHL = Σ dout·∂out/∂sum. R is the gradient of the loss with respect to
-        the sum before the first block. Empty if all keys are one block.
+      dcarry: for each running sum in the carry, R_BHL = Σ dout·∂out/∂sum. R is the gradient of the
+        loss with respect to the sum before the first block. Empty if all keys are one block.
     """
 
     dout: Array
@@ -49,7 +51,9 @@ class Residuals:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QueryGradients:
-    """Gradients of a `QueryBlock`, in the accumulator type, and of the bias of its pairs, `[B, H, L, M]`."""
+    """Gradients of a `QueryBlock`, in the accumulator type, and of the bias of its pairs,
+    `[B, H, L, M]`.
+    """
 
     q: Array
     rotated_q: Array
@@ -69,7 +73,9 @@ class QueryGradients:
         return dataclasses.replace(queries, **cast, positions=NONE, indices=NONE, segment_ids=NONE)
 
     def among(self, first: int, keys: int) -> "QueryGradients":
-        """Returns the gradients for `keys` keys, if those of the bias are for some keys from `first` on."""
+        """Returns the gradients for `keys` keys, if those of the bias are for some keys from
+        `first` on.
+        """
         if self.bias is None:
             return self
         after = keys - first - self.bias.shape[3]
@@ -79,7 +85,9 @@ class QueryGradients:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyGradients:
-    """Gradients of a `KeyBlock`, in the accumulator type; the keys are the last axis of k and v, `[B, G, K, M]`."""
+    """Gradients of a `KeyBlock`, in the accumulator type; the keys are the last axis of k and v,
+    `[B, G, K, M]`.
+    """
 
     k: Array
     v: Array
@@ -90,7 +98,9 @@ class KeyGradients:
         return jax.tree.map(_zeros, cls(jnp.swapaxes(keys.k, 2, 3), jnp.swapaxes(keys.v, 2, 3), keys.features))
 
     def of(self, keys: KeyBlock, bias: Array | None = None) -> Any:
-        """Converts to the cotangent of `keys`, in the types of `keys`; `bias` is the gradient of the bias."""
+        """Converts to the cotangent of `keys`, in the types of `keys`; `bias` is the gradient of
+        the bias.
+        """
         k, v = jnp.swapaxes(self.k, 2, 3).astype(keys.k.dtype), jnp.swapaxes(self.v, 2, 3).astype(keys.v.dtype)
         features = cotangent(jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features))
         bias = None if bias is None or keys.bias is None else bias.astype(keys.bias.dtype)
@@ -98,7 +108,9 @@ class KeyGradients:
         return dataclasses.replace(keys, k=k, v=v, features=features, bias=bias, **none)
 
     def add(self, end: Array | int, k: Array, v: Array, features: PyTree) -> "KeyGradients":
-        """Adds the gradients `k`, `v` and `features` of the block of keys before `end` (see `KeyBlock.block`)."""
+        """Adds the gradients `k`, `v` and `features` of the block of keys before `end` (see
+        `KeyBlock.block`).
+        """
         start = jnp.maximum(end - k.shape[-1], 0)
         features = jax.tree.map(lambda whole, x: _add_at(2, start, whole, x), self.features, features)
         return KeyGradients(_add_at(3, start, self.k, k), _add_at(3, start, self.v, v), features)
@@ -149,7 +161,9 @@ class Gradients:
 
 
 def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients:
-    """Returns the state before the first block; `keys` has the gradients from earlier blocks of queries."""
+    """Returns the state before the first block; `keys` has the gradients from earlier blocks of
+    queries.
+    """
     carry = stream.initial_carry()
     drest = jax.tree.map(jnp.zeros_like, carry if stream.one_block else carry._replace(sums=()))
     zeros = jax.tree.map(jnp.zeros_like, stream.params)
@@ -158,12 +172,14 @@ def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients
 
 
 def backward(stream: Stream, residuals: Residuals, state: Gradients) -> Gradients:
-    """Computes the gradient of `streaming_softmax.accumulate`, over the same blocks in the same order.
+    """Computes the gradient of `streaming_softmax.accumulate`, over the same blocks in the same
+    order.
 
-    Let A be the attention weights, S the logits, and D and R as in `Residuals`. Then dS = A (dout·v − D). The value of
-    a running sum after a block affects only the blocks that follow. The gradient of this value is R − Σ dS·∂S/∂sum,
-    summed over the blocks visited so far, including this block. So the VJP of `score` for one block receives dS and
-    this gradient, and needs nothing from farther blocks.
+    Let A be the attention weights, S the logits, and D and R as in `Residuals`. Then dS = A (dout·v
+    − D). The value of a running sum after a block affects only the blocks that follow. The gradient
+    of this value is R − Σ dS·∂S/∂sum, summed over the blocks visited so far, including this block.
+    So the VJP of `score` for one block receives dS and this gradient, and needs nothing from
+    farther blocks.
     """
 
     def step(end: Array, state: Gradients, *, size: int, masked: bool, saturated: bool) -> Gradients:
@@ -183,7 +199,9 @@ def block_gradients(
     masked: bool,
     saturated: bool,
 ) -> Gradients:
-    """Computes what one block of keys contributes to the gradients, and the carry and `dsums` after the block."""
+    """Computes what one block of keys contributes to the gradients, and the carry and `dsums` after
+    the block.
+    """
     pairs = stream.pairs(block, masked)
     if saturated:
         return _saturated_block(stream, residuals, block, pairs, carry, dsums)
@@ -210,7 +228,9 @@ def _saturated_block(
 def _only_block(
     stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, carry: Carry, dsums: tuple[Array, ...]
 ) -> Gradients:
-    """`block_gradients` if all keys are one block: the sink follows at once, and no block reads the carry after it."""
+    """`block_gradients` if all keys are one block: the sink follows at once, and no block reads the
+    carry after it.
+    """
 
     def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Array | None]:
         encoding = stream.encoding(params)
@@ -261,7 +281,9 @@ def _softmax_gradients(
 def _product_gradients(
     stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, dpairs: Pairs, kept_BHLM: Array
 ) -> tuple[QueryGradients, KeyGradients]:
-    """Returns the gradients of queries and keys, from those of the pairs, `dpairs`, and of weights times values."""
+    """Returns the gradients of queries and keys, from those of the pairs, `dpairs`, and of weights
+    times values.
+    """
     queries, groups = stream.queries, block.k.shape[1]
     dlogits, dbias = stream.request.content_gradients(pairs.logits, dpairs.logits)
     dlogits = dlogits.astype(block.k.dtype)

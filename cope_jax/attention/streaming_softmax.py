@@ -1,8 +1,10 @@
-"""The streaming softmax of one block of queries, over blocks of keys from the nearest to the farthest.
+"""The streaming softmax of one block of queries, over blocks of keys from the nearest to the
+farthest.
 
-Blockwise and ring attention share this algorithm: the forward pass is here, the gradient in `streaming_gradient`. The
-algorithm stores the pairs of only one block of queries and one block of keys at a time. It follows Rabe & Staats (arXiv
-2112.05682) and Dao et al. (arXiv 2205.14135), and updates the encoding's carry together with the softmax.
+Blockwise and ring attention share this algorithm: the forward pass is here, the gradient in
+`streaming_gradient`. The algorithm stores the pairs of only one block of queries and one block of
+keys at a time. It follows Rabe & Staats (arXiv 2112.05682) and Dao et al. (arXiv 2205.14135), and
+updates the encoding's carry together with the softmax.
 """
 
 import dataclasses
@@ -39,8 +41,9 @@ class State:
       row_max: the largest logit, m_BHL.
       total: Σ exp(logit − m), l_BHL.
       weighted: Σ exp(logit − m) v, `[B, H, L, K]`.
-      slope_total, slope_weighted: `total` and `weighted` with each term multiplied by its ∂logit/∂sum. There is one
-        entry for each running sum in the carry, and no entry if no gradient is needed.
+      slope_total, slope_weighted: `total` and `weighted` with each term multiplied by its
+        ∂logit/∂sum. There is one entry for each running sum in the carry, and no entry if no
+        gradient is needed.
     """
 
     carry: Carry
@@ -53,7 +56,8 @@ class State:
     def add(self, carry: Carry, logits_BHLM: Array, slopes: Slopes, times_v: Callable[[Array, bool], Array]) -> "State":
         """Adds keys, given their logits and slopes ∂logit/∂sum; a slope of None means 0.
 
-        `times_v(terms, wide)` returns Σ terms·v. The factors have the accumulator type if `wide`, else the type of v.
+        `times_v(terms, wide)` returns Σ terms·v. The factors have the accumulator type if `wide`,
+        else the type of v.
         """
         lowest = jnp.finfo(logits_BHLM.dtype).min
         row_max_BHL = jnp.maximum(self.row_max, logits_BHLM.max(axis=-1))
@@ -64,7 +68,8 @@ class State:
 
         def add(total: Array, weighted: Array, slope: Array | None = None) -> tuple[Array, Array]:
             terms = exp_logits_BHLM if slope is None else exp_logits_BHLM * slope
-            # Slopes stay in the accumulator type: an error in the gradients of sums would reach every farther gate.
+            # Slopes stay in the accumulator type: an error in the gradients of sums would reach
+            # every farther gate.
             product_BHLK = times_v(terms, slope is not None)
             return total * correction_BHL + terms.sum(axis=-1), weighted * correction_BHL[..., None] + product_BHLK
 
@@ -78,7 +83,9 @@ class State:
 
 
 def start(stream: Stream, gradient: bool) -> State:
-    """Returns the state before the first block, with slopes of the running sums if `gradient` is True."""
+    """Returns the state before the first block, with slopes of the running sums if `gradient` is
+    True.
+    """
     dtype, rows = accumulator_dtype(stream.queries.q.dtype), stream.queries.q.shape[:3]
     zeros, wide = jnp.zeros(rows, dtype), jnp.zeros((*rows, stream.keys.v.shape[-1]), dtype)
     lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
@@ -88,12 +95,14 @@ def start(stream: Stream, gradient: bool) -> State:
 
 
 def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
-    """Calls `step(end, state, size=…, masked=…, saturated=…)` for each block of keys, from near to far.
+    """Calls `step(end, state, size=…, masked=…, saturated=…)` for each block of keys, from near to
+    far.
 
-    A block is the `size` keys before `end`. The first block ends at the last key that any of the queries sees. Near
-    blocks need a mask and the carry. Wider blocks, in which each step is cheaper, follow once all rows are saturated.
-    If the encoding does not saturate, they follow once all queries see all keys of a block. The last block contains the
-    first key that any of the queries sees. Once all rows are done, the remaining blocks are skipped.
+    A block is the `size` keys before `end`. The first block ends at the last key that any of the
+    queries sees. Near blocks need a mask and the carry. Wider blocks, in which each step is
+    cheaper, follow once all rows are saturated. If the encoding does not saturate, they follow once
+    all queries see all keys of a block. The last block contains the first key that any of the
+    queries sees. Once all rows are done, the remaining blocks are skipped.
     """
     sizes = stream.sizes
     if stream.one_block:
@@ -115,7 +124,8 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
     def body(size: int, masked: bool, saturated: bool) -> Callable[[tuple[Array, T]], tuple[Array, T]]:
         return lambda loop: (loop[0] - size, step(*loop, size=size, masked=masked, saturated=saturated))
 
-    # Named to tell the loops apart in the compiled program, because their numbers of iterations depend on the data.
+    # Named to tell the loops apart in the compiled program, because their numbers of iterations
+    # depend on the data.
     with jax.named_scope("diagonal"):
         loop = jax.lax.while_loop(near, body(sizes.near, True, False), (end, state))
     with jax.named_scope("interior"):
@@ -131,7 +141,9 @@ def all_rows(rows_BHL: Array | None) -> Array:
 
 
 def accumulate(stream: Stream, state: State) -> State:
-    """Adds the stream's keys to the state of the stream's queries; keys added earlier must all be nearer."""
+    """Adds the stream's keys to the state of the stream's queries; keys added earlier must all be
+    nearer.
+    """
 
     def step(end: Array, state: State, *, size: int, masked: bool, saturated: bool) -> State:
         return add_block(stream, stream.keys.block(end, size), state, masked=masked, saturated=saturated)
@@ -140,7 +152,10 @@ def accumulate(stream: Stream, state: State) -> State:
 
 
 def add_block(stream: Stream, block: KeyBlock, state: State, *, masked: bool, saturated: bool) -> State:
-    """Adds one block of keys to the state. `masked`: it may have hidden pairs; `saturated`: all rows are saturated."""
+    """Adds one block of keys to the state.
+
+    `masked`: it may have hidden pairs; `saturated`: all rows are saturated.
+    """
     encoding, drop = stream.encoding(stream.params), stream.drop
     pairs, carry = stream.pairs(block, masked), state.carry
     slopes: Slopes = [None] * len(state.slope_total)
@@ -165,9 +180,10 @@ def finish(stream: Stream, state: State) -> tuple[Array, Array, tuple[Array, ...
     """Computes the result of the softmax, including the encoding's sink.
 
     Returns:
-      (out_BHLK in the type of the values, logsumexp_BHL of the logits, ∂out/∂sum `[B, H, L, K]` for each running sum).
-      The derivative is U/l − (w/l)·out, where U is slope_weighted, w is slope_total, l is total and out is rounded. The
-      gradient uses the rounded out too. All results are 0 for a row without any key or sink.
+      (out_BHLK in the type of the values, logsumexp_BHL of the logits, ∂out/∂sum `[B, H, L, K]` for
+      each running sum). The derivative is U/l − (w/l)·out, where U is slope_weighted, w is
+      slope_total, l is total and out is rounded. The gradient uses the rounded out too. All results
+      are 0 for a row without any key or sink.
     """
     state = _add_sink(stream, state)
     some_BHL = state.total > 0
@@ -205,9 +221,11 @@ def own_values(queries: QueryBlock) -> Array | None:
 
 
 def _with_slopes(function: Callable[[Carry], tuple[Any, Any]], carry: Carry) -> tuple[Array, list[Array], Any]:
-    """Returns (logits, ∂logits/∂sum for each running sum, the second result of `function`), by forward mode.
+    """Returns (logits, ∂logits/∂sum for each running sum, the second result of `function`), by
+    forward mode.
 
-    Only the logits of row i depend on row i of the carry, so one derivative in the direction of ones gives all slopes.
+    Only the logits of row i depend on row i of the carry, so one derivative in the direction of
+    ones gives all slopes.
     """
     leaves, tree = jax.tree.flatten(carry.sums)
     slopes = []

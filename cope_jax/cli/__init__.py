@@ -1,1 +1,3 @@
-"""Code that commands share: reading flags, one-line errors, output files, and runs of several processes."""
+"""Code that commands share: reading flags, one-line errors, output files, and runs of several
+processes.
+"""

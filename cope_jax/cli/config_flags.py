@@ -16,7 +16,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 
-flags.disclaim_key_flags()  # flags belong to the module that calls this one, whose --help shows them
+# Flags belong to the module that calls this one, whose --help shows them.
+flags.disclaim_key_flags()
 
 
 class _ConfigParser(flags.ArgumentParser[Any]):
@@ -33,7 +34,10 @@ class _ConfigParser(flags.ArgumentParser[Any]):
 
 
 def DEFINE_config(name: str, default: str | None = None, purpose: str = "") -> flags.FlagHolder[Any]:
-    """Defines a flag for a config, and a flag for each of its fields. The help begins with `what`, the config's use."""
+    """Defines a flag for a config, and a flag for each of its fields.
+
+    The help begins with `what`, the config's use.
+    """
     path = None if default is None else config_files.find(default)
     holder = config_flags.DEFINE_config_file(
         name,
@@ -73,7 +77,10 @@ def warn_of_unused(name: str, config: ExperimentConfig) -> None:
 
 
 def read_config(value: Any) -> ExperimentConfig:
-    """Reads the value of the --config flag. Raises ConfigError if the config is wrong, also for unused encodings."""
+    """Reads the value of the --config flag.
+
+    Raises ConfigError if the config is wrong, also for unused encodings.
+    """
     config = ExperimentConfig.from_mapping(value.to_dict())
     for name, options in config.encodings.items():
         EncodingConfig(((name, options),))
@@ -90,7 +97,9 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_names(flag: Any) -> None:
-    """Raises ConfigError if a flag replaces the task or model of a config file, because other fields depend on it."""
+    """Raises ConfigError if a flag replaces the task or model of a config file, because other
+    fields depend on it.
+    """
     changed = overrides(flag.name) if isinstance(flag.value, config_files.ConfigDict) else {}
     for group, known in (("task", tasks.names()), ("model", models.names())):
         name = changed.get(f"{group}.name")

@@ -12,7 +12,9 @@ from absl import flags
 from cope_jax.errors import ConfigError
 
 SECONDS = 300.0
-"""The time that processes have to find each other, such as while a node still pulls the container of the job."""
+"""The time that processes have to find each other, such as while a node still pulls the container
+of the job.
+"""
 
 _DISTRIBUTED = flags.DEFINE_enum(
     "distributed",
@@ -43,11 +45,12 @@ flags.DEFINE_integer(
 
 
 def join() -> None:
-    """Connects this process to the other processes of the run, if there are any. Call it before JAX looks for devices.
+    """Connects this process to the other processes of the run, if there are any. Call it before JAX
+    looks for devices.
 
-    If the other processes are not found within `SECONDS`, this process exits with status 134, as JAX does if it loses a
-    process. The other processes may only be late, so the same command can be run again. Raises ConfigError for
-    incomplete flags.
+    If the other processes are not found within `SECONDS`, this process exits with status 134, as
+    JAX does if it loses a process. The other processes may only be late, so the same command can be
+    run again. Raises ConfigError for incomplete flags.
     """
     given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
     explicit = any(value is not None for value in given.values())
@@ -63,7 +66,8 @@ def join() -> None:
         raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
     if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):
         return
-    late = threading.Timer(SECONDS, _leave, (f"after {SECONDS:.0f} s",))  # before JAX, which aborts with a trace
+    # Before JAX, which aborts with a trace.
+    late = threading.Timer(SECONDS, _leave, (f"after {SECONDS:.0f} s",))
     late.daemon = True
     late.start()
     try:

@@ -32,9 +32,9 @@ _WRONG_PATHS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 def clear_errors() -> Iterator[None]:
     """Turns errors that the user can fix into one line and an exit status.
 
-    The status is 2 for wrong input, 3 for a loss that is not finite, 4 for a full or read-only disk or a bucket that
-    cannot be used, 130 for Ctrl-C, 134 if another process is lost, 141 if the reader of the output is gone, as after
-    `| head`, and 143 for SIGTERM.
+    The status is 2 for wrong input, 3 for a loss that is not finite, 4 for a full or read-only disk
+    or a bucket that cannot be used, 130 for Ctrl-C, 134 if another process is lost, 141 if the
+    reader of the output is gone, as after `| head`, and 143 for SIGTERM.
     """
     try:
         yield
@@ -90,29 +90,33 @@ def _leave(status: int, line: str) -> NoReturn:
     several = jax.distributed.is_initialized()
     if several and jax.process_index() > 0:
         line = f"process {jax.process_index()}: {line}"
-    with contextlib.suppress(OSError):  # the disk of the log may be full; the status still says what happened
+    # The disk of the log may be full; the status still says what happened.
+    with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
     if several and jax.process_index() == 0 and status == 2:
-        time.sleep(_OTHERS)  # the others find the same mistake; JAX would abort them as soon as this process ends
+        # The others find the same mistake; JAX would abort them as soon as this process ends.
+        time.sleep(_OTHERS)
     if several and status in (4, 134):
-        # The other processes wait inside a checkpoint, or are lost. An orderly exit would wait for them in turn. JAX
-        # ends them when this process is gone.
+        # The other processes wait inside a checkpoint, or are lost. An orderly exit would wait for
+        # them in turn. JAX ends them when this process is gone.
         os._exit(status)
     sys.exit(status)
 
 
 @contextlib.contextmanager
 def no_late_words() -> Iterator[None]:
-    """Closes stdout and stderr on exit, so that what threads of libraries print, or a full disk, changes nothing more.
+    """Closes stdout and stderr on exit, so that what threads of libraries print, or a full disk,
+    changes nothing more.
 
-    After a signal the process ends here, because unfinished computation or compilation would outlive the interpreter
-    and crash.
+    After a signal the process ends here, because unfinished computation or compilation would
+    outlive the interpreter and crash.
     """
     try:
         yield
     except SystemExit as left:
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            with contextlib.suppress(OSError, ValueError):  # the reader is gone, the disk is full, or it is closed
+            # The reader is gone, the disk is full, or it is closed.
+            with contextlib.suppress(OSError, ValueError):
                 stream.flush()
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         if isinstance(left.__context__, KeyboardInterrupt) and not jax.distributed.is_initialized():

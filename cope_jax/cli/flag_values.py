@@ -1,4 +1,6 @@
-"""Reads and checks values of flags: names, encodings with options, numbers, models on disk, options of a task."""
+"""Reads and checks values of flags: names, encodings with options, numbers, models on disk, options
+of a task.
+"""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +24,10 @@ def check_names(kind: str, names: Sequence[str], choices: Collection[str]) -> No
 
 
 def read_names(flag: str, text: str, check: Callable[[str], Any]) -> list[str]:
-    """Reads the comma-separated names of a flag. Raises ConfigError if `check` rejects a name or a name is repeated."""
+    """Reads the comma-separated names of a flag.
+
+    Raises ConfigError if `check` rejects a name or a name is repeated.
+    """
     names = [name.strip() for name in encodings.split_outside_parentheses(text, ",")]
     for name in names:
         check(name)
@@ -46,7 +51,10 @@ def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
 
 
 def load_models(models: Sequence[str]) -> list[Embedder]:
-    """Loads the embedders of --models with `pretrained.load`. Embedders with the same name get longer names."""
+    """Loads the embedders of --models with `pretrained.load`.
+
+    Embedders with the same name get longer names.
+    """
     if not models or "" in models:
         raise ConfigError('--models names no model: give runs of cope-jax train, folders of models, or "minilm"')
     if len(set(models)) < len(models):

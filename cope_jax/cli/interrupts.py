@@ -1,9 +1,11 @@
-"""Answers Ctrl-C and SIGTERM from the start of a command: prints one line and exits with status 130 or 143.
+"""Answers Ctrl-C and SIGTERM from the start of a command: prints one line and exits with status 130
+or 143.
 
-In our own Python code, a signal raises KeyboardInterrupt or Terminated. Inside JAX, an exception could reach C++, which
-aborts the process or drops the exception; an import may turn it into another error. Nothing needs to be saved in these
-places, so the process exits at once. While C++ code compiles or computes, Python calls no handler; after `PATIENCE`
-seconds, a thread ends the process in its place.
+In our own Python code, a signal raises KeyboardInterrupt or Terminated. Inside JAX, an exception
+could reach C++, which aborts the process or drops the exception; an import may turn it into another
+error. Nothing needs to be saved in these places, so the process exits at once. While C++ code
+compiles or computes, Python calls no handler; after `PATIENCE` seconds, a thread ends the process
+in its place.
 """
 
 import contextlib
@@ -26,7 +28,8 @@ class Terminated(KeyboardInterrupt):
 
 
 def install() -> None:
-    """Replaces the handlers of SIGINT and SIGTERM, and the hooks for exceptions that nobody catches or callbacks drop.
+    """Replaces the handlers of SIGINT and SIGTERM, and the hooks for exceptions that nobody catches
+    or callbacks drop.
 
     A signal that is ignored, as SIGINT in a background job of a shell, stays ignored.
     """
@@ -36,7 +39,8 @@ def install() -> None:
         _leave_after_interrupt(kind)
         sys.__excepthook__(kind, error, trace)
 
-    def unraisable(hook: Any) -> None:  # JAX runs a callback at each garbage collection, which drops exceptions
+    # JAX runs a callback at each garbage collection, which drops exceptions.
+    def unraisable(hook: Any) -> None:
         _leave_after_interrupt(hook.exc_type)
         dropped(hook)
 
@@ -86,7 +90,8 @@ def _leave_after_interrupt(kind: type[BaseException]) -> None:
 
 
 def _leave(number: int) -> None:
-    with contextlib.suppress(OSError, RuntimeError, ValueError):  # closed, or interrupted while it is written to
+    # Closed, or interrupted while it is written to.
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         os.write(2, f"{LINE}\n".encode())

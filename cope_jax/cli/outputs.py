@@ -1,4 +1,6 @@
-"""Writes the results of commands: numbers as JSON, tables as Markdown, and the paths of both on the terminal."""
+"""Writes the results of commands: numbers as JSON, tables as Markdown, and the paths of both on the
+terminal.
+"""
 
 import contextlib
 import shlex
@@ -17,7 +19,10 @@ from cope_jax.storage.mirror import shown
 
 
 def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> list[Path]:
-    """Writes NAME.json, with the content and the environment, and NAME.md, with the text. Returns both paths."""
+    """Writes NAME.json, with the content and the environment, and NAME.md, with the text.
+
+    Returns both paths.
+    """
     path = workdir / f"{name}.json"
     workdirs.write_json(path, {**content, "environment": environment()})
     return [path, write_atomically(workdir / f"{name}.md", f"{text}\n")]
@@ -25,7 +30,9 @@ def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> li
 
 @contextlib.contextmanager
 def writing(path: object, flag: str = "out") -> Iterator[None]:
-    """Turns errors of writing to `path`, the value of --`flag`, into one-line messages; see `clear_storage_errors`."""
+    """Turns errors of writing to `path`, the value of --`flag`, into one-line messages; see
+    `clear_storage_errors`.
+    """
     try:
         with clear_storage_errors(path):
             yield
@@ -43,7 +50,9 @@ def list_files(paths: Iterable[Path]) -> None:
 
 
 def list_run(folder: Path, contents: Iterable[str], run: str | Path, model: str) -> None:
-    """Prints which files a command wrote into a run's folder, and how to inspect the run if its model supports that."""
+    """Prints which files a command wrote into a run's folder, and how to inspect the run if its
+    model supports that.
+    """
     print(f"{shown(folder)}: {', '.join(contents)}")
     name_next(run, model)
 

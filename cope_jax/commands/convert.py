@@ -1,11 +1,12 @@
-"""Converts a trained model to our format, or to a format of Hugging Face that supports the architecture.
+"""Converts a trained model to our format, or to a format of Hugging Face that supports the
+architecture.
 
 cope-jax convert --model=runs/cope --out=runs/exported/cope
 cope-jax convert --model=runs/absolute --out=runs/exported/absolute --format=gpt2
 cope-jax convert --model=downloads/Llama-3.2-1B --out=runs/exported/llama
 
-Also writes OUT/train.py, a config that trains the model further, and prints the command that uses it. More is in
-docs/exchange.md.
+Also writes OUT/train.py, a config that trains the model further, and prints the command that uses
+it. More is in docs/exchange.md.
 """
 
 import dataclasses
@@ -124,7 +125,8 @@ def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:
 def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
     """Returns the config that trains the model in `folder` further.
 
-    It is based on the config of the run `found` or, if `found` is no run, on a config file with the same kind of model.
+    It is based on the config of the run `found` or, if `found` is no run, on a config file with the
+    same kind of model.
 
     Raises:
       ConfigError: the model generates text, but has no tokenizer that the task can read.
@@ -158,7 +160,9 @@ def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
 
 
 def _experiment_with(model: str) -> ExperimentConfig:
-    """The experiment of a config file with this model, on text if the model generates text, and small if possible."""
+    """The experiment of a config file with this model, on text if the model generates text, and
+    small if possible.
+    """
     for name in sorted(config_files.names(), key=lambda name: (":" not in name, name), reverse=True):
         config = config_files.config(name)
         on_text = issubclass(tasks.TASKS.get(config.task.name), TextTask)

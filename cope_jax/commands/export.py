@@ -1,12 +1,13 @@
-r"""Writes text as shards of tokens for the task `sharded_text`, or the examples of a task as a TFDS dataset.
+r"""Writes text as shards of tokens for the task `sharded_text`, or the examples of a task as a TFDS
+dataset.
 
 cope-jax export --input='gs://BUCKET/web/*.parquet' --vocab=GPT2 --length=1024 --out=gs://BUCKET/shards
 cope-jax export --corpus=wikitext-103-raw --corpora_dir=DATA --vocab=GPT2 --length=1024 --out=DIR
 cope-jax export --task=counting --options=num_variables=3 \
     --sizes=train=10000,in_distribution=1000 --out=DIR
 
-The first two write shards. They can be killed and run again, and `--shard=I/N` divides the work over N hosts. The last
-one writes a dataset for `--config.training.data_dir` and for other programs.
+The first two write shards. They can be killed and run again, and `--shard=I/N` divides the work
+over N hosts. The last one writes a dataset for `--config.training.data_dir` and for other programs.
 """
 
 import ast
@@ -149,7 +150,8 @@ def _write_dataset() -> None:
     task = tasks.create(str(_TASK.value), **parse_assignments(_DATASET["options"].value, "options"))
     sizes = parse_assignments(_DATASET["sizes"].value, "sizes")
     tfds.disable_progress_bar()  # TFDS nests its bars and does not know the sizes
-    with outputs.writing(_OUT.value), contextlib.redirect_stdout(io.StringIO()):  # TFDS prints a line about downloads
+    # TFDS prints a line about downloads.
+    with outputs.writing(_OUT.value), contextlib.redirect_stdout(io.StringIO()):
         folder = tfds_builder.write(task, _OUT.value, sizes, _DATASET["data_seed"].value)
     print(folder)
 

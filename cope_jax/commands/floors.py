@@ -1,16 +1,17 @@
-"""Measures context-free baselines for the task of a training run, and shows them next to the run's results.
+"""Measures context-free baselines for the task of a training run, and shows them next to the run's
+results.
 
 cope-jax floors --model=runs/bert_small
 
-- words, predicted in one or both directions: the perplexity of a unigram model, p(w) = (n_w + 1)/(N + V), where w
-  occurs n_w times among N training words, and the vocabulary has V words
+- words, predicted in one or both directions: the perplexity of a unigram model, p(w) = (n_w + 1)/(N
+  + V), where w occurs n_w times among N training words, and the vocabulary has V words
 - masked words: the accuracy of always predicting the most frequent piece
-- next sentences: the accuracy of a bag of words, which predicts whether B follows A from the words that texts A and B
-  share, on the run's own examples
+- next sentences: the accuracy of a bag of words, which predicts whether B follows A from the words
+  that texts A and B share, on the run's own examples
 - parts of speech: the accuracy of each word's most frequent tag
 
-The run need not be finished: it has results after its first evaluation. Writes floors.json and floors.md into the run's
-folder.
+The run need not be finished: it has results after its first evaluation. Writes floors.json and
+floors.md into the run's folder.
 """
 
 from absl import flags

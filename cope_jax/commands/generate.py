@@ -3,8 +3,8 @@
 cope-jax generate --model=runs/wikitext2_small --prompt="The lighthouse" --max_new_tokens=200
 cope-jax generate --model=runs/code_small --prompts=prompts.txt --top_p=0.95 --out=found.jsonl
 
-Prints each prompt (bold in a terminal) with its continuation, and finally the number of tokens per second. More is in
-docs/text.md.
+Prints each prompt (bold in a terminal) with its continuation, and finally the number of tokens per
+second. More is in docs/text.md.
 """
 
 import dataclasses
@@ -103,7 +103,9 @@ def main() -> None:
 
 @dataclasses.dataclass
 class Speed:
-    """Counts sampled tokens, and times them without the first token of each batch, which waits for compilation."""
+    """Counts sampled tokens, and times them without the first token of each batch, which waits for
+    compilation.
+    """
 
     tokens: int = 0
     counted: int = 0  # tokens sampled during `seconds`
@@ -136,10 +138,13 @@ def _prompts() -> Iterator[tuple[str, str]]:
 def _rows(
     generator: text_model.TextGenerator, batch: list[tuple[str, list[int]]], start: int, speed: Speed
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """After each step, yields all continuations of a batch with their new text; at the end, with the held-back text."""
+    """After each step, yields all continuations of a batch with their new text; at the end, with
+    the held-back text.
+    """
     codec = generator.codec
     rows = [Continuation(codec.decode, tokens, _STOP.value) for _, tokens in batch]
-    numbers = range(start, start + len(batch))  # indices in the file, so that samples do not depend on batches
+    # Indices in the file, so that samples do not depend on batches.
+    numbers = range(start, start + len(batch))
     parts = generate_stream(
         generator.model,
         [[*codec.begin, *tokens] for _, tokens in batch],
@@ -166,7 +171,9 @@ def _rows(
 
 
 def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], start: int, speed: Speed) -> None:
-    """Prints the first continuation of a batch while it grows, then the others, which are complete by then."""
+    """Prints the first continuation of a batch while it grows, then the others, which are complete
+    by then.
+    """
     batch = prompts[start : start + _BATCH_SIZE.value]
     rows: list[tuple[Continuation, str]] = []
     between = "\n" if start else ""
@@ -184,7 +191,9 @@ def _bold(prompt: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """The text, with control characters as escapes if the output is a terminal, which would obey them."""
+    """The text, with control characters as escapes if the output is a terminal, which would obey
+    them.
+    """
     if not sys.stdout.isatty():
         return text
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda sign: f"\\x{ord(sign[0]):02x}", text)

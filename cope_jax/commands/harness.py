@@ -3,8 +3,8 @@
 cope-jax harness --model=runs/wikitext2_small --tasks=lambada_openai,hellaswag --limit=100
 cope-jax harness --model=runs/wikitext2_small --tasks=mine --task_dir=my_tasks
 
-Prints the metrics of each task, and writes harness.json and harness.md into the run's folder. Needs '.[harness]'. The
-tasks download their data, unless their data are local; see docs/text.md.
+Prints the metrics of each task, and writes harness.json and harness.md into the run's folder. Needs
+'.[harness]'. The tasks download their data, unless their data are local; see docs/text.md.
 """
 
 import difflib
@@ -64,7 +64,8 @@ def main() -> None:
     lm, manager = harness_model.as_lm(model), _tasks()
     title = folder.title(_SEED.value)
     print(title, file=sys.stderr)
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task leaves to it
+    # It warns of each default that a task leaves to it.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with workdirs.Workdir(folder.output).locked(workdirs.MEASURING):
         results = _measure(lm, manager)
         records, left_out = harness_model.records(results, model.lost)

@@ -1,17 +1,19 @@
-"""Shows what a trained decoder attends to and what its gates count, in the terminal and as heat maps.
+"""Shows what a trained decoder attends to and what its gates count, in the terminal and as heat
+maps.
 
 cope-jax inspect --model=runs/cope --input="a = 0 ; pass; a ++; print a"
 cope-jax inspect --model=runs/cope --split=in_distribution --example=0 --layer=1 --head=0
 cope-jax inspect --model=runs/wikitext2_small --split=test --windows=32
 
-For a synthetic task, the command prints the tokens once for each layer and head, with the positions p_ij below. The
-colours are the gates of one query or, if there are no gates, the attention of this query. The command writes
-`query.png`, a large picture of the head whose gates select best for the query. It also writes one picture of all heads
-for each kind of map: gates, positions, attention. In `report.html` you point at any token to see what it counts.
+For a synthetic task, the command prints the tokens once for each layer and head, with the positions
+p_ij below. The colours are the gates of one query or, if there are no gates, the attention of this
+query. The command writes `query.png`, a large picture of the head whose gates select best for the
+query. It also writes one picture of all heads for each kind of map: gates, positions, attention. In
+`report.html` you point at any token to see what it counts.
 
-For text, the command ranks the heads by the features of the text that their gates follow, and describes the result in
-sentences. It prints a text, coloured by the gates of the top heads. It writes the ranking, a picture of all heads and
-features, and `report.html`. More is in docs/text.md.
+For text, the command ranks the heads by the features of the text that their gates follow, and
+describes the result in sentences. It prints a text, coloured by the gates of the top heads. It
+writes the ranking, a picture of all heads and features, and `report.html`. More is in docs/text.md.
 """
 
 import dataclasses
@@ -94,10 +96,14 @@ def main() -> None:
 
 
 def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable[[Path], list[Path]]:
-    """Prints the coloured tokens of a synthetic example. Returns a function that writes its heat maps."""
+    """Prints the coloured tokens of a synthetic example.
+
+    Returns a function that writes its heat maps.
+    """
     tokens_L = read_input(run, task)
     sampler = positions.SAMPLERS.get(run.experiment.training.positions)
-    limit = max(run.config.max_length, len(tokens_L))  # an encoding that has a table checks the length itself
+    # An encoding that has a table checks the length itself.
+    limit = max(run.config.max_length, len(tokens_L))
     seen = maps.inspect(
         run.model(_SEED.value),
         task.vocabulary,
@@ -164,7 +170,9 @@ class _Pieces(Sequence[str]):
 
 
 def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
-    """The tokens of --input or, without --input, the tokens of the example up to the last token that has a weight."""
+    """The tokens of --input or, without --input, the tokens of the example up to the last token
+    that has a weight.
+    """
     if _INPUT.value is not None:
         tokens_L = task.encode(_INPUT.value)
         if not tokens_L.size:

@@ -2,9 +2,10 @@ r"""Compares word-level language models: perplexity at the end, at equal steps, 
 
 cope-jax language_models --models=runs/lm/rnn,runs/lm/lstm,runs/lm/transformer --workdir=runs/lm
 
-All runs must come from cope-jax train, with the same task, words and evaluation. Word perplexity is exp(loss), where
-the loss is the mean over all words of a split, including `<eos>`. Time is the time of training and learning curves, as
-each run measured it. This time depends on the machine and its load as much as on the model.
+All runs must come from cope-jax train, with the same task, words and evaluation. Word perplexity is
+exp(loss), where the loss is the mean over all words of a split, including `<eos>`. Time is the time
+of training and learning curves, as each run measured it. This time depends on the machine and its
+load as much as on the model.
 
 Writes table.md, curves.png and language_models.json into the workdir.
 """
@@ -92,7 +93,8 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def at(curve: Sequence[dict[str, Any]], axis: str, bound: float) -> float | None:
-    """The perplexity at the last point of a learning curve up to `bound`; None if all points are later.
+    """The perplexity at the last point of a learning curve up to `bound`; None if all points are
+    later.
 
     >>> curve = [{"step": 5, "perplexity": 9.0}, {"step": 10, "perplexity": 7.0}]
     >>> at(curve, "step", 9), at(curve, "step", 4)

@@ -1,4 +1,5 @@
-"""Lists commands, configs, grids, encodings, tasks, models and trained models of the package, with one line for each.
+"""Lists commands, configs, grids, encodings, tasks, models and trained models of the package, with
+one line for each.
 
 cope-jax list
 cope-jax list --only=configs

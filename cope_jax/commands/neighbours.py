@@ -1,17 +1,20 @@
-r"""Finds the nearest neighbours of a word in a sentence, by layer and by context-free vector, or predicts word senses.
+r"""Finds the nearest neighbours of a word in a sentence, by layer and by context-free vector, or
+predicts word senses.
 
 cope-jax neighbours --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --word=play \
     --sentences="She wrote a play for the theatre|They play on the lawn" --workdir=runs/neighbours
 cope-jax neighbours --task=senses --models=runs/elmo_small,minilm --corpora_dir=DATA --workdir=runs/senses
 
-The context-free vectors come from word2vec, trained on the training text of WikiText-2. Neighbours come from
---corpus_sentences sentences of this text; at most half of these sentences contain the word. With --task=senses, the
-nearest training occurrences predict the sense of a word, on CoarseWSD-20 or SemCor. Without --corpora_dir, built-in
-samples replace the corpora.
+The context-free vectors come from word2vec, trained on the training text of WikiText-2. Neighbours
+come from --corpus_sentences sentences of this text; at most half of these sentences contain the
+word. With --task=senses, the nearest training occurrences predict the sense of a word, on
+CoarseWSD-20 or SemCor. Without --corpora_dir, built-in samples replace the corpora.
 
-The table shows the last layer of each model; --layers=all shows every layer. neighbours.json always has every layer.
+The table shows the last layer of each model; --layers=all shows every layer. neighbours.json always
+has every layer.
 
-Writes neighbours.json and neighbours.md, or senses.json, senses.md and a plot for each model, into the workdir.
+Writes neighbours.json and neighbours.md, or senses.json, senses.md and a plot for each model, into
+the workdir.
 """
 
 import dataclasses
@@ -76,7 +79,9 @@ _K = flags.DEFINE_integer(
 LARGE = 50_000
 """If a text has at least this number of words, word2vec leaves out rare words."""
 WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {"of the word": ("same", None), "of any word": ("any", 1)}
-"""By heading: which occurrences can be neighbours, and the maximum number of neighbours that are the same word."""
+"""By heading: which occurrences can be neighbours, and the maximum number of neighbours that are
+the same word.
+"""
 Scores = Mapping[str, Sequence[word_senses.SenseScore]]
 """The scores of each model or baseline, by name."""
 
@@ -138,7 +143,10 @@ def find_neighbours(
     corpus: Sequence[Sentence],
     workdir: Path,
 ) -> None:
-    """Finds neighbours in the corpus, and writes and prints them. word2vec learns from the entire text."""
+    """Finds neighbours in the corpus, and writes and prints them.
+
+    word2vec learns from the entire text.
+    """
     out = console()
     vectors = static_vectors(text)
     parts: list[str] = []
@@ -177,7 +185,9 @@ def score_models(models: Sequence[Embedder], train: Sequence[Occurrence], test: 
 
 
 def show_senses(scores_of: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path) -> None:
-    """Writes and prints the shares of correct senses, and plots them for each model with several layers."""
+    """Writes and prints the shares of correct senses, and plots them for each model with several
+    layers.
+    """
     rows, records = [], []
     for name, scores in scores_of.items():
         for score in scores:

@@ -3,14 +3,15 @@ r"""Measures the perplexity of a trained decoder on every token of a text, in sl
 cope-jax perplexity --model=runs/wikitext2_small
 cope-jax perplexity --model=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
 
-Prints the loss per token, the perplexity per word and per token, bits per byte, and the loss by the number of preceding
-tokens in the window. Writes perplexity.json and plots into the run's folder.
+Prints the loss per token, the perplexity per word and per token, bits per byte, and the loss by the
+number of preceding tokens in the window. Writes perplexity.json and plots into the run's folder.
 
-The default stride is half a window. Every token then has at least half a window of context, except at the beginning of
-a text. A stride of a full window gives the same result as the run's own evaluation. `--lengths` shows how the model
-generalises to lengths other than the training length.
+The default stride is half a window. Every token then has at least half a window of context, except
+at the beginning of a text. A stride of a full window gives the same result as the run's own
+evaluation. `--lengths` shows how the model generalises to lengths other than the training length.
 
-Finished measurements are kept: after an interruption, the same command resumes. A newer checkpoint is measured again.
+Finished measurements are kept: after an interruption, the same command resumes. A newer checkpoint
+is measured again.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,9 @@ _LENGTHS = flags.DEFINE_list(
 
 
 def main() -> None:
-    """Measures the requested results that perplexity.json does not have yet, then shows all requested results."""
+    """Measures the requested results that perplexity.json does not have yet, then shows all
+    requested results.
+    """
     plan = read_numbers("lengths", _LENGTHS.value)
     run = load_run(_MODEL.value)
     task = run.task
@@ -96,7 +99,10 @@ def measure(
 
 
 def show(run: LoadedRun, task: TextTask, records: Sequence[Record], first: int) -> None:
-    """Prints tables and draws plots. The table by position in the window is for windows of length `first`."""
+    """Prints tables and draws plots.
+
+    The table by position in the window is for windows of length `first`.
+    """
     console, workdir = wide_console(), run.output
     console.print(perplexity_report.figures_table(records).rich())
     console.print(perplexity_report.positions_table([row for row in records if row["length"] == first]).rich())

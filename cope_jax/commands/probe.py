@@ -1,13 +1,16 @@
-r"""Measures with linear probes what each layer encodes about parts of speech (syntax) and word senses (meaning).
+r"""Measures with linear probes what each layer encodes about parts of speech (syntax) and word
+senses (meaning).
 
-cope-jax probe --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --workdir=runs/probe
+cope-jax probe --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA
+--workdir=runs/probe
 
-Parts of speech come from UD English EWT, and word senses from CoarseWSD-20. Without --corpora_dir, built-in samples
-replace both. Vectors are frozen. For each layer, the command shows the accuracy of a linear probe with its 95 %
-interval, and the accuracy of the same probe on a control task that can be solved only by memorising words. For each
-task, the command shows the baselines, the weight of each layer in a probe on all layers, and the layer at which the
-answer is found (centre of gravity, expected layer). A paragraph says whether the results support the claim that lower
-layers encode syntax and higher layers encode meaning.
+Parts of speech come from UD English EWT, and word senses from CoarseWSD-20. Without --corpora_dir,
+built-in samples replace both. Vectors are frozen. For each layer, the command shows the accuracy of
+a linear probe with its 95 % interval, and the accuracy of the same probe on a control task that can
+be solved only by memorising words. For each task, the command shows the baselines, the weight of
+each layer in a probe on all layers, and the layer at which the answer is found (centre of gravity,
+expected layer). A paragraph says whether the results support the claim that lower layers encode
+syntax and higher layers encode meaning.
 
 Writes probe.json, probe.md and two plots for each model into the workdir.
 """
@@ -100,7 +103,10 @@ def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[
 
 
 def senses_task(data_dir: str | None) -> Task:
-    """Occurrences of twenty nouns, labelled with lemma and sense. The control task identifies a word by its lemma."""
+    """Occurrences of twenty nouns, labelled with lemma and sense.
+
+    The control task identifies a word by its lemma.
+    """
     sides = word_senses.read_occurrences("coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value)
     train, test = (
         [dataclasses.replace(occurrence, sense=f"{occurrence.lemma} {occurrence.sense}") for occurrence in side]
@@ -144,7 +150,9 @@ def show(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int]
 
 
 def plot(name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], workdir: Path) -> list[Path]:
-    """Plots accuracies by layer, with intervals and baselines, and the shares of layers in the mixes."""
+    """Plots accuracies by layer, with intervals and baselines, and the shares of layers in the
+    mixes.
+    """
     layers = [score.layer for score in next(iter(by_task.values())).scores]
     lines = {task: [[score.accuracy for score in probing_of_task.scores]] for task, probing_of_task in by_task.items()}
     lines |= {

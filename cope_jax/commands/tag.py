@@ -1,15 +1,18 @@
-r"""Compares part-of-speech taggers that use words, characters, a frozen ELMo, or a frozen or fine-tuned BERT.
+r"""Compares part-of-speech taggers that use words, characters, a frozen ELMo, or a frozen or
+fine-tuned BERT.
 
-cope-jax tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --seeds=3 --workdir=runs/tag
-cope-jax tag --input=sentences.csv --workdir=runs/own_tags
+cope-jax tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --seeds=3
+--workdir=runs/tag cope-jax tag --input=sentences.csv --workdir=runs/own_tags
 
-ELMo and BERT are runs of cope-jax train, or folders of published models; systems without their model are left out.
-Without --corpora_dir, a built-in sample replaces the treebank. A file of --input has a header and the columns `text`
-(words between spaces), `label` (as many tags) and perhaps `split` (train, validation or test).
+ELMo and BERT are runs of cope-jax train, or folders of published models; systems without their
+model are left out. Without --corpora_dir, a built-in sample replaces the treebank. A file of
+--input has a header and the columns `text` (words between spaces), `label` (as many tags) and
+perhaps `split` (train, validation or test).
 
 Every finished cell (a system with a seed) is kept: after an interruption, the same command resumes.
 
-Writes results.json, results.csv, a table of accuracies as table.md, and plots of how systems weight the model's layers.
+Writes results.json, results.csv, a table of accuracies as table.md, and plots of how systems weight
+the model's layers.
 """
 
 import dataclasses

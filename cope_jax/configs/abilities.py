@@ -1,17 +1,19 @@
-r"""One small setting for each ability: what an encoding can learn in a minute or two of one CPU core.
+r"""One small setting for each ability: what an encoding can learn in a minute or two of one CPU
+core.
 
 Command (the text after the colon is an ability):
     cope-jax compare --config=abilities:recall --encodings=cope,rope --workdir=runs/recall
 All of them: cope-jax sweep --grid=abilities --workdir=runs/abilities
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 
-New work should use version 2 of a setting, such as `abilities:parity_v2`. In version 1, which the archived results
-have, many test examples are in the training data, a few questions of counting cannot be answered, and on other splits
-the torus of navigation is smaller or larger than in training: docs/tasks.md has the figures. Version 1 trains the same
-bits as ever.
+New work should use version 2 of a setting, such as `abilities:parity_v2`. In version 1, which the
+archived results have, many test examples are in the training data, a few questions of counting
+cannot be answered, and on other splits the torus of navigation is smaller or larger than in
+training: docs/tasks.md has the figures. Version 1 trains the same bits as ever.
 
-The sizes and the recipe are our choice, and small: an encoding that fails here may learn the task with more steps or
-layers. Models have two layers; those of flip-flop have one, as in PaTH's paper: with two, all encodings learn it.
+The sizes and the recipe are our choice, and small: an encoding that fails here may learn the task
+with more steps or layers. Models have two layers; those of flip-flop have one, as in PaTH's paper:
+with two, all encodings learn it.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-r"""Addition of numbers of up to 6 digits, with the positions of abacus embeddings (arXiv 2405.17399), CPU-sized.
+r"""Addition of numbers of up to 6 digits, with the positions of abacus embeddings (arXiv
+2405.17399), CPU-sized.
 
 Command:
     cope-jax compare --config=addition --encodings=learned,none,cope --seeds=1 \
@@ -6,7 +7,8 @@ Command:
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 Other positions: --config.task.options.positions=coupled (arXiv 2405.20671) or consecutive.
 
-Our choice: everything but the positions; the paper trains models of 16 layers and width 1,024 on up to 20 digits.
+Our choice: everything but the positions; the paper trains models of 16 layers and width 1,024 on up
+to 20 digits.
 """
 
 from cope_jax.training.config_files import ConfigDict, experiment

@@ -1,4 +1,5 @@
-r"""BERT: CPU-sized on WikiText-2 and the text of the treebank UD English EWT, and BERT BASE (arXiv 1810.04805).
+r"""BERT: CPU-sized on WikiText-2 and the text of the treebank UD English EWT, and BERT BASE (arXiv
+1810.04805).
 
 `bert` learns masked words and next sentences:
     cope-jax train --config=bert --config.task.options.data_dir=DATA --workdir=runs/bert_small

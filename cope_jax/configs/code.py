@@ -14,12 +14,13 @@ Hardware: GPUs or a slice of TPUs. Wall time: not measured yet.
 Expected: the table of `compare` shows the paper's perplexities per token next to ours. The paper has another mix of
 code, and Llama 2's tokens, so only the order of the encodings is comparable.
 
-From the paper: a model like Llama 2 with 4 layers, 8 heads, width 256, context 4096, learning rate 5e-4, 100 billion
-tokens. The paper's count of parameters, 19.8 M with RoPE, implies Llama 2's vocabulary size of 32,000, SwiGLU of width
-768, RMSNorm, no biases and untied embeddings. The paper leaves the rest open. The paper does not state p_max. With
-CoPE, the paper's model has 1.0 M more parameters, as many as tables of 4096 positions of the full width. Our p_max is
-64, as on WikiText-103. Our choice: half a million tokens a step, a vocabulary learned from the training files, packed
-files, and the AdamW of Llama 2 (arXiv 2307.09288).
+From the paper: a model like Llama 2 with 4 layers, 8 heads, width 256, context 4096, learning rate
+5e-4, 100 billion tokens. The paper's count of parameters, 19.8 M with RoPE, implies Llama 2's
+vocabulary size of 32,000, SwiGLU of width 768, RMSNorm, no biases and untied embeddings. The paper
+leaves the rest open. The paper does not state p_max. With CoPE, the paper's model has 1.0 M more
+parameters, as many as tables of 4096 positions of the full width. Our p_max is 64, as on
+WikiText-103. Our choice: half a million tokens a step, a vocabulary learned from the training
+files, packed files, and the AdamW of Llama 2 (arXiv 2307.09288).
 
 `code:small` has contexts of 128 tokens:
     cope-jax train --config=code:small --workdir=runs/code_small

@@ -1,4 +1,5 @@
-r"""Counting `pass` in programs with one, three or five variables (arXiv 2405.18719, section 4.3), and CPU-sized.
+r"""Counting `pass` in programs with one, three or five variables (arXiv 2405.18719, section 4.3),
+and CPU-sized.
 
 Commands:
     cope-jax compare --config=counting --encodings=cope,relative,learned --workdir=runs/counting
@@ -11,13 +12,14 @@ distribution (errors: CoPE 0.1 %, absolute 3.4 %). With fewer `pass` (pass_10), 
 and absolute the highest, about 40 %. With three variables CoPE's error is the lowest, and no encoding is trained to
 convergence.
 
-From the released code: 10,000 training sequences, 4 layers, width 256, 4 heads, post-norm, ReLU, tied embeddings,
-dropout 0.1, blocks of 511 inputs and the answer, norms with ε = 1e-5, 100 epochs of batches of 64 (15,625 steps), Adam
-with a constant rate of 7e-5, no clipping of positions, position logits divided by √K. Our choice: initialisation and no
-gradient clipping.
+From the released code: 10,000 training sequences, 4 layers, width 256, 4 heads, post-norm, ReLU,
+tied embeddings, dropout 0.1, blocks of 511 inputs and the answer, norms with ε = 1e-5, 100 epochs
+of batches of 64 (15,625 steps), Adam with a constant rate of 7e-5, no clipping of positions,
+position logits divided by √K. Our choice: initialisation and no gradient clipping.
 
-It differs from the released code in two ways. There, all layers share the table of `relative`; here, each layer has its
-own, as with CoPE (--config.model.encoding_sharing=model shares it). There, the MLP has a second dropout after the ReLU.
+It differs from the released code in two ways. There, all layers share the table of `relative`;
+here, each layer has its own, as with CoPE (--config.model.encoding_sharing=model shares it). There,
+the MLP has a second dropout after the ReLU.
 """
 
 from cope_jax.training.config_files import ConfigDict, every, experiment

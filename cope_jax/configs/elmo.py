@@ -1,4 +1,5 @@
-r"""ELMo: CPU-sized on WikiText-2 and the text of the treebank UD English EWT, and its original size (arXiv 1802.05365).
+r"""ELMo: CPU-sized on WikiText-2 and the text of the treebank UD English EWT, and its original size
+(arXiv 1802.05365).
 
 `elmo` is CPU-sized:
     cope-jax train --config=elmo --config.task.options.data_dir=DATA --workdir=runs/elmo_small

@@ -1,4 +1,5 @@
-r"""Flip-flop language modelling: the recipes of CoPE (arXiv 2405.18719) and PaTH (arXiv 2505.16381), and CPU-sized.
+r"""Flip-flop language modelling: the recipes of CoPE (arXiv 2405.18719) and PaTH (arXiv
+2505.16381), and CPU-sized.
 
 `flip_flop` has length 512, as in CoPE's section 4.1:
     cope-jax compare --config=flip_flop --workdir=runs/flip_flop

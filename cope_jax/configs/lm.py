@@ -12,21 +12,23 @@ Hardware: a v5e-16 slice (topology v5e:4x4) for 125m, or any GPU or TPU with 16 
 Expected: with noise, the loss falls to the entropy of the tokens: 7.57 nats for 125m, 7.57 nats for 1b, 8.11 nats for
 8b. `wikitext103` trains the model of 125m on the paper's text, where the paper has perplexity 23.46 (test).
 
-`lm:125m` is the paper's model for WikiText-103 (arXiv 2405.18719, section 5.4). Sizes and training (123.7 M parameters,
-180,000 steps) are the same as in `wikitext103`, which says what comes from the paper. The steps read 11.8 billion
-tokens, about 95 for each parameter; 20 for each (arXiv 2203.15556) would be 38,000 steps. Every device has all
-parameters and its share of the batch: 4 sequences on each of 16 devices.
+`lm:125m` is the paper's model for WikiText-103 (arXiv 2405.18719, section 5.4). Sizes and training
+(123.7 M parameters, 180,000 steps) are the same as in `wikitext103`, which says what comes from the
+paper. The steps read 11.8 billion tokens, about 95 for each parameter; 20 for each (arXiv
+2203.15556) would be 38,000 steps. Every device has all parameters and its share of the batch: 4
+sequences on each of 16 devices.
 
-`lm:1b` has, from GPT-3 XL (arXiv 2005.14165, table 2.1): 24 layers of width 2048, context 2048, a million tokens in a
-step, and the optimizer. There are 16 heads of width 128, which fill the width of the model. The vocabulary is GPT-2's,
-padded to a multiple of 128, and embeddings are tied. Training reads 26 billion tokens, 20 for each parameter.
-Parameters and batch are split over all devices. The backward pass recomputes everything between the matrix products.
+`lm:1b` has, from GPT-3 XL (arXiv 2005.14165, table 2.1): 24 layers of width 2048, context 2048, a
+million tokens in a step, and the optimizer. There are 16 heads of width 128, which fill the width
+of the model. The vocabulary is GPT-2's, padded to a multiple of 128, and embeddings are tied.
+Training reads 26 billion tokens, 20 for each parameter. Parameters and batch are split over all
+devices. The backward pass recomputes everything between the matrix products.
 
-`lm:8b` has, from Llama 3 8B (arXiv 2407.21783, table 3): 32 layers of width 4096, 32 heads that share 8 key/value
-heads, SwiGLU of width 14,336, RMSNorm, no biases, a vocabulary of 128,256 tokens, learning rate 3e-4. Our choice:
-context 4096 (Llama 3 starts with 8192), a million tokens in a step, 160 billion tokens, 20 for each parameter, and
-GPT-3's weight decay.
-Parameters and batch are split too. The backward pass recomputes each block except the output of attention.
+`lm:8b` has, from Llama 3 8B (arXiv 2407.21783, table 3): 32 layers of width 4096, 32 heads that
+share 8 key/value heads, SwiGLU of width 14,336, RMSNorm, no biases, a vocabulary of 128,256 tokens,
+learning rate 3e-4. Our choice: context 4096 (Llama 3 starts with 8192), a million tokens in a step,
+160 billion tokens, 20 for each parameter, and GPT-3's weight decay. Parameters and batch are split
+too. The backward pass recomputes each block except the output of attention.
 """
 
 from cope_jax.training.config_files import ConfigDict, experiment, named

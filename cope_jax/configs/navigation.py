@@ -1,4 +1,5 @@
-r"""Navigation on a line, with one layer and one head: the task of MapFormer (arXiv 2511.19279, B.3), CPU-sized.
+r"""Navigation on a line, with one layer and one head: the task of MapFormer (arXiv 2511.19279,
+B.3), CPU-sized.
 
 Command:
     cope-jax compare --config=navigation --encodings=rope,cope,cope_signed,mapformer,path --seeds=1 \
@@ -6,9 +7,9 @@ Command:
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 In two dimensions: --config.task.options.dimensions=2.
 
-From the paper: task, 1 layer, 1 head of width 64, weight decay 0.05, linear decay. Our choice: rate 1e-3, batch 32 and
-4,000 steps (the paper: 3e-4, 128 and 5,469), so 128,000 sequences in place of 700,000; 200 warm-up steps, gradient
-clipping at 1.
+From the paper: task, 1 layer, 1 head of width 64, weight decay 0.05, linear decay. Our choice: rate
+1e-3, batch 32 and 4,000 steps (the paper: 3e-4, 128 and 5,469), so 128,000 sequences in place of
+700,000; 200 warm-up steps, gradient clipping at 1.
 """
 
 from cope_jax.training.config_files import ConfigDict, every, experiment

@@ -1,13 +1,15 @@
-r"""The tasks of newer encodings at the sizes of their papers, with the papers' models where these are known.
+r"""The tasks of newer encodings at the sizes of their papers, with the papers' models where these
+are known.
 
 Command (the text after the colon is a setting, see SETTINGS):
     cope-jax compare --config=published:navigation_2d --encodings=cope_signed,mapformer,path \
         --seeds=1 --workdir=runs/navigation_2d
 Hardware: 1 GPU. Wall time: none was run at full size.
 
-Other published recipes are files of their own: flip_flop, flip_flop:one_layer, selective_copy, selective_copy:mapformer
-and counting. Where a paper does not state the optimizer, it is the one of this library. Our choice everywhere: warm-up
-of 1 % of the steps unless stated, gradient clipping at 1.
+Other published recipes are files of their own: flip_flop, flip_flop:one_layer, selective_copy,
+selective_copy:mapformer and counting. Where a paper does not state the optimizer, it is the one of
+this library. Our choice everywhere: warm-up of 1 % of the steps unless stated, gradient clipping at
+1.
 """
 
 from typing import Any
@@ -28,7 +30,9 @@ def _training(steps: int, batch_size: int, examples: int | None = None) -> dict[
 
 
 def _navigation(**options: Any) -> dict[str, Any]:
-    """MapFormer, arXiv 2511.19279, B.3: 700,000 sequences (here 704,000); "(4L)" has 4 layers and 2 heads."""
+    """MapFormer, arXiv 2511.19279, B.3: 700,000 sequences (here 704,000); "(4L)" has 4 layers and 2
+    heads.
+    """
     return {
         "task": ("navigation", options),
         "model": _transformer(1, 1, 64),
@@ -38,9 +42,11 @@ def _navigation(**options: Any) -> dict[str, Any]:
 
 
 def _mqar(**options: Any) -> dict[str, Any]:
-    """Zoology, arXiv 2312.04927: 8192 tokens; 4, 8 or 16 pairs, or 64 in 512 tokens. Our choice: the training.
+    """Zoology, arXiv 2312.04927: 8192 tokens; 4, 8 or 16 pairs, or 64 in 512 tokens. Our choice:
+    the training.
 
-    Queries are at any place; with task.options.every=2 they are where the published generator has them.
+    Queries are at any place; with task.options.every=2 they are where the published generator has
+    them.
     """
     return {
         "task": ("mqar", {"vocabulary": 8192, **options}),
@@ -51,9 +57,11 @@ def _mqar(**options: Any) -> dict[str, Any]:
 
 
 def _length_generalisation(task: str, **options: Any) -> dict[str, Any]:
-    """Kazemnejad et al., arXiv 2305.19466: a decoder of T5-base's size, 100,000 examples, warm-up of 6 %, linear decay.
+    """Kazemnejad et al., arXiv 2305.19466: a decoder of T5-base's size, 100,000 examples, warm-up
+    of 6 %, linear decay.
 
-    Our choice: the rate, decay, batch and steps, and the training lengths other than 20 items and 8 variables.
+    Our choice: the rate, decay, batch and steps, and the training lengths other than 20 items and 8
+    variables.
     """
     return {
         "task": (task, options),
@@ -64,7 +72,10 @@ def _length_generalisation(task: str, **options: Any) -> dict[str, Any]:
 
 
 def _ruler(task: str, **options: Any) -> dict[str, Any]:
-    """RULER, arXiv 2404.06654, at 4,096 tokens. It only tests trained models: the model and training are our choice."""
+    """RULER, arXiv 2404.06654, at 4,096 tokens.
+
+    It only tests trained models: the model and training are our choice.
+    """
     return {
         "task": (task, {"tokens": 4096, **options}),
         "model": _transformer(4, 4, 256),
@@ -99,7 +110,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": _optimizer(1e-3, 0.01, 100, beta2=0.99, final_fraction=0.1),
         "training": _training(10_000, 64),
     },
-    # PaTH, arXiv 2505.16381, 4.1: N is task.options.back, from 1 to 4. Our choice: the number of values, the training.
+    # PaTH, arXiv 2505.16381, 4.1: N is task.options.back, from 1 to 4. Our choice: the number of
+    # values, the training.
     "mqrar": {
         "task": ("mqrar", {"back": 2}),
         "model": _transformer(2, 2, 256),
@@ -113,8 +125,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": _optimizer(1e-3, 1e-6, 200),
         "training": _training(20_000, 1024),
     },
-    # DaRoPE, arXiv 2609.34556, E: 4 layers of width 256, and a context of 256, which is 125 pairs. Our choice: the
-    # training, heads of 64.
+    # DaRoPE, arXiv 2609.34556, E: 4 layers of width 256, and a context of 256, which is 125 pairs.
+    # Our choice: the training, heads of 64.
     "probes": {
         "task": ("probes", {"probe": "dup_key_recall", "symbols": 125}),
         "model": _transformer(4, 4, 256),
@@ -129,7 +141,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "mqar": _mqar(pairs=16),
     "mqar_64": _mqar(pairs=64, space=4),
-    # Strings of up to 64 letters as in selective RoPE: 4 layers, 16 heads, 10 % warm-up, linear decay.
+    # Strings of up to 64 letters as in selective RoPE: 4 layers, 16 heads, 10 % warm-up, linear
+    # decay.
     "copying": {
         "task": ("copying", {"letters": 64}),
         "model": _transformer(4, 16, 512),

@@ -1,4 +1,5 @@
-"""Selective copy of 16 tokens among 16 blanks, in minutes on a laptop: the result that a newcomer should see.
+"""Selective copy of 16 tokens among 16 blanks, in minutes on a laptop: the result that a newcomer
+should see.
 
 Command: `make compare`, or
     cope-jax compare --config=quick --seeds=1 --workdir=runs/quick
@@ -14,10 +15,11 @@ def get_config() -> ConfigDict:
     return experiment(
         "selective_copy",
         {"num_tokens": 16, "num_blanks": 16},
-        # Both tables end at the length of a training sequence: positions beyond it use the last row.
+        # Both tables end at the length of a training sequence: positions beyond it use the last
+        # row.
         encodings={"cope": {"npos_max": 49}, "relative": {"max_distance": 48}},
-        # Sparse needs a head that counts every symbol and no blank. With 4 heads, 2 of 20 seeds have no such head and
-        # fail.
+        # Sparse needs a head that counts every symbol and no blank. With 4 heads, 2 of 20 seeds
+        # have no such head and fail.
         model={"block": {"num_heads": 8, "head_dim": 32}},
         optimizer={"learning_rate": 4e-3, "warmup_steps": 100, "beta2": 0.98},
         training={"steps": 600, "batch_size": 32, "evaluate_every": 100},

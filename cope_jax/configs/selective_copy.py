@@ -1,4 +1,5 @@
-r"""Selective copy: the recipes of CoPE (arXiv 2405.18719) and MapFormer (arXiv 2511.19279), and CPU-sized.
+r"""Selective copy: the recipes of CoPE (arXiv 2405.18719) and MapFormer (arXiv 2511.19279), and
+CPU-sized.
 
 `selective_copy` has 256 tokens among 256 blanks, as in CoPE's section 4.2:
     cope-jax compare --config=selective_copy --workdir=runs/selective_copy
@@ -73,7 +74,8 @@ def _small() -> ConfigDict:
     return experiment(
         "selective_copy",
         {"num_tokens": 32, "num_blanks": 32},
-        # Both tables end at the length of a training sequence: positions beyond it use the last row.
+        # Both tables end at the length of a training sequence: positions beyond it use the last
+        # row.
         encodings={"cope": {"npos_max": 97}, "relative": {"max_distance": 96}},
         optimizer={"learning_rate": 4e-3, "warmup_steps": 100},
         training={"steps": 1200, "batch_size": 32, "evaluate_every": 200},

@@ -1,12 +1,13 @@
-r"""A language model of Shakespeare's plays, one byte at a time: the trained model "shakespeare" of the package.
+r"""A language model of Shakespeare's plays, one byte at a time: the trained model "shakespeare" of
+the package.
 
 Command:
     cope-jax train --config=shakespeare \
         --config.task.options.data_dir=DATA --config.encoding=cope --workdir=runs/shakespeare
 Hardware: 2 CPU cores. Wall time and bits per byte: see experiments/RESULTS.md.
 
-Tokens are bytes, so the model itself must find out where words and lines end, and its gates can count words and lines.
-With three layers of width 96 the parameters take 1.4 MB.
+Tokens are bytes, so the model itself must find out where words and lines end, and its gates can
+count words and lines. With three layers of width 96 the parameters take 1.4 MB.
 """
 
 from cope_jax.training.config_files import ConfigDict, experiment

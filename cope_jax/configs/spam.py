@@ -6,8 +6,8 @@ Hardware: 2 CPU cores. Wall time and scores: see experiments/RESULTS.md.
 Expected: TF-IDF with a linear SVM has an accuracy of about 99 % on the 5,171 different messages, and a small BERT is
 not better.
 
-`cope-jax classify` takes the sizes of the encoder from the pretrained model, and trains it frozen and fine-tuned,
-once on each fold.
+`cope-jax classify` takes the sizes of the encoder from the pretrained model, and trains it frozen
+and fine-tuned, once on each fold.
 """
 
 from cope_jax.training.config_files import BERT, ConfigDict, experiment

@@ -1,4 +1,5 @@
-r"""Taggers of parts of speech on a Universal Dependencies treebank, English EWT: a BiLSTM, and a head on BERT.
+r"""Taggers of parts of speech on a Universal Dependencies treebank, English EWT: a BiLSTM, and a
+head on BERT.
 
 Command:
     cope-jax tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --workdir=runs/tag
@@ -6,11 +7,11 @@ Hardware: 2 CPU cores. Wall time and accuracies: see experiments/RESULTS.md.
 Expected: on the test set, tagging each word with its most frequent tag has an accuracy of 86.16 %; the BiLSTM of Plank
 et al. has 95.16 % on an older version of this treebank.
 
-`tagger` is the BiLSTM. The recipe is the one for named entities in ELMo's paper (arXiv 1802.05365, A.7), with one
-narrower layer and fewer steps.
-`tagger:bert` is a head on a pretrained BERT. `cope-jax tag` takes the sizes of the encoder from the pretrained model,
-and trains it frozen and fine-tuned. Devlin et al. (arXiv 1810.04805) fine-tune for 2 to 4 epochs at 2e-5 to 5e-5; a
-model as small as ours needs a higher rate.
+`tagger` is the BiLSTM. The recipe is the one for named entities in ELMo's paper (arXiv 1802.05365,
+A.7), with one narrower layer and fewer steps. `tagger:bert` is a head on a pretrained BERT.
+`cope-jax tag` takes the sizes of the encoder from the pretrained model, and trains it frozen and
+fine-tuned. Devlin et al. (arXiv 1810.04805) fine-tune for 2 to 4 epochs at 2e-5 to 5e-5; a model as
+small as ours needs a higher rate.
 """
 
 from typing import Any

@@ -13,15 +13,17 @@ Expected: the table of `compare` shows the paper's perplexities next to ours. Th
 perplexities are per token or per word, nor which text precedes the predicted text. Our perplexities are per word, as
 usual for WikiText.
 
-From the paper: 12 layers, width 768, context 1024, p_max 64 in a table that the layers share, batch 64, 100 epochs. The
-paper counts 123.7 M parameters, and 124.4 M with absolute positions. These counts imply the vocabulary of GPT-2 and
-tied embeddings. The paper leaves the rest open. As in GPT-2 small: 12 heads, dropout 0.1. Our choice: the raw text,
-which is 118 M tokens in GPT-2's vocabulary, so 100 epochs are 180,000 steps; and the AdamW of GPT-3 (arXiv 2005.14165)
-for this size.
+From the paper: 12 layers, width 768, context 1024, p_max 64 in a table that the layers share, batch
+64, 100 epochs. The paper counts 123.7 M parameters, and 124.4 M with absolute positions. These
+counts imply the vocabulary of GPT-2 and tied embeddings. The paper leaves the rest open. As in
+GPT-2 small: 12 heads, dropout 0.1. Our choice: the raw text, which is 118 M tokens in GPT-2's
+vocabulary, so 100 epochs are 180,000 steps; and the AdamW of GPT-3 (arXiv 2005.14165) for this
+size.
 
-Variants in the paper: `--encodings=` with "cope(gate=value)", "cope(gate=separate_key)", "cope(npos_max=16)",
-"cope(npos_max=1024)" or "cope+relative". Another variant is `--config.model.encoding_sharing=layer`. Its perplexities
-in the paper are 22.56 (validation) and 23.58 (test).
+Variants in the paper: `--encodings=` with "cope(gate=value)", "cope(gate=separate_key)",
+"cope(npos_max=16)", "cope(npos_max=1024)" or "cope+relative". Another variant is
+`--config.model.encoding_sharing=layer`. Its perplexities in the paper are 22.56 (validation) and
+23.58 (test).
 """
 
 from cope_jax.training.config_files import GPT3, ConfigDict, every, experiment

@@ -1,19 +1,22 @@
-r"""Language models of WikiText-2, CPU-sized: of pieces of words, and three of words with equally many parameters.
+r"""Language models of WikiText-2, CPU-sized: of pieces of words, and three of words with equally
+many parameters.
 
 Command:
     cope-jax train --config=wikitext2 --config.task.options.data_dir=DATA --workdir=runs/wikitext2_small
 Hardware: 2 CPU cores. Wall time, and perplexity by token, word and byte: see experiments/RESULTS.md.
 
-`wikitext2` is trained with 128 tokens of context, and tested with up to 1,024. The tokenizer is byte-pair encoding of
-2,048 tokens, learned from the training text. This text has 3.5 M tokens; 1,000 steps read 2.0 M of them. `relative` has
-a row for each distance in training, and repeats the last row for longer distances, like the paper's "relative-capped";
-`relative(beyond=nothing)` is the paper's "relative".
+`wikitext2` is trained with 128 tokens of context, and tested with up to 1,024. The tokenizer is
+byte-pair encoding of 2,048 tokens, learned from the training text. This text has 3.5 M tokens;
+1,000 steps read 2.0 M of them. `relative` has a row for each distance in training, and repeats the
+last row for longer distances, like the paper's "relative-capped"; `relative(beyond=nothing)` is the
+paper's "relative".
 
-`wikitext2:rnn`, `wikitext2:lstm` and `wikitext2:transformer` are two-layer models of words with 9.6 M parameters and
-the same batches: a recurrent one with tanh, an LSTM, and a Transformer. The state of the first two reaches back beyond
-the 35 words of a window; the Transformer sees only the window. Expected: a perplexity far above the 102.5 (test) that
-two LSTM layers of width 200 reach with dropout in hundreds of epochs, because these runs read less than one epoch, and
-train with 1,024 sampled words.
+`wikitext2:rnn`, `wikitext2:lstm` and `wikitext2:transformer` are two-layer models of words with 9.6
+M parameters and the same batches: a recurrent one with tanh, an LSTM, and a Transformer. The state
+of the first two reaches back beyond the 35 words of a window; the Transformer sees only the window.
+Expected: a perplexity far above the 102.5 (test) that two LSTM layers of width 200 reach with
+dropout in hundreds of epochs, because these runs read less than one epoch, and train with 1,024
+sampled words.
 """
 
 from typing import Any

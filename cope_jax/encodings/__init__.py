@@ -80,11 +80,11 @@ def create(
       head_dim: K, the width of one head.
       num_kv_heads: G, the number of key/value heads; None means H.
       model_dim: D, the width of the model; None means H·K.
-      max_length: the length of the longest sequence to expect; some tables have this number of rows. None means that
-        the length is not known.
+      max_length: the length of the longest sequence to expect; some tables have this number of
+        rows. None means that the length is not known.
       rngs: the source of initial parameters.
-      **options: the options of the encoding. For a composition, each keyword is the name of a part, and its value is a
-        dict of this part's options: `cope={"npos_max": 8}`.
+      **options: the options of the encoding. For a composition, each keyword is the name of a part,
+        and its value is a dict of this part's options: `cope={"npos_max": 8}`.
 
     Raises:
       ConfigError: a name or option is unknown, or a value is out of range.

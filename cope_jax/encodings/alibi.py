@@ -26,8 +26,8 @@ class ALiBiConfig:
 class ALiBi(Encoding):
     """Subtracts a penalty from each logit: the distance times a fixed slope for each head.
 
-    a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H) if H is a power of two, else as in `default_slopes`.
-    Press et al. (arXiv 2108.12409).
+    a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H) if H is a power of two, else as in
+    `default_slopes`. Press et al. (arXiv 2108.12409).
     """
 
     Config = ALiBiConfig

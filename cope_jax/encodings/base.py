@@ -1,31 +1,37 @@
 """The contract of position encodings, and the registry of all encodings.
 
-An encoding overrides the hooks that it needs; by default a hook changes nothing. Attention always calls every hook, in
-this order, and never refers to an encoding by name:
+An encoding overrides the hooks that it needs; by default a hook changes nothing. Attention always
+calls every hook, in this order, and never refers to an encoding by name:
 
 1. `embed`          once, on the token embeddings, at the bottom of the model.
-2. `features`       in each layer, once for each token, on the layer's input, queries, keys and values.
-3. `rotate`         in each attention call, on queries; `rotate_keys` on keys, which a cache holds rotated.
+2. `features`       in each layer, once for each token, on the layer's input, queries, keys and
+   values.
+3. `rotate`         in each attention call, on queries; `rotate_keys` on keys, which a cache holds
+   rotated.
 4. `initial_carry`  in each attention call.
-5. `score`          once for each block of keys, **from the block nearest to the query to the farthest**.
+5. `score`          once for each block of keys, **from the block nearest to the query to the
+   farthest**.
 6. `sink`           once, after the last block.
 
-What an encoding accumulates over pairs goes into the carry; what it computes for each token goes into the features.
+What an encoding accumulates over pairs goes into the carry; what it computes for each token goes
+into the features.
 
 An encoding that keeps these laws runs in every implementation of attention:
 
-- **Blocks.** Values and gradients do not depend on how the keys are split into blocks. Attention visits blocks from the
-  nearest to the farthest, and passes on the carry. An encoding that cannot keep this law declares `splits_keys=False`.
-- **Rows.** The result does not depend on how the queries are split: each row of the logits and of the carry depends
-  only on its own query. An encoding that cannot keep this law declares `splits_queries=False`.
-- **Decoding.** Reading one token at a time, with cached features and `state`, gives the same result as reading the
-  complete sequence.
+- **Blocks.** Values and gradients do not depend on how the keys are split into blocks. Attention
+  visits blocks from the nearest to the farthest, and passes on the carry. An encoding that cannot
+  keep this law declares `splits_keys=False`.
+- **Rows.** The result does not depend on how the queries are split: each row of the logits and of
+  the carry depends only on its own query. An encoding that cannot keep this law declares
+  `splits_queries=False`.
+- **Decoding.** Reading one token at a time, with cached features and `state`, gives the same result
+  as reading the complete sequence.
 - **Devices.** Any split of the sequence over devices gives the same result.
 - **Maps.** `maps` returns the values that `score` used.
 
-In `score`, `tail`, `saturated`, `done`, `sink` and `initial_carry`, use only `cope_jax.ops`, arithmetic, products and
-static slices on arrays. Do not use gathers, flips, cumulative sums or barriers: a kernel that traces these hooks can
-replace only the functions of `cope_jax.ops`.
+In `score`, `tail`, `saturated`, `done`, `sink` and `initial_carry`, use only `cope_jax.ops`,
+arithmetic, products and static slices on arrays. Do not use gathers, flips, cumulative sums or
+barriers: a kernel that traces these hooks can replace only the functions of `cope_jax.ops`.
 """
 
 import copy
@@ -51,8 +57,8 @@ class AttentionShape:
       head_dim: K, the width of one head.
       num_kv_heads: G, the number of key/value heads; None means H.
       model_dim: D, the width of the model; None means H·K.
-      max_length: the length of the longest sequence that the model will see; some tables have this number of rows. None
-        means that the length is not known.
+      max_length: the length of the longest sequence that the model will see; some tables have this
+        number of rows. None means that the length is not known.
     """
 
     num_heads: int
@@ -92,22 +98,28 @@ class NoOptions:
 class Traits:
     """Properties of an encoding that attention, models and compositions need before its hooks.
 
-    A class declares `traits = Traits(...)`; an instance whose options matter replaces it in its constructor.
+    A class declares `traits = Traits(...)`; an instance whose options matter replaces it in its
+    constructor.
 
     Attributes:
-      embeds_input: whether `embed` adds to the token embeddings. If True, all layers share one instance.
-      splits_keys: whether the encoding keeps the law of blocks. If False, attention takes all keys as one block, and
-        ring attention raises ConfigError.
-      splits_queries: whether the encoding keeps the law of rows. If False, only full attention can run the encoding,
-        and the other implementations raise ConfigError.
-      splits_heads: whether no head depends on another. If False, kernels, which compute one head at a time, refuse it.
-      takes_masks: whether a given mask may hide keys between a query and a key that the query sees. If False, attention
-        refuses masks.
-      causal_only: whether the encoding requires causal attention. If True, models that see both sides refuse it.
-      excludes: hooks, "rotate" or "score", that no other part of a composition may override, because the encoding
-        computes the logits of its own queries and keys, or weights that sum to 1.
+      embeds_input: whether `embed` adds to the token embeddings. If True, all layers share one
+        instance.
+      splits_keys: whether the encoding keeps the law of blocks. If False, attention takes all keys
+        as one block, and ring attention raises ConfigError.
+      splits_queries: whether the encoding keeps the law of rows. If False, only full attention can
+        run the encoding, and the other implementations raise ConfigError.
+      splits_heads: whether no head depends on another. If False, kernels, which compute one head at
+        a time, refuse it.
+      takes_masks: whether a given mask may hide keys between a query and a key that the query sees.
+        If False, attention refuses masks.
+      causal_only: whether the encoding requires causal attention. If True, models that see both
+        sides refuse it.
+      excludes: hooks, "rotate" or "score", that no other part of a composition may override,
+        because the encoding computes the logits of its own queries and keys, or weights that sum to
+        1.
       heavy_score: whether `score` is expensive; kernels then use small blocks.
-      sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
+      sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the
+        query's own token.
     """
 
     embeds_input: bool = False
@@ -122,7 +134,9 @@ class Traits:
 
     @staticmethod
     def of_composition(parts: Iterable["Traits"]) -> "Traits":
-        """Returns the traits of encodings that act together: those in which any of them differs from the default."""
+        """Returns the traits of encodings that act together: those in which any of them differs
+        from the default.
+        """
         every = (item for traits in parts for item in vars(traits).items())
         return Traits(**{name: value for name, value in every if value != getattr(Traits, name)})
 
@@ -134,13 +148,14 @@ class Tokens:
 
     Attributes:
       x: x_BMD, the input of the attention layer, or None if the caller does not have it.
-      q: q_BMHK before rotation. Features of a token may depend on its own query only: for tokens before the first
-        query, whose queries a caller does not give, these are zeros.
+      q: q_BMHK before rotation. Features of a token may depend on its own query only: for tokens
+        before the first query, whose queries a caller does not give, these are zeros.
       k: k_BMGK before rotation.
       v: v_BMGK.
       positions: int32 `[B, M]` or `[1, M]`.
-      segment_ids: int32 `[B, M]` or `[1, M]`, the document of each token; None means one document. Nothing may pass
-        from one document into the next: running sums start again, and windows over tokens end.
+      segment_ids: int32 `[B, M]` or `[1, M]`, the document of each token; None means one document.
+        Nothing may pass from one document into the next: running sums start again, and windows over
+        tokens end.
     """
 
     x: Array | None
@@ -157,13 +172,16 @@ class Pairs:
     """One block of L queries and M keys: everything that the logits of the block may depend on.
 
     Attributes:
-      q: q_BHLK before rotation, so that added terms depend on a query's position only through `q_positions`.
+      q: q_BHLK before rotation, so that added terms depend on a query's position only through
+        `q_positions`.
       k: k_BGMK after rotation, as in a cache.
       v: v_BGMK.
-      q_features: `Encoding.features` of the queries' tokens, each leaf `[B, heads, L, ...]` with H, G or 1 heads.
+      q_features: `Encoding.features` of the queries' tokens, each leaf `[B, heads, L, ...]` with H,
+        G or 1 heads.
       k_features: `Encoding.features` of the keys' tokens, `[B, heads, M, ...]`.
       logits: logits_BHLM, q·k/√K after rotation, in the accumulator type, not yet masked.
-      mask: mask_B1LM, True where the query may see the key. The gate of any other pair must be exactly 0.
+      mask: mask_B1LM, True where the query may see the key. The gate of any other pair must be
+        exactly 0.
       q_positions: int32 `[B, L]` or `[1, L]`.
       k_positions: int32 `[B, M]` or `[1, M]`.
     """
@@ -180,7 +198,9 @@ class Pairs:
 
     @property
     def distance(self) -> Array:
-        """distance_B1LM, the query's position minus the key's position, i − j; negative for a key after the query."""
+        """distance_B1LM, the query's position minus the key's position, i − j; negative for a key
+        after the query.
+        """
         return (self.q_positions[:, :, None] - self.k_positions[:, None, :])[:, None]
 
 
@@ -188,11 +208,11 @@ class Carry(NamedTuple):
     """The sums of `score` over all keys nearer to the query than the current block.
 
     Attributes:
-      sums: running sums, a tree of arrays `[B, H, L]`. The terms that `score` adds must not depend on the sums.
-        Streaming attention computes the gradients of all sums in one pass.
+      sums: running sums, a tree of arrays `[B, H, L]`. The terms that `score` adds must not depend
+        on the sums. Streaming attention computes the gradients of all sums in one pass.
       constants: a tree of arrays `[B, H, L, ...]` that `score` passes on unchanged.
-      state: anything else, a tree of arrays `[B, H, L, ...]`. With a state, streaming attention takes all keys as one
-        block.
+      state: anything else, a tree of arrays `[B, H, L, ...]`. With a state, streaming attention
+        takes all keys as one block.
     """
 
     sums: PyTree = ()
@@ -203,12 +223,12 @@ class Carry(NamedTuple):
 class Encoding(nnx.Module):
     """Base class of encodings; by default its hooks change nothing.
 
-    A subclass overrides the hooks that it needs, and declares its options in a frozen dataclass, `Config`. The
-    constructor of a subclass accepts `(config, shape, *, rngs)`.
+    A subclass overrides the hooks that it needs, and declares its options in a frozen dataclass,
+    `Config`. The constructor of a subclass accepts `(config, shape, *, rngs)`.
 
-    Logits, gates and sums of gates are float32 in every compute type (float64 for float64 inputs). The positions of
-    tokens are int32 arrays of shape `[B, L]` or `[1, L]`. These positions may be consecutive, offset, randomised, or
-    start again in each segment, so never assume `arange`.
+    Logits, gates and sums of gates are float32 in every compute type (float64 for float64 inputs).
+    The positions of tokens are int32 arrays of shape `[B, L]` or `[1, L]`. These positions may be
+    consecutive, offset, randomised, or start again in each segment, so never assume `arange`.
     """
 
     Config: ClassVar[type] = NoOptions
@@ -235,23 +255,27 @@ class Encoding(nnx.Module):
         return x_BLD
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Computes the features of each token, which `rotate`, `initial_carry` and `score` use for queries and keys.
+        """Computes the features of each token, which `rotate`, `initial_carry` and `score` use for
+        queries and keys.
 
         Args:
           tokens: the tokens.
-          state: the state that the call for the previous tokens returned. At the start of a sequence it is None, which
-            must mean the same as zeros.
+          state: the state that the call for the previous tokens returned. At the start of a
+            sequence it is None, which must mean the same as zeros.
 
         Returns:
-          (features, state). Features are a tree of arrays `[B, M, heads, ...]` with H, G or 1 heads. A cache keeps them
-          for decoding. State is a tree of arrays `[B, ...]`, which contains what the features of later tokens need from
-          these tokens, such as a running sum or the last inputs of a convolution.
+          (features, state). Features are a tree of arrays `[B, M, heads, ...]` with H, G or 1
+          heads. A cache keeps them for decoding. State is a tree of arrays `[B, ...]`, which
+          contains what the features of later tokens need from these tokens, such as a running sum
+          or the last inputs of a convolution.
         """
         del tokens, state
         return (), ()
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
-        """Transforms queries, and by default keys, before their product; `features` are those of the same tokens."""
+        """Transforms queries, and by default keys, before their product; `features` are those of
+        the same tokens.
+        """
         del features, positions_BL
         return x_BLHK
 
@@ -268,36 +292,43 @@ class Encoding(nnx.Module):
         """Turns the content logits of one block of keys into the logits of attention.
 
         Returns:
-          (logits_BHLM, carry). Logits of masked pairs are ignored, but their gradients must be finite.
+          (logits_BHLM, carry). Logits of masked pairs are ignored, but their gradients must be
+          finite.
         """
         return pairs.logits, carry
 
     def saturated(self, carry: Carry) -> Array | None:
-        """Returns saturated_BHL, True for rows whose farther logits no longer depend on what the carry accumulates.
+        """Returns saturated_BHL, True for rows whose farther logits no longer depend on what the
+        carry accumulates.
 
-        Once all rows of a block are saturated, `tail` gives the logits of all farther keys. None means that no row is
-        ever saturated.
+        Once all rows of a block are saturated, `tail` gives the logits of all farther keys. None
+        means that no row is ever saturated.
         """
         del carry
         return None
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
-        """Returns the logits_BHLM of `score` for a block whose rows are all saturated. The carry does not change."""
+        """Returns the logits_BHLM of `score` for a block whose rows are all saturated.
+
+        The carry does not change.
+        """
         return self.score(pairs, carry)[0]
 
     def done(self, carry: Carry) -> Array | None:
         """Returns done_BHL, True for the rows in which no farther key has any weight.
 
-        Once all rows are done, farther blocks are skipped. None means that keys have weight at any distance.
+        Once all rows are done, farther blocks are skipped. None means that keys have weight at any
+        distance.
         """
         del carry
         return None
 
     def sink(self, carry: Carry) -> Array | None:
-        """Returns logit_BHL of the sink, one more entry of each softmax, or None if the encoding has no sink.
+        """Returns logit_BHL of the sink, one more entry of each softmax, or None if the encoding
+        has no sink.
 
-        The value of this entry is `traits.sink_value`. The sink takes part of the weight, so the weights of the keys
-        sum to less than 1.
+        The value of this entry is `traits.sink_value`. The sink takes part of the weight, so the
+        weights of the keys sum to less than 1.
         """
         del carry
         return None
@@ -305,14 +336,15 @@ class Encoding(nnx.Module):
     def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
         """Returns what `score` adds to the logits as data; None if this data cannot express it.
 
-        It is None for a class that overrides `score` but not this method, and for subclasses of a class that overrides
-        this method: the description belongs to the class that wrote it.
+        It is None for a class that overrides `score` but not this method, and for subclasses of a
+        class that overrides this method: the description belongs to the class that wrote it.
         """
         del v_BMGK, k_features
         return NativeScore()
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """Returns maps for inspection by name, such as CoPE's gates, each `[B, H, L, M]` over all keys.
+        """Returns maps for inspection by name, such as CoPE's gates, each `[B, H, L, M]` over all
+        keys.
 
         By default there are no maps.
         """
@@ -320,10 +352,12 @@ class Encoding(nnx.Module):
         return {}
 
     def of_head(self, head: int) -> Self:
-        """Returns the encoding for one query head with its key head, which gives what it gives among all heads.
+        """Returns the encoding for one query head with its key head, which gives what it gives
+        among all heads.
 
-        Parameters say which of their axes goes over the heads, `nnx.Param(..., axes=("embed", "heads"))`, or
-        "kv_heads"; constants for each head are a `PerHead`.
+        Parameters say which of their axes goes over the heads,
+        `nnx.Param(..., axes=("embed", "heads"))`, or "kv_heads"; constants for each head are a
+        `PerHead`.
 
         Raises:
           ConfigError: the heads depend on each other.

@@ -18,9 +18,10 @@ class CABLEConfig:
     """The options of CABLE.
 
     Attributes:
-      form: "paper" means the equations of the paper; "code" those of the authors' code: steps softplus(w_c·x + β), with
-        β = 0 at the start, and no slopes.
-      stddev: standard deviation of the initial w_c and w_s. The paper does not state it; the code has 0.02.
+      form: "paper" means the equations of the paper; "code" those of the authors' code: steps
+        softplus(w_c·x + β), with β = 0 at the start, and no slopes.
+      stddev: standard deviation of the initial w_c and w_s. The paper does not state it; the code
+        has 0.02.
     """
 
     form: Literal["paper", "code"] = "paper"
@@ -33,11 +34,11 @@ class CABLE(Encoding):
 
         a_ij = softmax_j(q_i·k_j/√K − g_ih (S_ih − S_jh)),   S_ih = Σ_{l≤i} relu(w_ch·x_l),   g_ih = softplus(w_sh·x_i).
 
-    Veisi et al., "Context-aware Biases for Length Extrapolation" (arXiv 2503.08067); x is the input of the layer. The
-    paper adds the bias, and its text leaves the sign of the steps open. Here the bias lowers the logit, so that
-    constant steps and slopes give ALiBi, as the paper says. With form="code", S_ih = Σ_{l≤i} softplus(w_ch·x_l + β_h)
-    and g = 1, as in github.com/axiomlab/Cable. That code also leaves out the division by √K, which is not here. CABLE
-    is for causal attention.
+    Veisi et al., "Context-aware Biases for Length Extrapolation" (arXiv 2503.08067); x is the input
+    of the layer. The paper adds the bias, and its text leaves the sign of the steps open. Here the
+    bias lowers the logit, so that constant steps and slopes give ALiBi, as the paper says. With
+    form="code", S_ih = Σ_{l≤i} softplus(w_ch·x_l + β_h) and g = 1, as in github.com/axiomlab/Cable.
+    That code also leaves out the division by √K, which is not here. CABLE is for causal attention.
 
     The carry is S_i − S_j, the sum of the steps after the key up to the query.
 

@@ -18,8 +18,8 @@ class CARoPEConfig:
     """The options of CARoPE.
 
     Attributes:
-      stddev: standard deviation of the initial W. With W near 0, f is near 0.59. The paper says that the
-        encoding starts as RoPE, but not how; this start is ours.
+      stddev: standard deviation of the initial W. With W near 0, f is near 0.59. The paper says
+        that the encoding starts as RoPE, but not how; this start is ours.
     """
 
     stddev: float = 0.02
@@ -31,10 +31,10 @@ class CARoPE(TurnedByTokens):
 
         angle of pair c at index t:  Σ_{l≤t} f_h(x_l)^c,  c = 1 … K/2,   f_h(x) = 1 / (1 + softplus(w_h·x)).
 
-    Veisi et al., "Context-aware Rotary Position Embedding" (arXiv 2507.23083). With f = base^(−2/K) for every token,
-    the rates are those of RoPE from its second pair on,
-    and one slower rate. Features c − 1 and c − 1 + K/2 are a pair. x is the input of the layer, and
-    positions are not used. All steps are positive, so no token can turn back what another has turned.
+    Veisi et al., "Context-aware Rotary Position Embedding" (arXiv 2507.23083). With f = base^(−2/K)
+    for every token, the rates are those of RoPE from its second pair on, and one slower rate.
+    Features c − 1 and c − 1 + K/2 are a pair. x is the input of the layer, and positions are not
+    used. All steps are positive, so no token can turn back what another has turned.
 
     Raises:
       ConfigError: `features` is called without x, or the head width is odd.

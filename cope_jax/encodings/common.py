@@ -19,7 +19,8 @@ def layer_input(name: str, x_BMD: Array | None) -> Array:
 
 
 def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = None) -> Array:
-    """Returns x W + b for each token, `[B, M, ...]`, in the accumulator type; W is `[D, ...]` and b is `[...]`.
+    """Returns x W + b for each token, `[B, M, ...]`, in the accumulator type; W is `[D, ...]` and b
+    is `[...]`.
 
     The product has full precision, because sums over the tokens add up its errors.
 
@@ -38,17 +39,21 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
 
 
 def blocks_of(x: Array, axis: int, size: int) -> Array:
-    """Cuts the keys, axis `axis`, into blocks: `[..., blocks, size, ...]`, with zeros before the first key."""
+    """Cuts the keys, axis `axis`, into blocks: `[..., blocks, size, ...]`, with zeros before the
+    first key.
+    """
     padding = -x.shape[axis] % size
     x = jnp.pad(x, [(padding if a == axis else 0, 0) for a in range(x.ndim)])
     return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
 
 
 def sum_over_nearer(steps: Array, pairs: Pairs, sums_BHL: Array) -> tuple[Array, Array]:
-    """Sums what tokens say over the tokens between key and query: the key's own is out, the query's own is in.
+    """Sums what tokens say over the tokens between key and query: the key's own is out, the query's
+    own is in.
 
     Args:
-      steps: what each key adds, `[B, H, M]`, or what each pair adds, `[B, H, L, M]`. A masked key adds nothing.
+      steps: what each key adds, `[B, H, M]`, or what each pair adds, `[B, H, L, M]`. A masked key
+        adds nothing.
       pairs: the block of pairs.
       sums_BHL: the sums over all nearer keys.
 
@@ -62,26 +67,32 @@ def sum_over_nearer(steps: Array, pairs: Pairs, sums_BHL: Array) -> tuple[Array,
 
 
 def token_indices(k_BMGK: Array, state: Array | None) -> tuple[Array, Array]:
-    """Returns (the index of each token in the sequence as a feature, `[B, M, 1]`, the number of tokens so far, `[B]`).
+    """Returns (the index of each token in the sequence as a feature, `[B, M, 1]`, the number of
+    tokens so far, `[B]`).
 
-    Positions do not tell whether a key is the query's own token, because several tokens may have the same position.
+    Positions do not tell whether a key is the query's own token, because several tokens may have
+    the same position.
     """
     batch, length = k_BMGK.shape[:2]
     start_B = jnp.zeros((batch,), jnp.int32) if state is None else state
     indices_BM = start_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
-    # Float32 has all integers up to 2²⁴. Tokens 2²⁴ apart get the same index; no context is that long.
+    # Float32 has all integers up to 2²⁴. Tokens 2²⁴ apart get the same index; no context is that
+    # long.
     return (indices_BM % 2**24).astype(accumulator_dtype(k_BMGK.dtype))[..., None], start_B + length
 
 
 def is_own_token(q_indices_B1L: Array, k_indices_B1M: Array) -> Array:
-    """Returns own_B1LM, True where the key is the query's own token; the arguments are features of `token_indices`."""
+    """Returns own_B1LM, True where the key is the query's own token; the arguments are features of
+    `token_indices`.
+    """
     return q_indices_B1L[..., None] == k_indices_B1M[..., None, :]
 
 
 def segment_starts(segment_ids_BM: Array | None, last_B: Array | None) -> Array | None:
     """Returns starts_BM, True for the first token of each segment; None if there are no segments.
 
-    `last_B` is the segment of the token before the first; None means that the first token starts no new segment.
+    `last_B` is the segment of the token before the first; None means that the first token starts no
+    new segment.
     """
     if segment_ids_BM is None:
         return None
@@ -93,7 +104,9 @@ def segment_starts(segment_ids_BM: Array | None, last_B: Array | None) -> Array 
 
 
 def last_segment(segment_ids_BM: Array | None, batch: int) -> Array:
-    """Returns the segment of the last token, `[B]`, for the state of an encoding; 0 if there are no segments."""
+    """Returns the segment of the last token, `[B]`, for the state of an encoding; 0 if there are no
+    segments.
+    """
     if segment_ids_BM is None:
         return jnp.zeros((batch,), jnp.int32)
     return jnp.broadcast_to(jnp.asarray(segment_ids_BM)[:, -1], (batch,)).astype(jnp.int32)
@@ -111,8 +124,9 @@ def inverse_softplus(y: float) -> float:
 def default_slopes(num_heads: int) -> tuple[float, ...]:
     """Returns the slopes of ALiBi (arXiv 2108.12409), one for each head.
 
-    If the number of heads is a power of two, the slopes form a geometric sequence. Otherwise the slopes for the next
-    lower power of two come first, followed by the first, third, fifth, … slopes for the next higher power of two.
+    If the number of heads is a power of two, the slopes form a geometric sequence. Otherwise the
+    slopes for the next lower power of two come first, followed by the first, third, fifth, … slopes
+    for the next higher power of two.
 
     >>> default_slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)

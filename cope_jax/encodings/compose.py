@@ -16,16 +16,17 @@ from cope_jax.errors import ConfigError
 
 
 class Composed(Encoding):
-    """Applies any number of encodings, called parts, to the same attention; each part is an attribute with its name.
+    """Applies any number of encodings, called parts, to the same attention; each part is an
+    attribute with its name.
 
-    `embed` and `rotate` are chained in order. `score` adds up the changes that the parts make to the content logits:
-    logits + Σ_e (score_e(logits) − logits). Every part sees the content logits, so the order of the parts does not
-    matter to `score`. CoPE's gates (with gate="query_key") are σ(q·k/√K) with any other part. With rope, q and k are
-    the rotated queries and keys.
+    `embed` and `rotate` are chained in order. `score` adds up the changes that the parts make to
+    the content logits: logits + Σ_e (score_e(logits) − logits). Every part sees the content logits,
+    so the order of the parts does not matter to `score`. CoPE's gates (with gate="query_key") are
+    σ(q·k/√K) with any other part. With rope, q and k are the rotated queries and keys.
 
     Raises:
-      ConfigError: a part excludes another, two parts have a sink, or the name of a part is an attribute of every
-        encoding.
+      ConfigError: a part excludes another, two parts have a sink, or the name of a part is an
+        attribute of every encoding.
     """
 
     def __init__(self, parts: Mapping[str, Encoding], shape: AttentionShape):
@@ -107,7 +108,8 @@ class Composed(Encoding):
         return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 
     def done(self, carry: Carry) -> Array | None:
-        # A part that does not change the logits cannot restore weight that another part has removed.
+        # A part that does not change the logits cannot restore weight that another part has
+        # removed.
         scoring = {
             name: encoding for name, encoding in self.parts.items() if type(encoding).score is not Encoding.score
         }

@@ -24,16 +24,17 @@ class CoPEConfig:
 
     Attributes:
       npos_max: N, the number of rows of the table; positions are clipped to N−1.
-      gate: what the gate compares the query with. "query_key" means the key, "separate_key" means a separate gate key
-        W_g x, and "value" means the value.
-      scale_position_logits: divide q·e[p] by √K, as the released code does. Listing 1 of the paper does not divide.
-      position: what a position p adds to the logit. "table" adds the interpolated q·e[p]. "mlp" adds q·e(p), where a
-        small network, e(p) = W relu(u p/(N−1) + b), replaces the table ("CoPE_MLP"). "slope" adds a fixed multiple
-        of p ("CoPE_ALiBi"). "learned_slope" adds a learned multiple of p for each head, starting at 0. With slopes,
-        positions are not clipped.
+      gate: what the gate compares the query with. "query_key" means the key, "separate_key" means a
+        separate gate key W_g x, and "value" means the value.
+      scale_position_logits: divide q·e[p] by √K, as the released code does. Listing 1 of the paper
+        does not divide.
+      position: what a position p adds to the logit. "table" adds the interpolated q·e[p]. "mlp"
+        adds q·e(p), where a small network, e(p) = W relu(u p/(N−1) + b), replaces the table
+        ("CoPE_MLP"). "slope" adds a fixed multiple of p ("CoPE_ALiBi"). "learned_slope" adds a
+        learned multiple of p for each head, starting at 0. With slopes, positions are not clipped.
       hidden: width of the network if position="mlp". The paper does not state it.
-      slope: m, used if position="slope". Then p is multiplied by −m·2^(−8h/H), h = 0 … H−1, a geometric sequence over
-        the heads as in ALiBi.
+      slope: m, used if position="slope". Then p is multiplied by −m·2^(−8h/H), h = 0 … H−1, a
+        geometric sequence over the heads as in ALiBi.
     """
 
     npos_max: int = 64
@@ -51,13 +52,14 @@ class CoPE(Encoding):
         g_ij = σ(q_i·k_j/√K),   p_ij = min(Σ_{j'=j..i} g_ij', N−1),
         a_ij = softmax_j(q_i·k_j/√K + (1−w) z_i[⌊p_ij⌋] + w z_i[⌈p_ij⌉]),   z_i[n] = q_i·e[n],   w = p_ij − ⌊p_ij⌋.
 
-    Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts
-    at 0. Each head has its own gates. If all gates are 1, this is the learned relative encoding with p_ij = i−j+1.
+    Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by
+    the heads and starts at 0. Each head has its own gates. If all gates are 1, this is the learned
+    relative encoding with p_ij = i−j+1.
 
-    The carry contains z_i, and the sum P_i of the gates of all nearer keys. With position="mlp", z_i is q_i W. Once P_i
-    ≥ N−1, every farther key is at the last position. The row is then saturated and needs no more gates. CoPE is for
-    causal attention, because it would also count a visible key after the query. For attention to both sides use
-    `cope_two_sided`.
+    The carry contains z_i, and the sum P_i of the gates of all nearer keys. With position="mlp",
+    z_i is q_i W. Once P_i ≥ N−1, every farther key is at the last position. The row is then
+    saturated and needs no more gates. CoPE is for causal attention, because it would also count a
+    visible key after the query. For attention to both sides use `cope_two_sided`.
     """
 
     Config = CoPEConfig
@@ -102,7 +104,8 @@ class CoPE(Encoding):
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         counts_BHLM = carry.sums[..., None] + suffix_sum(self._gates(pairs))
         if self.config.position == "table":
-            added_BHLM = interpolate(carry.constants, self._clip(counts_BHLM), True)  # gates are not negative
+            # Gates are not negative.
+            added_BHLM = interpolate(carry.constants, self._clip(counts_BHLM), True)
         elif self.config.position == "mlp":
             added_BHLM = self._network(carry.constants, self._clip(counts_BHLM))
         else:
@@ -119,7 +122,9 @@ class CoPE(Encoding):
         return pairs.logits + carry.constants[..., -1:]
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij, not clipped with slopes)."""
+        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij, not clipped with
+        slopes).
+        """
         gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
 

@@ -32,10 +32,11 @@ class CoPESigned(Encoding):
         g_ij = tanh(q_i·k_j/(2√K)) ∈ (−1, 1),   p_ij = Σ_{j'=j..i} g_ij', clipped to [−(N−1), N−1],
         a_ij = softmax_j(q_i·k_j/√K + (1−w) q_i·e[⌊p_ij⌋] + w q_i·e[⌈p_ij⌉]),   w = p_ij − ⌊p_ij⌋.
 
-    No paper defines this encoding; it is ours, after Golovneva et al. (arXiv 2405.18719). CoPE's gates σ(s) only count
-    upward; here they are 2σ(s) − 1 = tanh(s/2). The table e, `[2N−1, K]`, has a row for each whole position and starts
-    at 0. A query and key without relation give no step. No row saturates, because positions can return from an end of
-    the table. It is for causal attention.
+    No paper defines this encoding; it is ours, after Golovneva et al. (arXiv 2405.18719). CoPE's
+    gates σ(s) only count upward; here they are 2σ(s) − 1 = tanh(s/2). The table e, `[2N−1, K]`, has
+    a row for each whole position and starts at 0. A query and key without relation give no step. No
+    row saturates, because positions can return from an end of the table. It is for causal
+    attention.
 
     The carry contains z_i = e q_i, and the sum of the gates of all nearer keys.
     """

@@ -37,14 +37,15 @@ class CoPETwoSided(Encoding):
         p_ij = min(Σ_{j'=i..j} g_ij', N−1) and e = e_right  for keys after it,
         a_ij = softmax_j(q_i·k_j/√K + (1−w) q_i·e[⌊p_ij⌋] + w q_i·e[⌈p_ij⌉]),   w = p_ij − ⌊p_ij⌋.
 
-    No paper defines this encoding. It extends Golovneva et al. (arXiv 2405.18719) by a second count on the right. The
-    gate of the query's own token counts on both sides, so p_ij = min(|i−j|+1, N−1) if all gates are 1. The positions of
-    tokens decide on which side a key is, so positions must not decrease along the keys that a query sees. The tables
-    `[2, N, K]` (`[1, N, K]` if shared) start at 0, so initially the logits are q·k/√K. With a causal mask this encoding
-    is equal to `cope`.
+    No paper defines this encoding. It extends Golovneva et al. (arXiv 2405.18719) by a second count
+    on the right. The gate of the query's own token counts on both sides, so p_ij = min(|i−j|+1,
+    N−1) if all gates are 1. The positions of tokens decide on which side a key is, so positions
+    must not decrease along the keys that a query sees. The tables `[2, N, K]` (`[1, N, K]` if
+    shared) start at 0, so initially the logits are q·k/√K. With a causal mask this encoding is
+    equal to `cope`.
 
-    Counts on the right begin at the query, but attention visits blocks of keys from the far right. So this encoding
-    cannot keep the law of blocks, and attention takes all keys as one block.
+    Counts on the right begin at the query, but attention visits blocks of keys from the far right.
+    So this encoding cannot keep the law of blocks, and attention takes all keys as one block.
     """
 
     Config = CoPETwoSidedConfig
@@ -69,7 +70,9 @@ class CoPETwoSided(Encoding):
         return pairs.logits + added_BHLM, carry
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij), both for keys on both sides."""
+        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij), both for keys on both
+        sides.
+        """
         gates_BHLM = _gates(pairs)
         return {"gates": gates_BHLM, "positions": self._positions(gates_BHLM, pairs)}
 

@@ -19,8 +19,8 @@ class DAPEConfig:
 
     Attributes:
       hidden: width of the network f.
-      keys: how many neighbouring keys the network sees at once, an odd number. 1 is the first version of the method,
-        and 3 its second.
+      keys: how many neighbouring keys the network sees at once, an odd number. 1 is the first
+        version of the method, and 3 its second.
     """
 
     hidden: int = 32
@@ -33,10 +33,11 @@ class DAPE(Encoding):
 
         a_ij = softmax_j(s_ij + b_ij + f([s_ij; b_ij])),   s_ij = q_i·k_j/√K,   b_ij = −m_h (i − j).
 
-    s and b have an entry for each head. f is a network 2H → hidden → H with LeakyReLU (slope 0.01), for each pair.
-    Zheng et al. (arXiv 2405.14722). With keys = 3, the first layer also sees the pairs of the neighbouring keys (arXiv
-    2410.04798); keys that the query may not see count as 0. The bias inside f is always ALiBi; the paper also has
-    Kerple and FIRE there. `dape+kerple` adds Kerple after f, which is another method.
+    s and b have an entry for each head. f is a network 2H → hidden → H with LeakyReLU (slope 0.01),
+    for each pair. Zheng et al. (arXiv 2405.14722). With keys = 3, the first layer also sees the
+    pairs of the neighbouring keys (arXiv 2410.04798); keys that the query may not see count as 0.
+    The bias inside f is always ALiBi; the paper also has Kerple and FIRE there. `dape+kerple` adds
+    Kerple after f, which is another method.
 
     f mixes all heads, so this encoding cannot run for one head alone, and kernels refuse it.
 

@@ -37,18 +37,19 @@ class DaRoPEConfig:
 
 @ENCODINGS.register("darope")
 class DaRoPE(Encoding):
-    """RoPE in which the token chooses where it stands in the slow bands, those that turn less than once in L tokens.
+    """RoPE in which the token chooses where it stands in the slow bands, those that turn less than
+    once in L tokens.
 
         angle of pair c at position m:  m θ_c                    if θ_c ≥ 2π/L,
                                         L σ(w_h·x_m + α_h logit((m + ½)/L)) θ_c   otherwise.
 
-    arXiv 2609.34556; (m + ½)/L is clipped to [10⁻⁶, 1 − 10⁻⁶]. With w = 0 and α = 1 this is RoPE with slow bands
-    shifted by ½. x is the input of the layer. w `[D, G]` and α `[G]` are learned in each layer. With grouped heads,
-    there is one coordinate for each key/value head.
+    arXiv 2609.34556; (m + ½)/L is clipped to [10⁻⁶, 1 − 10⁻⁶]. With w = 0 and α = 1 this is RoPE
+    with slow bands shifted by ½. x is the input of the layer. w `[D, G]` and α `[G]` are learned in
+    each layer. With grouped heads, there is one coordinate for each key/value head.
 
     Raises:
-      ConfigError: `features` is called without x, the head width is odd, or neither `length` nor the maximum length of
-        the model is known.
+      ConfigError: `features` is called without x, the head width is odd, or neither `length` nor
+        the maximum length of the model is known.
     """
 
     Config = DaRoPEConfig
@@ -79,7 +80,8 @@ class DaRoPE(Encoding):
         fast = int(np.sum(rates >= 2 * math.pi / self.length))
         integers_BM11 = jnp.asarray(positions_BM)[:, :, None, None]
         positions_BM11 = integers_BM11.astype(dtype)
-        # logit((m + ½)/L) = log((m + ½)/(L − m − ½)): float32 does not have 1 − 10⁻⁶, nor 1 − 1/(2L) to many digits.
+        # logit((m + ½)/L) = log((m + ½)/(L − m − ½)): float32 does not have 1 − 10⁻⁶, nor 1 −
+        # 1/(2L) to many digits.
         behind, ahead = positions_BM11 + 0.5, (self.length - integers_BM11).astype(dtype) - 0.5
         logit = jnp.log(jnp.maximum(behind, 0) / jnp.maximum(ahead, 0)).clip(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         alpha_11G1 = self.alpha[...].astype(dtype)[None, None, :, None]

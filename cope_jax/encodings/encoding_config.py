@@ -47,8 +47,10 @@ npos_max, position, scale_position_logits, slope
         """Reads `name`, `name(option=value, ...)`, or several of these joined by `+`.
 
         Args:
-          text: the names and the options that differ from the defaults. A value is a Python literal or a bare word.
-          defaults: options of each encoding, by the encoding's name. The text overrides these options.
+          text: the names and the options that differ from the defaults. A value is a Python literal
+            or a bare word.
+          defaults: options of each encoding, by the encoding's name. The text overrides these
+            options.
         """
         parts = []
         for piece in split_outside_parentheses(checked(text, str, "encoding"), "+"):
@@ -78,15 +80,19 @@ npos_max, position, scale_position_logits, slope
         return {name: configure(ENCODINGS.get(name).Config, options, name) for name, options in self.parts}
 
     def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Composed:
-        """Creates the encoding, a `Composed` that has its parts by name. Errors name the wrong option."""
+        """Creates the encoding, a `Composed` that has its parts by name.
+
+        Errors name the wrong option.
+        """
         parts = self.options().items()
         return Composed({name: ENCODINGS.get(name)(options, shape, rngs=rngs) for name, options in parts}, shape)
 
     def split(self, sharing: Sharing) -> tuple["EncodingConfig", "EncodingConfig"]:
-        """Returns (the parts that all layers of the model share, the parts that each layer has separately).
+        """Returns (the parts that all layers of the model share, the parts that each layer has
+        separately).
 
-        If `sharing` is "model", all parts are shared. If it is "layer", only the parts that act on the input embeddings
-        are shared.
+        If `sharing` is "model", all parts are shared. If it is "layer", only the parts that act on
+        the input embeddings are shared.
         """
         shared = tuple(item for item in self.parts if sharing == "model" or ENCODINGS.get(item[0]).traits.embeds_input)
         return EncodingConfig(shared), EncodingConfig(tuple(item for item in self.parts if item not in shared))

@@ -20,7 +20,8 @@ class FIREConfig:
     Attributes:
       hidden: width of the network f_θ.
       c: initial value of c, the scale in the logarithm.
-      threshold: L₀. At positions up to |m|·L₀, the divisor is ψ(|m|·L₀) instead of ψ(i). m is learned and starts at 1.
+      threshold: L₀. At positions up to |m|·L₀, the divisor is ψ(|m|·L₀) instead of ψ(i). m is
+        learned and starts at 1.
     """
 
     hidden: int = 32
@@ -30,11 +31,13 @@ class FIREConfig:
 
 @ENCODINGS.register("fire")
 class FIRE(Encoding):
-    """A small network turns the distance, divided by the query's position, into a bias for each head.
+    """A small network turns the distance, divided by the query's position, into a bias for each
+    head.
 
-    a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|m| L₀, i, j)))_h), ψ(x) = log(1 + |c| x). f_θ is an MLP
-    1 → hidden → H with ReLU. c, m and θ are learned. Li et al. (arXiv 2310.04418). In the paper i ≥ j. Here the maximum
-    also includes j, so that the quotient is at most 1 without a causal mask too.
+    a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|m| L₀, i, j)))_h), ψ(x) = log(1 + |c| x).
+    f_θ is an MLP 1 → hidden → H with ReLU. c, m and θ are learned. Li et al. (arXiv 2310.04418). In
+    the paper i ≥ j. Here the maximum also includes j, so that the quotient is at most 1 without a
+    causal mask too.
     """
 
     Config = FIREConfig
@@ -58,7 +61,8 @@ class FIRE(Encoding):
         dtype = pairs.logits.dtype
         c, scale = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold_scale))
         distance_BLM = jnp.abs(pairs.distance[:, 0]).astype(dtype)
-        # A logarithm for each row and each column, then the maximum: one for each pair costs as much as the numerator.
+        # A logarithm for each row and each column, then the maximum: one for each pair costs as
+        # much as the numerator.
         q_BL1, k_B1M = (
             jnp.log1p(c * jnp.maximum(scale * self.config.threshold, positions.astype(dtype)))
             for positions in (pairs.q_positions[:, :, None], pairs.k_positions[:, None, :])

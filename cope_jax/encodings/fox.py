@@ -20,16 +20,17 @@ class FoXConfig:
     """The options of FoX.
 
     Attributes:
-      gate: what a forget gate depends on. "token" means the token, f = σ(w·x + b). "head" means nothing, f = σ(b): the
-        paper's data-independent gate.
-      bias: initial b if gate="token". Gates start near σ(b). With b = 0, as published, each token halves the weights of
-        the keys before the token. With b = 5, each token multiplies these weights by 149/150.
+      gate: what a forget gate depends on. "token" means the token, f = σ(w·x + b). "head" means
+        nothing, f = σ(b): the paper's data-independent gate.
+      bias: initial b if gate="token". Gates start near σ(b). With b = 0, as published, each token
+        halves the weights of the keys before the token. With b = 5, each token multiplies these
+        weights by 149/150.
       stddev: standard deviation of the initial w.
-      longest: if gate="head", log f = −1/T at the start, and T is a geometric sequence over the heads from 2 to this
-        number of tokens.
-      prune: skip all keys farther than a key whose logit the gates lower by more than this number, in all rows. Each
-        weight that is skipped is below e^(2U − prune), where U is the largest |q·k|/√K. None means that no key is
-        skipped.
+      longest: if gate="head", log f = −1/T at the start, and T is a geometric sequence over the
+        heads from 2 to this number of tokens.
+      prune: skip all keys farther than a key whose logit the gates lower by more than this number,
+        in all rows. Each weight that is skipped is below e^(2U − prune), where U is the largest
+        |q·k|/√K. None means that no key is skipped.
     """
 
     gate: Literal["token", "head"] = "token"
@@ -41,14 +42,17 @@ class FoXConfig:
 
 @ENCODINGS.register("fox")
 class FoX(Encoding):
-    """Each token has a forget gate for each head, which reduces the weights of all keys before the token.
+    """Each token has a forget gate for each head, which reduces the weights of all keys before the
+    token.
 
         f_jh = σ(w_h·x_j + b_h),   a_ij = softmax_j(q_i·k_j/√K + Σ_{l=j+1..i} log f_lh).
 
-    Lin et al., "Forgetting Transformer" (arXiv 2503.02130); x is the input of the layer. FoX is for causal attention.
-    Skipping keys follows "Adaptive Computation Pruning" (arXiv 2504.06949), with a fixed bound.
+    Lin et al., "Forgetting Transformer" (arXiv 2503.02130); x is the input of the layer. FoX is for
+    causal attention. Skipping keys follows "Adaptive Computation Pruning" (arXiv 2504.06949), with
+    a fixed bound.
 
-    The carry is the sum of log f over the nearer keys, including the query's own token. A masked key adds nothing.
+    The carry is the sum of log f over the nearer keys, including the query's own token. A masked
+    key adds nothing.
 
     Raises:
       ConfigError: `features` is called without x.

@@ -36,13 +36,15 @@ class GRAPE(TurnedByTokens):
 
         angle of pair c at index t:  θ_c Σ_{l<t} ω_l,   ω_l = softplus(w·x_l + b) ≥ 0,   θ_c learned.
 
-    Zhang et al. (arXiv 2512.07805), the contextual multiplicative form ("GRAPE-M-ctx"). x is the input of the layer,
-    and positions are not used. w starts at 0, so every token starts with the same step. Released code differs from this
-    and from each other: one version takes σ((w·x + b)/16) in place of softplus, another initialises w again with a
-    normal distribution; both normalise q and k after the rotation. `grape_additive` has the gated additive form.
+    Zhang et al. (arXiv 2512.07805), the contextual multiplicative form ("GRAPE-M-ctx"). x is the
+    input of the layer, and positions are not used. w starts at 0, so every token starts with the
+    same step. Released code differs from this and from each other: one version takes σ((w·x +
+    b)/16) in place of softplus, another initialises w again with a normal distribution; both
+    normalise q and k after the rotation. `grape_additive` has the gated additive form.
 
     Raises:
-      ConfigError: `features` is called without x, the head width is odd, or `step` or `base` is out of range.
+      ConfigError: `features` is called without x, the head width is odd, or `step` or `base` is out
+        of range.
     """
 
     Config = GRAPEConfig

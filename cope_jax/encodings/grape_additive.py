@@ -29,10 +29,11 @@ class GRAPEAdditive(Encoding):
 
         a_ij = softmax_j(q_i·k_j/√K − m_h softplus(ω_h) γ |i−j|),   γ = softplus(u_h·k_j/√K / |u_h|)  or of q_i,
 
-    with ALiBi's slopes m_h. Zhang et al. (arXiv 2512.07805), the gated additive forms ("GRAPE-A"), as in the released
-    code of the key's gate; q and k are those before rotation. softplus(ω) starts at 1, and u is normal. The released
-    code normalises q and k: `block.qk_norm`. The paper's forms with both gates, and with path integrals ("GRAPE-AP"),
-    are not here, because their equations could not be checked.
+    with ALiBi's slopes m_h. Zhang et al. (arXiv 2512.07805), the gated additive forms ("GRAPE-A"),
+    as in the released code of the key's gate; q and k are those before rotation. softplus(ω) starts
+    at 1, and u is normal. The released code normalises q and k: `block.qk_norm`. The paper's forms
+    with both gates, and with path integrals ("GRAPE-AP"), are not here, because their equations
+    could not be checked.
     """
 
     Config = GRAPEAdditiveConfig

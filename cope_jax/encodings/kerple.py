@@ -10,10 +10,12 @@ from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, 
 
 @ENCODINGS.register("kerple")
 class Kerple(Encoding):
-    """Subtracts a learned penalty, logarithmic in the distance, with two positive parameters for each head.
+    """Subtracts a learned penalty, logarithmic in the distance, with two positive parameters for
+    each head.
 
-    a_ij = softmax_j(q_i·k_j/√K − r1_h log(1 + r2_h |i−j|)), r = softplus(parameter) > 0. Chi et al. (arXiv 2205.09921),
-    the logarithmic kernel. Initially r1 is uniform in (0.02, 2) and r2 in (0.01, 1).
+    a_ij = softmax_j(q_i·k_j/√K − r1_h log(1 + r2_h |i−j|)), r = softplus(parameter) > 0. Chi et al.
+    (arXiv 2205.09921), the logarithmic kernel. Initially r1 is uniform in (0.02, 2) and r2 in
+    (0.01, 1).
     """
 
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):

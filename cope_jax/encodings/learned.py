@@ -29,10 +29,11 @@ class LearnedConfig:
 class Learned(Encoding):
     """Adds a learned vector for each absolute position to the token embedding.
 
-    x_i ← x_i + P[i], P of shape `[N, D]`. Gehring et al. (arXiv 1705.03122). The CoPE paper calls this "Absolute".
+    x_i ← x_i + P[i], P of shape `[N, D]`. Gehring et al. (arXiv 1705.03122). The CoPE paper calls
+    this "Absolute".
 
-    A position outside the table raises ConfigError if positions are known while tracing, as consecutive positions are.
-    Under `jit`, a position that is known only at run time gives NaN.
+    A position outside the table raises ConfigError if positions are known while tracing, as
+    consecutive positions are. Under `jit`, a position that is known only at run time gives NaN.
     """
 
     Config = LearnedConfig

@@ -9,13 +9,14 @@ from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, 
 
 @ENCODINGS.register("learned_sink")
 class LearnedSink(Encoding):
-    """One more logit in each softmax, learned for each head, whose value is 0: a place for weight that no key deserves.
+    """One more logit in each softmax, learned for each head, whose value is 0: a place for weight
+    that no key deserves.
 
         a_ij = exp(s_ij) / (exp(b_h) + Σ_j exp(s_ij)),   s_ij = q_i·k_j/√K and what other encodings add.
 
-    Without it, weight that has no use goes to the first tokens (arXiv 2309.17453); GPT-OSS learns b, `[H]`. Here b
-    starts at 0, which is the "softmax plus one". It is no position encoding; compose it with one, such as
-    `learned_sink+rope`.
+    Without it, weight that has no use goes to the first tokens (arXiv 2309.17453); GPT-OSS learns
+    b, `[H]`. Here b starts at 0, which is the "softmax plus one". It is no position encoding;
+    compose it with one, such as `learned_sink+rope`.
     """
 
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):

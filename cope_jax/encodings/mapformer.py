@@ -22,8 +22,8 @@ class MapFormerConfig:
 
     Attributes:
       rank: r, the number of coordinates of a step, such as the dimensions of the world.
-      world: the number of places along one dimension of the world. The slowest pair turns about once in it if
-        fastest = 2π and there are many pairs.
+      world: the number of places along one dimension of the world. The slowest pair turns about
+        once in it if fastest = 2π and there are many pairs.
       fastest: ω_max, the largest initial frequency, above 1 and at most 2π.
     """
 
@@ -34,18 +34,21 @@ class MapFormerConfig:
 
 @ENCODINGS.register("mapformer")
 class MapFormer(TurnedByTokens):
-    """Each token is a signed step on a map; queries and keys are rotated by the place that the steps have reached.
+    """Each token is a signed step on a map; queries and keys are rotated by the place that the
+    steps have reached.
 
         angle of pair c at index t:  ω_c Σ_{l≤t} Δ_lc,   Δ_l = W_out W_in x_l,   ω_c learned,
         ω_c starts at ω_max (2π / (world·ω_max))^(2c/K).
 
-    "MapFormer-WM" of arXiv 2511.19279. An action and its inverse cancel, which the gates of CoPE, all positive, cannot
-    do. W_in is `[D, r]`, W_out `[r, K/2]`, shared by the heads. The paper takes x from the token embeddings once,
-    before all layers. Here x is the input of each layer, which is the normalised embedding in the first layer only. So
-    deeper models differ from the paper.
+    "MapFormer-WM" of arXiv 2511.19279. An action and its inverse cancel, which the gates of CoPE,
+    all positive, cannot do. W_in is `[D, r]`, W_out `[r, K/2]`, shared by the heads. The paper
+    takes x from the token embeddings once, before all layers. Here x is the input of each layer,
+    which is the normalised embedding in the first layer only. So deeper models differ from the
+    paper.
 
     Raises:
-      ConfigError: `features` is called without x, the head width is odd, or `fastest` is not in (1, 2π].
+      ConfigError: `features` is called without x, the head width is odd, or `fastest` is not in (1,
+        2π].
     """
 
     Config = MapFormerConfig

@@ -36,19 +36,21 @@ class PaTHConfig:
 
 @ENCODINGS.register("path")
 class PaTH(Encoding):
-    """Each token reflects the query a little: the logit of a key depends on all tokens between it and the query.
+    """Each token reflects the query a little: the logit of a key depends on all tokens between it
+    and the query.
 
         a_ij = softmax_j(k_j·(H_{j+1} H_{j+2} … H_i) q_i/√K [+ Σ_{l=j+1..i} log f_l]),   H_l = I − β_l w_l w_lᵀ,
         w_l = SiLU(conv(W_2 W_1 x_l)) divided by its norm,   β_l = 2σ(u·x_l + b) in (0, 2).
 
-    Yang et al. (arXiv 2505.16381). H_i acts on the query first. x is the input of the layer, and there is one w and one
-    β for each key/value head. With `forget` it is PaTH-FoX; its released code also divides the sum of log f by √K,
-    which the paper does not.
+    Yang et al. (arXiv 2505.16381). H_i acts on the query first. x is the input of the layer, and
+    there is one w and one β for each key/value head. With `forget` it is PaTH-FoX; its released
+    code also divides the sum of log f by √K, which the paper does not.
 
-    The carry's state is the transformed query c_i, `[B, H, L, K]`. Blocks of 64 keys are joined by one triangular
-    system, U = (I + strictLower(D W Wᵀ))⁻¹ D with D = diag(β):  logits = (c Kᵀ − (c Wᵀ) U strictLower(W Kᵀ))/√K, and c
-    ← c − (c Wᵀ) U W. Memory is linear in the length. Each query must see an unbroken run of keys that ends with its own
-    token, as with causality, windows and packed documents, so a given mask is refused.
+    The carry's state is the transformed query c_i, `[B, H, L, K]`. Blocks of 64 keys are joined by
+    one triangular system, U = (I + strictLower(D W Wᵀ))⁻¹ D with D = diag(β):  logits = (c Kᵀ − (c
+    Wᵀ) U strictLower(W Kᵀ))/√K, and c ← c − (c Wᵀ) U W. Memory is linear in the length. Each query
+    must see an unbroken run of keys that ends with its own token, as with causality, windows and
+    packed documents, so a given mask is refused.
 
     Raises:
       ConfigError: `features` is called without x.
@@ -100,7 +102,8 @@ class PaTH(Encoding):
         return Carry(sums=sums, state=q_BHLK.astype(dtype))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        with jax.default_matmul_precision("highest"):  # errors of the state would grow along the keys
+        # Errors of the state would grow along the keys.
+        with jax.default_matmul_precision("highest"):
             logits_BHLM, state = _transformed_logits(pairs, carry.state)
         if not self.config.forget:
             return logits_BHLM, carry._replace(state=state)
@@ -126,6 +129,7 @@ def _transformed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
         return c_BGRLK - jnp.einsum("BGRLM,BGMK->BGRLK", reflected, w_BGMK), logits
 
     parts = (jnp.moveaxis(blocks_of(x, axis, size), axis, 0) for x, axis in ((k, 2), (w, 2), (beta, 2), (mask, 3)))
-    c_BGRLK, blocks = jax.lax.scan(step, group(c_BHLK, groups), tuple(parts), reverse=True)  # the nearest keys first
+    # The nearest keys first.
+    c_BGRLK, blocks = jax.lax.scan(step, group(c_BHLK, groups), tuple(parts), reverse=True)
     logits_BGRLM = jnp.concatenate(jnp.unstack(blocks), axis=-1)[..., -keys:]
     return ungroup(logits_BGRLM) * width**-0.5, ungroup(c_BGRLK)

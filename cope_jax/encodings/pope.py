@@ -20,8 +20,8 @@ class PoPEConfig:
 
     Attributes:
       base: the base of the frequencies θ_c = base^(−c/K), one for each feature.
-      phase: the initial phases δ. "zero" means 0, which the paper uses for longer texts. "uniform" means uniform in
-        (−2π, 0), which the paper uses for indirect indexing.
+      phase: the initial phases δ. "zero" means 0, which the paper uses for longer texts. "uniform"
+        means uniform in (−2π, 0), which the paper uses for indirect indexing.
     """
 
     base: float = 10_000.0
@@ -30,13 +30,15 @@ class PoPEConfig:
 
 @ENCODINGS.register("pope")
 class PoPE(Encoding):
-    """Content is the length and position the angle of a vector in the plane, for each feature of a head.
+    """Content is the length and position the angle of a vector in the plane, for each feature of a
+    head.
 
         q_i·k_j/√K is replaced by  Σ_c softplus(q_ic) softplus(k_jc) cos((j − i) θ_c + δ_c) / √K,   θ_c = base^(−c/K).
 
-    arXiv 2509.10534. In RoPE, features of query and key also rotate the angle, so content and position mix; here they
-    do not. δ is learned, `[G, K]`, one for each key/value head, and clipped to [−2π, 0]. Rotated queries and keys have
-    2K features, so attention and caches of keys need more memory.
+    arXiv 2509.10534. In RoPE, features of query and key also rotate the angle, so content and
+    position mix; here they do not. δ is learned, `[G, K]`, one for each key/value head, and clipped
+    to [−2π, 0]. Rotated queries and keys have 2K features, so attention and caches of keys need
+    more memory.
 
     Raises:
       ConfigError: the base is below 2.

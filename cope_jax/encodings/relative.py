@@ -19,12 +19,14 @@ class RelativeConfig:
     """The table of the relative encoding.
 
     Attributes:
-      max_distance: N, the number of rows of the table, for the distances 0 … N−1. If None, N is the model's
-        `max_length`.
-      beyond: what a distance ≥ N uses. "clip" means the last row (the CoPE paper's "relative-capped"), and "nothing"
-        means no position term.
-      signed: whether the table has 2N−1 rows, for the distances −(N−1) … N−1, so that keys after the query have rows.
-      scale_position_logits: divide q·P by √K, as Shaw et al. do. Listing 1 of the CoPE paper does not divide.
+      max_distance: N, the number of rows of the table, for the distances 0 … N−1. If None, N is the
+        model's `max_length`.
+      beyond: what a distance ≥ N uses. "clip" means the last row (the CoPE paper's
+        "relative-capped"), and "nothing" means no position term.
+      signed: whether the table has 2N−1 rows, for the distances −(N−1) … N−1, so that keys after
+        the query have rows.
+      scale_position_logits: divide q·P by √K, as Shaw et al. do. Listing 1 of the CoPE paper does
+        not divide.
       stddev: standard deviation of the initial rows.
     """
 
@@ -37,13 +39,15 @@ class RelativeConfig:
 
 @ENCODINGS.register("relative")
 class Relative(Encoding):
-    """Adds q·P to each logit, where P is a learned vector for the distance and is shared by all heads.
+    """Adds q·P to each logit, where P is a learned vector for the distance and is shared by all
+    heads.
 
-    a_ij = softmax_j(q_i·k_j/√K + q_i·P[i−j]), P of shape `[N, K]`. Shaw et al. (arXiv 1803.02155), key side only;
-    Golovneva et al. (arXiv 2405.18719), Eq 2.
+    a_ij = softmax_j(q_i·k_j/√K + q_i·P[i−j]), P of shape `[N, K]`. Shaw et al. (arXiv 1803.02155),
+    key side only; Golovneva et al. (arXiv 2405.18719), Eq 2.
 
-    By default this encoding is for causal attention: a visible key *after* the query has no row and gives NaN. With
-    `signed`, it is for attention to both sides: P has shape `[2N−1, K]` and begins with the distance −(N−1).
+    By default this encoding is for causal attention: a visible key *after* the query has no row and
+    gives NaN. With `signed`, it is for attention to both sides: P has shape `[2N−1, K]` and begins
+    with the distance −(N−1).
     """
 
     Config = RelativeConfig

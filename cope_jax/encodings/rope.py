@@ -19,29 +19,37 @@ from cope_jax.registry import check_at_least, check_fields
 class RoPEConfig:
     """The frequencies of RoPE. A band is a pair of features, with one frequency.
 
-    At most one of `interpolation`, `ntk`, `yarn`, `longrope` and `llama3` may be given. They extend a model to texts
-    longer than those of its training, and None means that the option is off.
+    At most one of `interpolation`, `ntk`, `yarn`, `longrope` and `llama3` may be given. They extend
+    a model to texts longer than those of its training, and None means that the option is off.
 
     Attributes:
-      base: the base of the frequencies θ = base^(−2c/R), at least 2. The longest wavelength is below 2π·base.
-      fraction: share of the head width that is rotated, in (0, 1]. The number of rotated features is rounded down to an
-        even number.
-      bands: share of the bands that turn, the fastest first, in [0, 1] ("p-RoPE", arXiv 2410.06205).
-      longest: bands with a longer wavelength do not turn; with the length of training this is HoPE (ACL 2025).
-        Wavelengths are those before s divides anything. None means that all bands turn.
-      decay: with a number such as 512, queries also shrink and keys grow by the factor z_c^(position/decay),
-        z_c = (2c + 0.4R)/(1.4R), so that far keys count less ("xPos", arXiv 2212.10554). It is for causal attention. In
-        float32, it overflows from position 70·decay. None means no decay.
+      base: the base of the frequencies θ = base^(−2c/R), at least 2. The longest wavelength is
+        below 2π·base.
+      fraction: share of the head width that is rotated, in (0, 1]. The number of rotated features
+        is rounded down to an even number.
+      bands: share of the bands that turn, the fastest first, in [0, 1] ("p-RoPE", arXiv
+        2410.06205).
+      longest: bands with a longer wavelength do not turn; with the length of training this is HoPE
+        (ACL 2025). Wavelengths are those before s divides anything. None means that all bands turn.
+      decay: with a number such as 512, queries also shrink and keys grow by the factor
+        z_c^(position/decay), z_c = (2c + 0.4R)/(1.4R), so that far keys count less ("xPos", arXiv
+        2212.10554). It is for causal attention. In float32, it overflows from position 70·decay.
+        None means no decay.
       interpolation: s: positions are divided by s (arXiv 2306.15595).
-      ntk: s: the base becomes base·s^(R/(R−2)), so that the slowest band is divided by s and the fastest stays.
-      yarn: (s, length) or (s, length, slow, fast): bands with fewer than `slow` = 1 turns in `length` tokens are
-        divided by s, bands with more than `fast` = 32 stay, and others are between (arXiv 2309.00071).
-      yarn_ramp: how `yarn` goes from one to the other: linearly in the number of turns, as the paper says ("turns"), or
-        in the index of the band, as its released code and other libraries do ("bands").
-      longrope: divisors of the frequencies, one for each band (arXiv 2402.13753). Published models also have the
-        magnitude √(1 + ln s/ln L), for texts s times as long as L; it is not the default here.
-      llama3: (s, low, high, length), the form of Llama 3.1 and later. Wavelengths above length/low become s times as
-        long. Wavelengths below length/high do not change. Between them the change is gradual.
+      ntk: s: the base becomes base·s^(R/(R−2)), so that the slowest band is divided by s and the
+        fastest stays.
+      yarn: (s, length) or (s, length, slow, fast): bands with fewer than `slow` = 1 turns in
+        `length` tokens are divided by s, bands with more than `fast` = 32 stay, and others are
+        between (arXiv 2309.00071).
+      yarn_ramp: how `yarn` goes from one to the other: linearly in the number of turns, as the
+        paper says ("turns"), or in the index of the band, as its released code and other libraries
+        do ("bands").
+      longrope: divisors of the frequencies, one for each band (arXiv 2402.13753). Published models
+        also have the magnitude √(1 + ln s/ln L), for texts s times as long as L; it is not the
+        default here.
+      llama3: (s, low, high, length), the form of Llama 3.1 and later. Wavelengths above length/low
+        become s times as long. Wavelengths below length/high do not change. Between them the change
+        is gradual.
       magnitude: a factor for rotated queries and keys. None means 0.1 ln s + 1 with `yarn`, else 1.
     """
 
@@ -66,14 +74,16 @@ class RoPEConfig:
 
 @ENCODINGS.register("rope")
 class RoPE(Encoding):
-    """Rotates queries and keys by angles proportional to their positions, so that q·k depends only on the distance.
+    """Rotates queries and keys by angles proportional to their positions, so that q·k depends only
+    on the distance.
 
-    With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2 (half-split). At position
-    i, this pair is rotated by the angle i θ, θ = base^(−2c/R). Su et al. (arXiv 2104.09864). Angles are float32
-    (float64 for float64 inputs). Positions that are not used as they are, are written as changes of θ.
+    With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2
+    (half-split). At position i, this pair is rotated by the angle i θ, θ = base^(−2c/R). Su et al.
+    (arXiv 2104.09864). Angles are float32 (float64 for float64 inputs). Positions that are not used
+    as they are, are written as changes of θ.
 
-    With `llama3` and `yarn`, θ becomes θ (w + (1 − w)/s), where w rises from 0 to 1 with the number of turns in
-    `length` tokens, length·θ/2π.
+    With `llama3` and `yarn`, θ becomes θ (w + (1 − w)/s), where w rises from 0 to 1 with the number
+    of turns in `length` tokens, length·θ/2π.
     """
 
     Config = RoPEConfig

@@ -18,16 +18,20 @@ def frequencies(base: float, features: int) -> np.ndarray:
 
 
 def even_head_dim(name: str, head_dim: int) -> int:
-    """Returns the head width; ConfigError if it is odd, because an encoding that rotates needs pairs of features."""
+    """Returns the head width; ConfigError if it is odd, because an encoding that rotates needs
+    pairs of features.
+    """
     if head_dim % 2:
         raise ConfigError(f"{name} needs an even head_dim, got {head_dim}")
     return head_dim
 
 
 def rotate_pairs(x_BLHK: Array, angles: Array, scale: Array | float = 1.0) -> Array:
-    """Rotates the pair of features (c, c + C) by angle c, and multiplies it by `scale`; features from 2C on stay.
+    """Rotates the pair of features (c, c + C) by angle c, and multiplies it by `scale`; features
+    from 2C on stay.
 
-    The angles are `[B, L, heads, C]`. Their number of heads is 1 or divides H; then each angle serves a group of heads.
+    The angles are `[B, L, heads, C]`. Their number of heads is 1 or divides H; then each angle
+    serves a group of heads.
     """
     heads = x_BLHK.shape[2]
     if angles.shape[2] not in (1, heads):
@@ -36,7 +40,9 @@ def rotate_pairs(x_BLHK: Array, angles: Array, scale: Array | float = 1.0) -> Ar
 
 
 def turn_pairs(x_BLHK: Array, cos: Array, sin: Array) -> Array:
-    """Multiplies the pair of features (c, c + C), as a complex number, by cos_c + i sin_c; `[B, L, heads, C]`."""
+    """Multiplies the pair of features (c, c + C), as a complex number, by cos_c + i sin_c;
+    `[B, L, heads, C]`.
+    """
     features = cos.shape[3]
     x = x_BLHK[..., : 2 * features].astype(cos.dtype)
     first, second = x[..., :features], x[..., features:]
@@ -45,22 +51,25 @@ def turn_pairs(x_BLHK: Array, cos: Array, sin: Array) -> Array:
 
 
 class TurnedByTokens(Encoding):
-    """Base class of encodings in which each token turns all later tokens: angles are sums over the tokens before.
+    """Base class of encodings in which each token turns all later tokens: angles are sums over the
+    tokens before.
 
-    Pair c of a query or key at index t is rotated by θ_tc = Σ_{l≤t} δ_lc, so that q_i·k_j depends on what lies between
-    them, Σ_{l=j+1..i} δ_lc. A subclass defines `steps`. In packed documents the sums start again with each document.
-    The sums are float32 (float64 for float64 inputs) and adding them loses no digits at any length; see `sum_of_turns`.
-    If heads differ in their angles, there is one angle for each key/value head, because the query heads of a group
-    share their key.
+    Pair c of a query or key at index t is rotated by θ_tc = Σ_{l≤t} δ_lc, so that q_i·k_j depends
+    on what lies between them, Σ_{l=j+1..i} δ_lc. A subclass defines `steps`. In packed documents
+    the sums start again with each document. The sums are float32 (float64 for float64 inputs) and
+    adding them loses no digits at any length; see `sum_of_turns`. If heads differ in their angles,
+    there is one angle for each key/value head, because the query heads of a group share their key.
 
     Attributes:
-      own_step_turns: whether a token's own step turns the token itself. If False, θ_t sums over l < t.
+      own_step_turns: whether a token's own step turns the token itself. If False, θ_t sums over l <
+        t.
     """
 
     own_step_turns: bool = True
 
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
-        """Returns (δ in radians, `[B, M, heads, C]` with G or 1 heads, in the accumulator type; the state after it).
+        """Returns (δ in radians, `[B, M, heads, C]` with G or 1 heads, in the accumulator type; the
+        state after it).
 
         The arguments are as in `features`.
         """

@@ -20,8 +20,8 @@ class RowFoXConfig:
     """The options of row-wise forget gates.
 
     Attributes:
-      gate: what a gate compares. "separate" means q'·k'/√d, small queries and keys of its own. "query_key" means
-        q·k/√K, the logit of CoPE's gate; this is our variant.
+      gate: what a gate compares. "separate" means q'·k'/√d, small queries and keys of its own.
+        "query_key" means q·k/√K, the logit of CoPE's gate; this is our variant.
       width: d, the width of the separate queries and keys of a head.
     """
 
@@ -31,13 +31,15 @@ class RowFoXConfig:
 
 @ENCODINGS.register("row_fox")
 class RowFoX(Encoding):
-    """Like FoX, but each query decides for itself how much every token forgets: between FoX and CoPE.
+    """Like FoX, but each query decides for itself how much every token forgets: between FoX and
+    CoPE.
 
         a_ij = softmax_j(q_i·k_j/√K + Σ_{l=j..i−1} log σ(q'_i·k'_l/√d)),   [q', k'] = W x.
 
-    No paper; it is `PerRowDataDependentAlibi` of the library x-transformers. Unlike in FoX, the key's own gate is in
-    the sum, and the query's own is out. With gate="query_key", the gates are those of CoPE, used as decay instead of
-    positions (ours). W has no bias, so gates start near ½. x is the input of the layer.
+    No paper; it is `PerRowDataDependentAlibi` of the library x-transformers. Unlike in FoX, the
+    key's own gate is in the sum, and the query's own is out. With gate="query_key", the gates are
+    those of CoPE, used as decay instead of positions (ours). W has no bias, so gates start near ½.
+    x is the input of the layer.
 
     The carry is the sum of log gates over the nearer keys. Row-wise gates are for causal attention.
 

@@ -15,9 +15,10 @@ class Selective(Encoding):
         a_ij = softmax_j(q_i·k_j/√K − F_ij),   F_ij = Σ_{l=j+1..i−1} S_lj,   S_lj = relu(q_l·k_j/√K of head 0),
         and S_lj = 0 if j = l or j is the first token.
 
-    Leviathan et al. (arXiv 2410.02703). F is the same for all heads. It sums over queries, so the rows of the logits
-    depend on the earlier queries: only full attention can run this encoding. In packed documents, the first token is
-    the first that the query sees. It has no parameters, and is for causal attention.
+    Leviathan et al. (arXiv 2410.02703). F is the same for all heads. It sums over queries, so the
+    rows of the logits depend on the earlier queries: only full attention can run this encoding. In
+    packed documents, the first token is the first that the query sees. It has no parameters, and is
+    for causal attention.
     """
 
     traits = Traits(causal_only=True, splits_keys=False, splits_queries=False, splits_heads=False)

@@ -24,13 +24,14 @@ class SelectiveRoPEConfig:
 
     Attributes:
       rank: r, the rank of the projection from tokens to steps.
-      width: the number of tokens in the convolution over steps; 0 means no convolution, and the difference of a step
-        and the step before it.
+      width: the number of tokens in the convolution over steps; 0 means no convolution, and the
+        difference of a step and the step before it.
       silu: whether SiLU follows the convolution.
-      bias: whether a learned positive number, 1 at the start, is added to each step; the model then starts near RoPE.
+      bias: whether a learned positive number, 1 at the start, is added to each step; the model then
+        starts near RoPE.
       gate: whether each token multiplies its steps by a gate σ(w·x + b) for each head.
-      temperature: "powers" means θ_c = largest·theta^(−2c/K). "rfa" means √((1 − cos a)/(1 + cos a)) with a equally
-        spaced from 0 to theta·π, scaled so that the last is `largest`.
+      temperature: "powers" means θ_c = largest·theta^(−2c/K). "rfa" means √((1 − cos a)/(1 + cos
+        a)) with a equally spaced from 0 to theta·π, scaled so that the last is `largest`.
       theta: see `temperature`; at least 1 for "powers", and in (0, 1) for "rfa".
       largest: the largest θ_c.
     """
@@ -51,12 +52,14 @@ class SelectiveRoPE(TurnedByTokens):
 
         angle of pair c at index t:  θ_c Σ_{l≤t} φ_lc,   φ = conv(W_2 W_1 x̂) [+ e^b] [· σ(w·x̂ + b)].
 
-    arXiv 2511.17388 and its released code. x̂ is the input of the layer, with each of its H slices divided by its norm.
-    conv is a causal convolution of each channel. Positions are not used. With grouped heads, there are steps for each
-    key/value head. The projection of full rank with normalised weights, which the code also has, is not here.
+    arXiv 2511.17388 and its released code. x̂ is the input of the layer, with each of its H slices
+    divided by its norm. conv is a causal convolution of each channel. Positions are not used. With
+    grouped heads, there are steps for each key/value head. The projection of full rank with
+    normalised weights, which the code also has, is not here.
 
     Raises:
-      ConfigError: `features` is called without x, the head width is odd, or an option is out of range.
+      ConfigError: `features` is called without x, the head width is odd, or an option is out of
+        range.
     """
 
     Config = SelectiveRoPEConfig
@@ -119,7 +122,8 @@ class SelectiveRoPE(TurnedByTokens):
         config, pairs = self.config, self.shape.head_dim // 2
         if config.temperature == "powers":
             return config.largest * frequencies(config.theta, self.shape.head_dim)
-        raw = np.tan(np.linspace(0.0, config.theta * math.pi / 2, pairs))  # tan(a/2), which keeps small a
+        # tan(a/2), which keeps small a.
+        raw = np.tan(np.linspace(0.0, config.theta * math.pi / 2, pairs))
         return config.largest * raw / raw[-1]
 
 

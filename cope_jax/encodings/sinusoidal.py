@@ -25,7 +25,8 @@ class SinusoidalConfig:
 
 @ENCODINGS.register("sinusoidal")
 class Sinusoidal(Encoding):
-    """Adds sines and cosines of the absolute position, in alternating features, to the token embedding.
+    """Adds sines and cosines of the absolute position, in alternating features, to the token
+    embedding.
 
     x_i[2c] ← x_i[2c] + sin(i / base^(2c/D)),  x_i[2c+1] ← x_i[2c+1] + cos(i / base^(2c/D)).
     Vaswani et al. (arXiv 1706.03762), section 3.5. The model width D must be even.

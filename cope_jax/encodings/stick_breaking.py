@@ -20,9 +20,10 @@ class StickBreakingConfig:
     """The options of stick-breaking attention.
 
     Attributes:
-      see_itself: whether a query also sees the key of its own token. In the released code it does not.
-      remainder: the value that receives the rest of the stick. "zero" means 0, and "own" means the value of the query's
-        own token, as in the released models.
+      see_itself: whether a query also sees the key of its own token. In the released code it does
+        not.
+      remainder: the value that receives the rest of the stick. "zero" means 0, and "own" means the
+        value of the query's own token, as in the released models.
     """
 
     see_itself: bool = False
@@ -31,16 +32,18 @@ class StickBreakingConfig:
 
 @ENCODINGS.register("stick_breaking")
 class StickBreaking(Encoding):
-    """Each key, from the nearest to the farthest, breaks a share off the stick that the nearer keys have left.
+    """Each key, from the nearest to the farthest, breaks a share off the stick that the nearer keys
+    have left.
 
         a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)),   s_ij = q_i·k_j/√K,   out_i = Σ_{j<i} a_ij v_j + (1 − Σ_j a_ij) r_i.
 
-    Tan et al. (arXiv 2410.17980). There is no softmax, no parameter and no position: a near key hides the far ones. Yet
-    it is a softmax over log a_ij with a sink whose logit is the log of the remaining stick, because these weights sum
-    to 1. So it runs wherever softmax attention runs.
+    Tan et al. (arXiv 2410.17980). There is no softmax, no parameter and no position: a near key
+    hides the far ones. Yet it is a softmax over log a_ij with a sink whose logit is the log of the
+    remaining stick, because these weights sum to 1. So it runs wherever softmax attention runs.
 
-    The carry is the log of the remaining stick, Σ log(1 − σ(s_il)) over the nearer keys. Once it is below −104 in every
-    row, all farther keys have weight 0 and are skipped. It is for causal attention.
+    The carry is the log of the remaining stick, Σ log(1 − σ(s_il)) over the nearer keys. Once it is
+    below −104 in every row, all farther keys have weight 0 and are skipped. It is for causal
+    attention.
     """
 
     Config = StickBreakingConfig

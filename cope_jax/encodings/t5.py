@@ -19,11 +19,11 @@ class T5Config:
     """The buckets of T5's biases.
 
     Attributes:
-      num_buckets: N, the number of buckets. Each bucket of the nearer half has one distance, and the buckets of the
-        farther half grow logarithmically.
+      num_buckets: N, the number of buckets. Each bucket of the nearer half has one distance, and
+        the buckets of the farther half grow logarithmically.
       max_distance: all distances ≥ max_distance share the last bucket.
-      bidirectional: if True, keys after the query use the upper half of the buckets, and all other keys use the lower
-        half. If False, keys after the query count as distance 0.
+      bidirectional: if True, keys after the query use the upper half of the buckets, and all other
+        keys use the lower half. If False, keys after the query count as distance 0.
       stddev: standard deviation of the initial biases.
     """
 
@@ -37,9 +37,9 @@ class T5Config:
 class T5(Encoding):
     """Adds a learned bias to each logit, one bias for each head and each bucket of distances.
 
-    a_ij = softmax_j(q_i·k_j/√K + b[bucket(i−j), h]), b of shape `[N, H]`. Raffel et al. (arXiv 1910.10683). By default
-    the buckets are causal: a key after the query counts as distance 0. With `bidirectional`, each side has N/2 buckets
-    of |i−j|.
+    a_ij = softmax_j(q_i·k_j/√K + b[bucket(i−j), h]), b of shape `[N, H]`. Raffel et al. (arXiv
+    1910.10683). By default the buckets are causal: a key after the query counts as distance 0. With
+    `bidirectional`, each side has N/2 buckets of |i−j|.
     """
 
     Config = T5Config
@@ -59,7 +59,8 @@ class T5(Encoding):
         self.table = nnx.Param(table, axes=(None, "heads"))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on a boundary.
+        # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on
+        # a boundary.
         of_distance = jnp.asarray(buckets(self.side, self.config.max_distance))
         distance_BLM = pairs.distance[:, 0]
         steps_BLM = jnp.abs(distance_BLM) if self.config.bidirectional else distance_BLM

@@ -15,14 +15,16 @@ _SINK = -1e20
 
 @ENCODINGS.register("tra")
 class TRA(Encoding):
-    """Leaves out the keys that do not match, and counts distance over the keys that do: CoPE with hard gates.
+    """Leaves out the keys that do not match, and counts distance over the keys that do: CoPE with
+    hard gates.
 
         a_ij = softmax_j(s_ij + δ_i Σ_{l=j..i} [s_il > 0])  over the keys with s_ij > 0,   s_ij = q_i·k_j/√K,
 
-    where δ_ih = log σ(w_h·x_i + b_h) < 0 is the price of one matching key for query i, and x is the input of the layer.
-    A query that matches no key has the output 0. Opper et al. (arXiv 2503.23174), with the equations and the initial w
-    and b of the authors' notebook, uniform within ±1/√D. It normalises q and k, without scales: `block.qk_norm=True`,
-    which has scales, is the nearest here. No gradient passes through the threshold.
+    where δ_ih = log σ(w_h·x_i + b_h) < 0 is the price of one matching key for query i, and x is the
+    input of the layer. A query that matches no key has the output 0. Opper et al. (arXiv
+    2503.23174), with the equations and the initial w and b of the authors' notebook, uniform within
+    ±1/√D. It normalises q and k, without scales: `block.qk_norm=True`, which has scales, is the
+    nearest here. No gradient passes through the threshold.
 
     The carry is the number of nearer matching keys. It is for causal attention.
 

@@ -30,19 +30,20 @@ class WallConfig:
 
 @ENCODINGS.register("wall")
 class Wall(Encoding):
-    """Each token has a forget gate for each feature of a head, which shrinks this feature in the products with all
-    earlier keys.
+    """Each token has a forget gate for each feature of a head, which shrinks this feature in the
+    products with all earlier keys.
 
         f_jn = σ(w_n·x_j + b_n),   a_ij = softmax_j(Σ_n q_in k_jn Π_{l=j+1..i} f_ln /√K).
 
-    Wall attention (blog.tilderesearch.com/blog/wall-attn); x is the input of the layer, and each query head has gates
-    of its own. With a scalar forget gate it is `wall+fox`. It is for causal attention. It replaces q·k, so no
-    encoding that rotates can be combined with it.
+    Wall attention (blog.tilderesearch.com/blog/wall-attn); x is the input of the layer, and each
+    query head has gates of its own. With a scalar forget gate it is `wall+fox`. It is for causal
+    attention. It replaces q·k, so no encoding that rotates can be combined with it.
 
-    The keys are visited from the nearest to the farthest, in blocks. The state is c_i = q_i Π f over the nearer tokens;
-    the logits of a block are products of c_i with keys that shrink towards its end. All exponents are sums of log f, so
-    nothing overflows. A query's own block is computed feature by feature. The keys that a query sees must be unbroken
-    up to its own token, as with causality, windows and packed documents, so a given mask is refused.
+    The keys are visited from the nearest to the farthest, in blocks. The state is c_i = q_i Π f
+    over the nearer tokens; the logits of a block are products of c_i with keys that shrink towards
+    its end. All exponents are sums of log f, so nothing overflows. A query's own block is computed
+    feature by feature. The keys that a query sees must be unbroken up to its own token, as with
+    causality, windows and packed documents, so a given mask is refused.
 
     Raises:
       ConfigError: `features` is called without x.
@@ -93,7 +94,8 @@ def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     q_BGRLK = group(c_BHLK, groups)
     c_BGRLK, logits_SBGRLM = jax.lax.scan(step, q_BGRLK, parts, reverse=True)
 
-    # A query's own token is the nearest key that it sees. In its block, only the tokens that it sees count.
+    # A query's own token is the nearest key that it sees. In its block, only the tokens that it
+    # sees count.
     own_BL = padding + jnp.max(jnp.where(mask_BLM, jnp.arange(keys)[None, None], 0), axis=-1)
     block_BL = own_BL // size
     seen_BLM = jnp.take_along_axis(seen_BLSM, block_BL[:, :, None, None], axis=2)[:, :, 0]

@@ -1,8 +1,8 @@
-"""All encodings on a small setting of each ability, with five seeds, and 25 seeds of flip-flop for five encodings.
+"""All encodings on a small setting of each ability, with five seeds, and 25 seeds of flip-flop for
+five encodings.
 
-Command: cope-jax sweep --grid=abilities --workdir=runs/abilities
-Hardware: any. Wall time: about a minute of one CPU core for each of the 1,695 cells. experiments/RESULTS.md says which
-were run.
+Command: cope-jax sweep --grid=abilities --workdir=runs/abilities Hardware: any. Wall time: about a
+minute of one CPU core for each of the 1,695 cells. experiments/RESULTS.md says which were run.
 """
 
 import dataclasses
@@ -21,7 +21,9 @@ SECOND = ("none", "pope", "mapformer", "cope_signed", "alibi")
 
 
 def get_cells(suffix: str = "") -> Iterator[Cell]:
-    """Yields the cells in the order in which they train; `suffix` selects a version of the settings."""
+    """Yields the cells in the order in which they train; `suffix` selects a version of the
+    settings.
+    """
     configs = {ability: cj.config(f"abilities:{ability}{suffix}") for ability in SETTINGS}
     others = [name for name in encodings.names() if name not in FIRST + SECOND]
     for names in (FIRST, SECOND, others):

@@ -1,8 +1,7 @@
 """Version 2 of the grid `abilities`: among others, no test example is in the training data.
 
-Command: cope-jax sweep --grid=abilities_v2 --workdir=runs/abilities_v2
-Hardware: any. Wall time: about a minute of one CPU core for each cell. experiments/RESULTS.md says which
-were run.
+Command: cope-jax sweep --grid=abilities_v2 --workdir=runs/abilities_v2 Hardware: any. Wall time:
+about a minute of one CPU core for each cell. experiments/RESULTS.md says which were run.
 """
 
 import functools

@@ -16,8 +16,8 @@ from tests.oracle.encodings import Sizes
 
 
 class Data(NamedTuple):
-    """The data that may change without a new compilation: positions and segments `[B, L]`, indices `[L]`, the mask
-    `[B, 1, L, M]`, the key of dropout.
+    """The data that may change without a new compilation: positions and segments `[B, L]`, indices
+    `[L]`, the mask `[B, 1, L, M]`, the key of dropout.
 
     None for indices: those of `prepare`, known while tracing.
     """
@@ -120,7 +120,9 @@ def with_full(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data
 
 
 def named(result: Any) -> dict[str, np.ndarray]:
-    """One flat dict of NumPy arrays: "out", and each gradient by the name of what it is a gradient of."""
+    """One flat dict of NumPy arrays: "out", and each gradient by the name of what it is a gradient
+    of.
+    """
     out, (dstate, dinputs) = result
     return {"out": np.asarray(out)} | {n: np.asarray(d) for n, d in dinputs.items()} | parameters(dstate)
 
@@ -190,11 +192,13 @@ def assert_equals_full(
     atol: float = 3e-5,
     **static: Any,
 ) -> None:
-    """An implementation in float32 against full attention in float64, relative to the largest entry of each array.
+    """An implementation in float32 against full attention in float64, relative to the largest entry
+    of each array.
 
     With `no_keys` all keys are 0, so every gate is exactly ½, and every second position is whole.
     """
-    data = plain(length, keys)._replace(q_indices=None, k_indices=None)  # kernels know them while tracing
+    # Kernels know them while tracing.
+    data = plain(length, keys)._replace(q_indices=None, k_indices=None)
     if segments is not None:
         ids = segment_ids(segments, keys)
         data = data._replace(k_segments=ids, q_segments=ids[:, keys - length :])

@@ -1,4 +1,6 @@
-"""`attend` against the oracle: masks, windows, segments, lengths, groups of heads, dropout, and the user's mistakes."""
+"""`attend` against the oracle: masks, windows, segments, lengths, groups of heads, dropout, and the
+user's mistakes.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +140,8 @@ def test_a_mask_may_have_1_for_an_axis(shape, x64):
 def test_rows_without_keys_are_zero_and_have_zero_gradients(spec, x64):
     q, k, v = (jnp.asarray(a) for a in arrays_of())
     encoding = nnx.merge(*build(spec))
-    alone = np.where(np.arange(6) == 3, 9, 0)[None].astype(np.int32)  # query 3 is of a segment that no key is of
+    # Query 3 is of a segment that no key is of.
+    alone = np.where(np.arange(6) == 3, 9, 0)[None].astype(np.int32)
 
     def out(q, k, v):
         return attend(q, k, v, encoding=encoding, q_segment_ids=alone, k_segment_ids=np.zeros_like(alone))
@@ -179,7 +182,8 @@ def test_dropout_zeroes_some_weights_and_scales_the_rest():
     np.testing.assert_array_equal(dropped, weights_by_one_hot_values(jax.random.key(1), 0.25))
     assert not np.array_equal(dropped, weights_by_one_hot_values(jax.random.key(2), 0.25))
     np.testing.assert_array_equal(plain, weights_by_one_hot_values(jax.random.key(1), 0.0))
-    np.testing.assert_array_equal(plain, weights_by_one_hot_values(None, 0.25))  # evaluation: no key, no dropout
+    # evaluation: no key, no dropout.
+    np.testing.assert_array_equal(plain, weights_by_one_hot_values(None, 0.25))
 
 
 @pytest.mark.parametrize(

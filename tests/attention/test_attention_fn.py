@@ -146,7 +146,10 @@ def test_a_cache_of_flax_is_refused():
 
 
 def test_nothing_that_flax_passes_is_unknown():
-    """Linen drops what the signature does not name. Softmax is float32 anyway; layers do not pass the other two."""
+    """Linen drops what the signature does not name.
+
+    Softmax is float32 anyway; layers do not pass the other two.
+    """
     flax, accepted = (
         {name for function in functions for name in inspect.signature(function).parameters}
         for functions in ((linen.dot_product_attention, nnx.dot_product_attention), (AttentionFn.__call__,))

@@ -80,7 +80,9 @@ def test_it_runs_op_by_op_too():
 
 @pytest.mark.newest
 def test_the_gradient_of_cope_exchanges_that_of_its_table_alone():
-    """The compiler, left alone, adds up the rows of all examples on every device, since each may scatter into any."""
+    """The compiler, left alone, adds up the rows of all examples on every device, since each may
+    scatter into any.
+    """
     graphdef, state = build("cope(npos_max=3)", dtype=np.float32)
     arrays = arrays_of(LENGTH, LENGTH, batch=8, dtype=np.float32)
     mesh = mesh_of(data=4)
@@ -100,7 +102,9 @@ def test_the_gradient_of_cope_exchanges_that_of_its_table_alone():
 
 
 def test_heads_that_are_split_exchange_as_little():
-    """Here the compiler is left alone, so rows are added to one by one: a flat scatter it would gather."""
+    """Here the compiler is left alone, so rows are added to one by one: a flat scatter it would
+    gather.
+    """
     graphdef, state = build("cope(npos_max=3)", dtype=np.float32)
     arrays = arrays_of(LENGTH, LENGTH, batch=4, dtype=np.float32)
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])

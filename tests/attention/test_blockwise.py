@@ -1,4 +1,6 @@
-"""Blockwise attention says what full attention and the oracle say, in value and every gradient, for every encoding."""
+"""Blockwise attention says what full attention and the oracle say, in value and every gradient, for
+every encoding.
+"""
 
 import functools
 
@@ -53,7 +55,9 @@ def compiled(spec, blocks, causal=True, window=None, rate=0.0, sizes=SIZES):
 
 
 def random_data(seed, length, keys, batch=BATCH, ordered=True):
-    """Gapped positions; segments in any order, some of which no key is of; with `ordered=False` any places too."""
+    """Gapped positions; segments in any order, some of which no key is of; with `ordered=False` any
+    places too.
+    """
     rng = np.random.default_rng(seed)
     data = plain(length, keys, batch)
     gapped = np.stack([np.sort(rng.choice(12, keys, replace=False)) for _ in range(batch)]).astype(np.int32)
@@ -82,7 +86,8 @@ def test_every_encoding(spec, x64):
     unsorted = np.array([[1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1], [2, 2, 0, 0, 2, 2, 5, 5, 0, 0, 2]], np.int32)
     kinds = [data] + [data._replace(q_segments=ids[:, -LENGTH:], k_segments=ids) for ids in (two, unsorted)]
     kinds.append(kinds[1]._replace(q_segments=np.where(np.arange(LENGTH) == 2, 9, two[:, -LENGTH:]).astype(np.int32)))
-    broken = not {"path", "wall"} & set(dict(parts(spec)))  # whether a query may see keys with hidden ones between them
+    # Whether a query may see keys with hidden ones between them.
+    broken = not {"path", "wall"} & set(dict(parts(spec)))
     for number, kind in enumerate(kinds):
         if number == 2 and not broken:
             continue
@@ -110,7 +115,9 @@ def known(data):
 @pytest.mark.parametrize("keys", [5, KEYS])
 @pytest.mark.parametrize("spec", ["relative", "cope(position=slope)+fire", "cope(npos_max=4)"])
 def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
-    """Each strip of two then sees a span of its own; the first queries of more than there are keys see none."""
+    """Each strip of two then sees a span of its own; the first queries of more than there are keys
+    see none.
+    """
     run = compiled(spec, BlockSizes(2, KEYS, KEYS), window=4)
     _, state = build(spec)
     for seed in range(4):
@@ -122,7 +129,9 @@ def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
 
 
 def masks(length, keys):
-    """Two-sided within a prefix, then padding; and masks at random, some of whose queries and keys are all hidden."""
+    """Two-sided within a prefix, then padding; and masks at random, some of whose queries and keys
+    are all hidden.
+    """
     rng, i, j = np.random.default_rng(0), *np.ogrid[keys - length : keys, :keys]
     prefixes, lengths = (np.array(rows)[:, None, None, None] for rows in ([6, 3], [keys, 7]))
     yield (j < prefixes) | (j <= i)
@@ -138,7 +147,9 @@ MASKED = ["cope(npos_max=3)", "rope", "alibi", "fox", "relative"]
 
 @pytest.mark.parametrize("spec, places", [*((spec, "any") for spec in MASKED), ("cope(npos_max=4)", "known")])
 def test_given_masks(spec, places, x64):
-    """Alone, with segments, and with causality and a window; blocks are skipped, or one span whose places are known."""
+    """Alone, with segments, and with causality and a window; blocks are skipped, or one span whose
+    places are known.
+    """
     blocks = BlockSizes(3, 2, 3) if places == "any" else BlockSizes(2, KEYS, KEYS)
     rules = {"causal": is_causal_only(spec) or places == "known", "window": 6 if places == "known" else None}
     run = compiled(spec, blocks, **rules)
@@ -206,7 +217,9 @@ class Counting(Encoding):
 
 
 class Turning(Encoding):
-    """A carry that is neither sum nor constant: nearest first, each key turns the query a little towards itself."""
+    """A carry that is neither sum nor constant: nearest first, each key turns the query a little
+    towards itself.
+    """
 
     def initial_carry(self, q_BHLK, q_features):
         return Carry(state=q_BHLK)
@@ -279,7 +292,8 @@ def problems(draw):
     heads, kv_heads = (4, 2) if "slopes=(" in spec else draw(st.sampled_from([(4, 2), (4, 1), (2, 2), (1, 1)]))
     sizes = Sizes(heads, kv_heads, draw(st.sampled_from([4, 6])), SIZES.model_dim, SIZES.max_length)
     length, keys = draw(st.integers(1, 12)), draw(st.integers(1, 12))
-    length = min(length, keys) if has_features(spec) else length  # those of the queries are of their own keys
+    # Those of the queries are of their own keys.
+    length = min(length, keys) if has_features(spec) else length
     blocks = BlockSizes(draw(st.integers(1, 13)), draw(st.integers(1, 13)), draw(st.integers(1, 13)))
     causal = is_causal_only(spec) or draw(st.booleans())
     window = draw(st.none() | st.integers(1, 6))

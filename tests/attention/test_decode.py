@@ -1,4 +1,6 @@
-"""Attention over a cache says what attention over the whole says, for every encoding and way of reading."""
+"""Attention over a cache says what attention over the whole says, for every encoding and way of
+reading.
+"""
 
 import dataclasses
 import functools
@@ -58,7 +60,8 @@ def whole(encoding, inputs, **options):
     )
 
 
-# Some encodings again with blocks that are smaller than the context: of the tables one is larger than it.
+# Some encodings again with blocks that are smaller than the context: of the tables one is larger
+# than it.
 SMALL_BLOCKS = [("cope(npos_max=3)", 2), ("cope", 3), ("cope(npos_max=4)+relative(max_distance=5)", 3)]
 
 
@@ -141,7 +144,9 @@ def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(block, np
 
 
 def blocks_until_saturated(q, k, block, npos_max):
-    """The number of blocks of keys, from the last on, until the gates of every row sum up to the last position."""
+    """The number of blocks of keys, from the last on, until the gates of every row sum up to the
+    last position.
+    """
     k = np.repeat(k, SIZES.heads // SIZES.kv_heads, axis=2)
     gates = 1 / (1 + np.exp(-np.einsum("blhk,bmhk->bhlm", q, k) / SIZES.head_dim**0.5))
     gates *= np.tri(LAST, CONTEXT, CONTEXT - LAST)
@@ -220,7 +225,9 @@ def test_layers_keep_apart(cope, inputs):
 
 
 class Biased(Encoding):
-    """Features of one head, of the key heads, of the query heads; one is the sum of the values so far."""
+    """Features of one head, of the key heads, of the query heads; one is the sum of the values so
+    far.
+    """
 
     def features(self, tokens, state):
         start = 0.0 if state is None else state["sum"][:, None, None]

@@ -1,4 +1,6 @@
-"""The fused kernels, interpreted, say what full attention says, in value and every gradient, for every encoding."""
+"""The fused kernels, interpreted, say what full attention says, in value and every gradient, for
+every encoding.
+"""
 
 import dataclasses
 import functools
@@ -24,7 +26,8 @@ from tests.encodings.cases import SIZES, build, every, jit, parts
 from tests.oracle.encodings import Sizes
 
 LENGTH, KEYS = 7, 11
-# A block of queries is 3, one of keys 2, or 4 where all rows are saturated; 4 or 6 keys are in fast memory at a time.
+# A block of queries is 3, one of keys 2, or 4 where all rows are saturated; 4 or 6 keys are in fast
+# memory at a time.
 BLOCKS = BlockSizes(3, 2, 4)
 REFUSED = {
     "cope_two_sided": "all keys in one block",
@@ -88,7 +91,10 @@ def test_windows_both_sides_and_dropout(options, x64):
 
 
 def test_tables_of_several_registers(x64):
-    """The table is longer than a register has columns. Saturated rows see wide blocks, then narrow and hidden ones."""
+    """The table is longer than a register has columns.
+
+    Saturated rows see wide blocks, then narrow and hidden ones.
+    """
     sizes, spec = Sizes(heads=1, kv_heads=1, head_dim=4, model_dim=4, max_length=200), "cope(npos_max=140)"
     graphdef, state = build(spec, sizes=sizes)
     kernels = interpreted((40, 50, 100))

@@ -1,4 +1,6 @@
-"""The kernels for GPUs say what full attention says, in Triton's interpreter; and they compile for an H200."""
+"""The kernels for GPUs say what full attention says, in Triton's interpreter; and they compile for
+an H200.
+"""
 
 import dataclasses
 import functools
@@ -132,7 +134,8 @@ def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
     exact = jax.vmap(functools.partial(both, full_attention))(*wide)
     for array, other in zip(computed, exact, strict=True):
         assert array.dtype == jnp.bfloat16
-        np.testing.assert_allclose(array.astype(jnp.float32), other, rtol=0, atol=5e-2)  # NaN where the other has NaN
+        # NaN where the other has NaN.
+        np.testing.assert_allclose(array.astype(jnp.float32), other, rtol=0, atol=5e-2)
     assert (
         not computed[0][0, 0, 3].any()
         and np.isnan(computed[0][0, 0, 15:]).all()
@@ -217,7 +220,8 @@ def test_attend_takes_it_on_request_and_says_why_it_cannot():
         encoding = encodings.create(spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0))
         x = jnp.ones((1, 70, 2, width), dtype)
         with on(kind):
-            assert automatic(70, 70) == ("blockwise", "full")  # until the kernels have been measured on a GPU
+            # Until the kernels have been measured on a GPU.
+            assert automatic(70, 70) == ("blockwise", "full")
             answer = fused.plan(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
             return answer.why if isinstance(answer, Reason) else None
 

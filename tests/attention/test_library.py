@@ -1,4 +1,6 @@
-"""The C++ library is compiled once and checked; whatever fails is one line, and attention runs in XLA."""
+"""The C++ library is compiled once and checked; whatever fails is one line, and attention runs in
+XLA.
+"""
 
 import multiprocessing
 import os
@@ -23,7 +25,9 @@ from tests.attention.test_native import native as native
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """A stand-in for the compiler, which takes half a second and writes a line to `log` for each compilation."""
+    """A stand-in for the compiler, which takes half a second and writes a line to `log` for each
+    compilation.
+    """
     script = tmp_path / "c++"
     script.write_text(
         textwrap.dedent(f"""\
@@ -168,7 +172,8 @@ def test_what_others_could_have_put_there_is_not_loaded(level, mode, compiler, m
     monkeypatch.setattr("grp.getgrgid", lambda number: SimpleNamespace(gr_name="staff", gr_mem=[]))
     path = library._compiled()
     plant(path)
-    assert library._compiled() == path and path.read_text() == "planted"  # only this user could have put it there
+    # Only this user could have put it there.
+    assert library._compiled() == path and path.read_text() == "planted"
     folder = compiler.with_name("cache") / level
     folder.chmod(mode)
     if mode == 0o1777 and not level:  # as in /tmp, only its owner could have

@@ -1,4 +1,6 @@
-"""Blockwise attention never holds all pairs: read off its trace, and off what the compiler sets aside."""
+"""Blockwise attention never holds all pairs: read off its trace, and off what the compiler sets
+aside.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""Attention in C++ says what full attention says, in value and every gradient; without a compiler, XLA works."""
+"""Attention in C++ says what full attention says, in value and every gradient; without a compiler,
+XLA works.
+"""
 
 import dataclasses
 import functools
@@ -31,7 +33,8 @@ SIZES = Sizes(heads=4, kv_heads=2, head_dim=16, model_dim=6, max_length=200)
 @pytest.fixture
 def native():
     if reason := library.why_not():
-        (pytest.fail if "error:" in reason else pytest.skip)(reason)  # an error of the compiler is in our source
+        # An error of the compiler is in our source.
+        (pytest.fail if "error:" in reason else pytest.skip)(reason)
 
 
 def native_attention(encoding, request):
@@ -125,9 +128,11 @@ def test_widths_and_groups_of_heads(sizes):
 @needs_library
 @pytest.mark.parametrize("logit", [400.0, -274.0])
 def test_gates_that_are_all_open_or_all_closed(logit):
-    """Gates of exactly 1 count tokens: 16 neighbours are at 16 different cells. Gates of 0 count nothing.
+    """Gates of exactly 1 count tokens: 16 neighbours are at 16 different cells. Gates of 0 count
+    nothing.
 
-    The gate of key 47 is just below 1. The sum of this gate and 15 others rounds up, to a 17th cell.
+    The gate of key 47 is just below 1. The sum of this gate and 15 others rounds up, to a 17th
+    cell.
     """
     graphdef, state = build("cope(npos_max=100)", sizes=SIZES, dtype=np.float32)
     q = jnp.full((1, 120, 4, 16), 10.0)
@@ -166,7 +171,9 @@ def test_a_query_that_sees_no_key_is_zero_and_its_gradient_too():
 
 @needs_library
 def test_types_vmap_devices_and_remat():
-    """bfloat16 results have its type; vmap calls C++ for each entry, and each device for its own examples."""
+    """bfloat16 results have its type; vmap calls C++ for each entry, and each device for its own
+    examples.
+    """
     graphdef, state = build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32)
     encoding = nnx.merge(graphdef, state)
     q, k, v = (jax.random.normal(jax.random.key(n), (4, 70, heads, 16)) for n, heads in ((0, 4), (1, 2), (2, 2)))

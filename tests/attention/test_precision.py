@@ -1,4 +1,6 @@
-"""The error of blockwise attention of float32 and bfloat16 inputs; positions, gates and sums are float32 in both."""
+"""The error of blockwise attention of float32 and bfloat16 inputs; positions, gates and sums are
+float32 in both.
+"""
 
 import functools
 import itertools
@@ -67,7 +69,9 @@ def distance_to_the_integers(q, k, npos_max):
 
 @pytest.mark.parametrize("attention", [in_blocks, in_native_code])
 def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention):
-    """At an integer the slope jumps, and a rounded position may fall on the other side; here none does."""
+    """At an integer the slope jumps, and a rounded position may fall on the other side; here none
+    does.
+    """
     length, npos_max = 256, 16
     for seed in itertools.count():
         arrays = [a.astype(np.float32) for a in one_head(length, npos_max, seed)]
@@ -76,7 +80,8 @@ def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention):
     computed = value_and_gradients(attention, CoPE, *arrays)
     for name, array, exact in zip(NAMES, computed, in_float64(arrays), strict=True):
         assert array.dtype == jnp.float32
-        # The order of XLA's sums depends on the CPU: dq was off by 2e-5 on one kind, all by less than 8e-6 on others.
+        # The order of XLA's sums depends on the CPU: dq was off by 2e-5 on one kind, all by less
+        # than 8e-6 on others.
         np.testing.assert_allclose(array, exact, rtol=0, atol=3e-5 * np.abs(exact).max(), err_msg=name)
 
 
@@ -95,7 +100,9 @@ class ShortCoPE(CoPE):
 @pytest.mark.newest
 @pytest.mark.parametrize("attention", [in_blocks, in_native_code])
 def test_bfloat16_inputs_keep_float32_positions(attention):
-    """1024 keys, N = 64: all within half a percent of float64; with gates and counts in bfloat16 dq is lost."""
+    """1024 keys, N = 64: all within half a percent of float64; with gates and counts in bfloat16 dq
+    is lost.
+    """
     *inputs, table = one_head(1024, 64)
     arrays = [*(jnp.asarray(a, jnp.bfloat16) for a in inputs), jnp.asarray(table, jnp.float32)]
     exact = in_float64(arrays)

@@ -1,4 +1,6 @@
-"""Ring attention says what one device says, moves keys from neighbour to neighbour, and shares causal work evenly."""
+"""Ring attention says what one device says, moves keys from neighbour to neighbour, and shares
+causal work evenly.
+"""
 
 import collections
 import dataclasses
@@ -90,7 +92,9 @@ BLOCKS = around(2, 1, 2)
     ],
 )
 def test_it_equals_one_device(devices, spec, length, options, x64):
-    """In value and every gradient: lengths that do not divide, several strips and blocks, segments, grouped heads."""
+    """In value and every gradient: lengths that do not divide, several strips and blocks, segments,
+    grouped heads.
+    """
     assert_equals_one_device(devices, spec, length, **options)
 
 
@@ -134,7 +138,9 @@ def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options)
 
 @functools.cache
 def on_eight_devices():
-    """A ring of four under two shares of the batch, compiled: its text, its result, and that of one device."""
+    """A ring of four under two shares of the batch, compiled: its text, its result, and that of one
+    device.
+    """
     graphdef, state = build("cope(npos_max=3,gate=value)+rope", dtype=np.float32)
     arrays = arrays_of(32, 32, dtype=np.float32)
 
@@ -163,7 +169,8 @@ def test_keys_move_between_neighbours_and_are_never_gathered():
     chunk = 4 * SIZES.head_dim  # of one head
     assert sizes == {SIZES.kv_heads * chunk, SIZES.heads * chunk}, "chunks of keys, and of queries to their devices"
     gathered = [line for line in text.splitlines() if re.search(r" (all-gather|all-to-all)(-start)?\(", line)]
-    # XLA gathers what CoPE scatters over the shares of the batch: groups of 2 devices, and no axis of the ring.
+    # XLA gathers what CoPE scatters over the shares of the batch: groups of 2 devices, and no axis
+    # of the ring.
     assert all("replica_groups=[4,2]<=[2,4]T(1,0)" in line for line in gathered), gathered
     for array in (out, inputs["q"], inputs["k"], inputs["v"]):
         assert array.sharding.is_equivalent_to(split, array.ndim)
@@ -171,7 +178,9 @@ def test_keys_move_between_neighbours_and_are_never_gathered():
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_schedule(devices):
-    """Every chunk is on its device, sees the chunks from its own to the first, and comes home; the work is even."""
+    """Every chunk is on its device, sees the chunks from its own to the first, and comes home; the
+    work is even.
+    """
     chunks = 2 * devices
 
     @jit
@@ -225,7 +234,9 @@ def test_hidden_chunks_are_not_computed():
 
 @pytest.mark.slow
 def test_a_decoder_trains_as_on_one_device():
-    """Loss and the gradient of every parameter, with packed segments, dropout, tables and recomputed layers."""
+    """Loss and the gradient of every parameter, with packed segments, dropout, tables and
+    recomputed layers.
+    """
     tokens = models.tokens(length=12)
     segments = np.array([[0] * 3 + [1] * 9, [0] * 5 + [2] * 7], np.int32)
 

@@ -1,4 +1,6 @@
-"""A logit after the last block, and rows to which farther keys weigh nothing: stick-breaking in each implementation."""
+"""A logit after the last block, and rows to which farther keys weigh nothing: stick-breaking in
+each implementation.
+"""
 
 import dataclasses
 import functools
@@ -121,7 +123,9 @@ def test_decoding(value, x64):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_blocks_beyond_what_is_done_are_not_read(gradient, x64):
-    """Each key breaks all but e^−40 off, so after two blocks nothing is left: NaN before them changes nothing."""
+    """Each key breaks all but e^−40 off, so after two blocks nothing is left: NaN before them
+    changes nothing.
+    """
     encoding = StickBreaking(done_below=-60.0)
     q, k, v = (jnp.full((1, LENGTH, heads, WIDTH), 10.0) for heads in (HEADS, GROUPS, GROUPS))
     gone = slice(None, 4)
@@ -146,11 +150,14 @@ def test_weights_and_sink_sum_to_one(x64):
 
 
 def test_compositions(x64):
-    """The sink of one part serves all; that of two is an error, and rows are done only where all parts say so."""
+    """The sink of one part serves all; that of two is an error, and rows are done only where all
+    parts say so.
+    """
     sizes = dict(num_heads=HEADS, num_kv_heads=GROUPS, head_dim=4)
     rope, cope = (create(name, **sizes, rngs=nnx.Rngs(0)) for name in ("rope", "cope"))
     stick = StickBreaking(AttentionShape(HEADS, 4, GROUPS), value="own", done_below=1.0)
-    stick.traits = dataclasses.replace(stick.traits, excludes=())  # here it may stand for any encoding with a sink
+    # Here it may stand for any encoding with a sink.
+    stick.traits = dataclasses.replace(stick.traits, excludes=())
     both = Composed({"stick": stick, "rope": rope}, stick.shape)
     carry = both.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "rope": ()})
     assert both.traits.sink_value == "own" and both.sink(carry) is not None and both.done(carry).all()

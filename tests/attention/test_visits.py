@@ -81,7 +81,9 @@ def random(*shape, seed=0):
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
-    """From the last key that queries see to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
+    """From the last key that queries see to the first: near blocks of 2 keys and far ones of 5,
+    none without a pair.
+    """
     seen = []
     length = len(mask.q_indices_L)
     q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
@@ -92,7 +94,8 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
     visits = np.zeros((KEYS, KEYS), int)
     for rows, columns, pairs in seen:
         assert pairs.any(), f"the keys {columns} of the queries {rows} are scored in vain"
-        _, once = np.unique(rows, return_index=True)  # the last query stands in for those that fill up its block
+        # The last query stands in for those that fill up its block.
+        _, once = np.unique(rows, return_index=True)
         visits[np.ix_(rows[once], columns)] += pairs[once]
     np.testing.assert_array_equal(visits[mask.q_indices_L], dense)
     for start in range(0, length, BLOCKS.queries):
@@ -107,7 +110,9 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("given", [None, jnp.ones((1, 1, 4, KEYS), bool)], ids=["no mask", "mask"])
 def test_far_blocks_are_wide(gradient, given):
-    """Four last queries: two near blocks need a mask, the other 20 keys are 4 blocks of 5; in the gradient too."""
+    """Four last queries: two near blocks need a mask, the other 20 keys are 4 blocks of 5; in the
+    gradient too.
+    """
     seen = []
     encoding, mask = Recorder(seen), Mask(INDICES[-4:], INDICES, given_B1LM=given)
     q, k, v = random(1, 4, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
@@ -163,7 +168,9 @@ def open_gates():
 
 @pytest.mark.parametrize("npos_max", [2, 4, 9])
 def test_blocks_beyond_the_largest_position_are_saturated(npos_max):
-    """Queries count, two keys at a time, until the first of them has seen N−1; all that is farther is the tail."""
+    """Queries count, two keys at a time, until the first of them has seen N−1; all that is farther
+    is the tail.
+    """
     (q, k), v = open_gates(), random(1, KEYS, 2, WIDTH)
     encoding = Marked(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
     out, (_, _, dv) = value_and_gradients(encoding, q, k, v, MASKS["causal"])
@@ -182,7 +189,9 @@ def test_blocks_beyond_the_largest_position_are_saturated(npos_max):
 
 @pytest.mark.parametrize("axis", [0, 2], ids=["example", "head"])
 def test_one_row_that_counts_keeps_its_block_counting(axis):
-    """All gates of the second example or head are closed: its positions never reach the end of the table."""
+    """All gates of the second example or head are closed: its positions never reach the end of the
+    table.
+    """
     q, k = (jnp.concatenate([x] * 2, axis=0) for x in open_gates())
     k = k.at[(slice(None),) * axis + (1,)].multiply(-1)
     v = random(2, KEYS, 2, WIDTH)

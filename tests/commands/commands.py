@@ -1,4 +1,6 @@
-"""Commands in processes of their own, forked from one that has imported everything, so that a start costs little."""
+"""Commands in processes of their own, forked from one that has imported everything, so that a start
+costs little.
+"""
 
 import dataclasses
 import multiprocessing
@@ -44,7 +46,9 @@ def get_config():
         job={"mesh": {"data": 1}},
     )
 """
-"""A config file of which all is tiny but the number of steps, so that there is something to interrupt."""
+"""A config file of which all is tiny but the number of steps, so that there is something to
+interrupt.
+"""
 
 
 SEVERAL_RUNS = ("compare", "tag", "classify")
@@ -89,7 +93,8 @@ class Surroundings:
 
 
 class Command:
-    """A command that runs as `cope-jax NAME FLAGS` does, or a tool as `python -m tools.NAME FLAGS` does.
+    """A command that runs as `cope-jax NAME FLAGS` does, or a tool as `python -m tools.NAME FLAGS`
+    does.
 
     Args:
       cache: a folder for compiled programs, so that a second start costs little too.

@@ -15,7 +15,8 @@ from tests.commands.pretrained import MODELS, write_run
 def start(tmp_path_factory) -> Callable[..., Command]:
     """Starts a command: (name, *flags)."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one cache for all workers
+    # One cache for all workers.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return functools.partial(Command, shared / "compiled")
 
 

@@ -54,7 +54,9 @@ def get_config():
 def write_run(
     folder: Path, config: ExperimentConfig, seeds: Sequence[int] = (0,), step: int = 2, **metrics: float
 ) -> Experiment:
-    """Makes a folder that of a run which has learned nothing yet, with made-up metrics; much faster than training."""
+    """Makes a folder that of a run which has learned nothing yet, with made-up metrics; much faster
+    than training.
+    """
     experiment = Experiment(config)
     Workdir(folder).open(config, seeds)
     Workdir(folder).keep_files(experiment.task)

@@ -13,7 +13,8 @@ from tests.commands.commands import _FORKS, Done, _child
 
 
 class Processes:
-    """A command that runs in `count` processes, each with its own devices; one of them alone is the plain command.
+    """A command that runs in `count` processes, each with its own devices; one of them alone is the
+    plain command.
 
     Args:
       cache: as `Command` has it.
@@ -61,7 +62,9 @@ class Processes:
         return [Done(process.exitcode, *text) for process, text in zip(self.processes, texts, strict=True)]
 
     def signal_when(self, ready: Callable[[], bool], index: int, number: signal.Signals) -> None:
-        """Sends the signal to one of the processes as soon as `ready`, unless one has ended by then."""
+        """Sends the signal to one of the processes as soon as `ready`, unless one has ended by
+        then.
+        """
         while not ready():
             if any(process.exitcode is not None for process in self.processes):
                 return

@@ -78,7 +78,8 @@ def test_speeds_count_the_tokens_of_training():
     assert experiment.throughput()._tokens_per_step == batch * length
 
 
-# One of each task; the others differ in sizes, which shrinking takes away. Selective copy is what the notebook trains.
+# One of each task; the others differ in sizes, which shrinking takes away. Selective copy is what
+# the notebook trains.
 KINDS = ("flip_flop:small", "counting:small", "lm:125m_noise")
 
 
@@ -102,7 +103,8 @@ def test_every_config_trains_once_shrunk(name, tmp_path):
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if "split" not in row] == [1, 2]
     assert {row["split"] for row in rows if "split" in row} == set(experiment.task.evaluation_splits)
-    # Logits of variance 1 that know nothing yet: ln V + 1/2 on average, here over as few as two tokens.
+    # Logits of variance 1 that know nothing yet: ln V + 1/2 on average, here over as few as two
+    # tokens.
     assert rows[0]["loss"] == pytest.approx(math.log(experiment.task.vocab_size) + 0.5, abs=2.5)
 
 

@@ -52,7 +52,8 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
     assert {near["word"] for near in content["models"]["ELMo"]["of the word"][1]["layer 2"]} <= {"spring", "Spring"}
     table = (tmp_path / "neighbours.md").read_text()
     assert "## RNN: occurrences of the word" in table and "a *spring* of steel" in table
-    assert "| layer 2 |" in table and "| layer 1 |" in table and "| words |" not in table  # the last of each model
+    # The last of each model.
+    assert "| layer 2 |" in table and "| layer 1 |" in table and "| words |" not in table
     assert str(tmp_path / "neighbours.md") in done.out.splitlines()
 
 
@@ -90,7 +91,8 @@ def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
             assert score["accuracy"] * content["tested"][task] == pytest.approx(
                 round(score["accuracy"] * content["tested"][task]), abs=1e-4
             )
-    # A vector of the word's characters alone, whatever is around it, cannot tell its senses but by chance.
+    # A vector of the word's characters alone, whatever is around it, cannot tell its senses but by
+    # chance.
     senses_of_words = content["models"]["ELMo"]["word senses"]
     assert senses_of_words["floors"] == {"majority": 0.25, "majority of the word": 0.5}
     assert senses_of_words["scores"][0]["accuracy"] == 0.5

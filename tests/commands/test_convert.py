@@ -48,7 +48,8 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
         f"to train it further: cope-jax train --config={further} --workdir=runs/NAME",
     ]
     assert json.loads((tmp_path / "gpt2" / "config.json").read_text())["model_type"] == "gpt2"
-    assert "examples=" not in further.read_text() and "beta1" not in further.read_text()  # a default
+    # A default.
+    assert "examples=" not in further.read_text() and "beta1" not in further.read_text()
     whole, original = config_files.config(str(further)), config_files.config(str(config))
     assert (whole.encoding, whole.training.max_position) == ("learned", 8)
     assert dataclasses.replace(whole.training, start=None, max_position=None) == load_run(run).experiment.training

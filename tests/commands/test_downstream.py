@@ -1,4 +1,6 @@
-"""Taggers and classifiers on pretrained models, and language models side by side, on the built-in samples."""
+"""Taggers and classifiers on pretrained models, and language models side by side, on the built-in
+samples.
+"""
 
 import dataclasses
 import json

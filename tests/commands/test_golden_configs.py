@@ -1,6 +1,7 @@
 """A digest of what decides the numbers of each config: a changed default is a changed experiment.
 
-Nothing is compared of the job, nor of encodings that a config does not use, whose defaults docs/encodings.md holds.
+Nothing is compared of the job, nor of encodings that a config does not use, whose defaults
+docs/encodings.md holds.
 
 python -m tests.commands.test_golden_configs               # writes the digests
 python -m tests.commands.test_golden_configs HEAD quick    # what changed in a config since a commit
@@ -36,7 +37,9 @@ CHANGED = (
 
 
 def recipe(name: str) -> str:
-    """The recipe, every default filled in, and the options that the file sets of encodings that it does not use."""
+    """The recipe, every default filled in, and the options that the file sets of encodings that it
+    does not use.
+    """
     config = ExperimentConfig.from_mapping(config_files.named(name).to_dict())
     resolved = config.recipe()
     for encoding, options in config.encodings.items():

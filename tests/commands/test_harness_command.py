@@ -46,7 +46,8 @@ def task_dir(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     task = load_run(run).task
     (entries,) = task.token_streams("test")
-    tokens = [entries.tokens[start + 1 : end] for start, end in itertools.pairwise(entries.bounds)]  # without `end`
+    # Without `end`.
+    tokens = [entries.tokens[start + 1 : end] for start, end in itertools.pairwise(entries.bounds)]
     (folder / "data.json").write_text("".join(json.dumps({"text": task.decode(text)}) + "\n" for text in tokens))
     (folder / "sample.yaml").write_text(TASK.format(data=folder / "data.json"))
     length = int(np.diff(entries.bounds).max())

@@ -1,4 +1,6 @@
-"""The perplexity of runs on the built-in sample, as `compare` shows it and as the command measures it."""
+"""The perplexity of runs on the built-in sample, as `compare` shows it and as the command measures
+it.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Several real processes on this machine, which send each other what devices of different hosts would."""
+"""Several real processes on this machine, which send each other what devices of different hosts
+would.
+"""
 
 import fcntl
 import json
@@ -20,8 +22,8 @@ from tests.commands.several import Processes, free_port
 pytestmark = pytest.mark.xdist_group("processes")
 
 STEPS = 8
-# Four devices in two processes; the axis that spans the processes comes first. With a sequence that spans them, both
-# need all rows.
+# Four devices in two processes; the axis that spans the processes comes first. With a sequence that
+# spans them, both need all rows.
 MESHES = {
     "data": {"data": 2, "tensor": 2},
     "fsdp": {"fsdp": 4},
@@ -73,7 +75,9 @@ def two(launch, tmp_path_factory):
 
 
 def assert_same_numbers(workdir, other):
-    """The same rows to the rounding of float32; data in another order would change losses by far more."""
+    """The same rows to the rounding of float32; data in another order would change losses by far
+    more.
+    """
     ours, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (workdir, other))
     assert [(row["step"], row.get("split")) for row in ours] == [(row["step"], row.get("split")) for row in theirs]
     for row, expected in zip(ours, theirs, strict=True):
@@ -222,5 +226,6 @@ def test_four_processes_train_as_one_does(launch, alone, tmp_path):
     assert [done.status for done in ended] == [0] * 4, ended
     assert_same_numbers(tmp_path / "run", alone)
     assert ["in_distribution" in done.out for done in ended] == [True, False, False, False]
-    for done in ended[1:]:  # XLA may warn of how it splits a gradient, and of processes that leave first
+    # XLA may warn of how it splits a gradient, and of processes that leave first.
+    for done in ended[1:]:
         assert not re.search(r"^(error|warning): |Traceback|step/s", done.err, re.MULTILINE), done.err

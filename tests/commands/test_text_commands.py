@@ -20,7 +20,9 @@ MODEL = {"num_layers": 1, "block": {"model_dim": 8, "num_heads": 2, "mlp_dim": 1
 
 @pytest.fixture(scope="module")
 def runs(start, tmp_path_factory):
-    """A run on the built-in sample in bytes, and one in words with a table of positions, a few steps old."""
+    """A run on the built-in sample in bytes, and one in words with a table of positions, a few
+    steps old.
+    """
     folder = tmp_path_factory.mktemp("text_commands")
     for kind, encoding in (("bytes", "cope(npos_max=8)"), ("words", "learned")):
         path = folder / f"{kind}.py"

@@ -160,7 +160,8 @@ def test_a_tokenizer_of_a_run_that_is_only_written_otherwise_is_the_same(tmp_pat
     task = tasks.create("text", vocab_size=300, length=16)
     Workdir(tmp_path).keep_files(task)
     file = tmp_path / "tokenizer.json"
-    kept = json.dumps(json.loads(file.read_text()))  # as another version of the library may write it
+    # As another version of the library may write it.
+    kept = json.dumps(json.loads(file.read_text()))
     assert kept != file.read_text()
     file.write_text(kept)
     (tmp_path / "corpus.json").unlink()  # as after an interruption

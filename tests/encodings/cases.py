@@ -14,7 +14,8 @@ from cope_jax.encodings import Composed, Encoding, Tokens
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import ORACLES, Rule, Sizes, compose
 
-# Every registered name, every value of every option, and compositions. A new encoding adds lines here, and an oracle.
+# Every registered name, every value of every option, and compositions. A new encoding adds lines
+# here, and an oracle.
 CASES = [
     "none",
     "learned",
@@ -96,7 +97,8 @@ CASES = [
     "learned+cope(npos_max=4,gate=separate_key)",
     "cope(position=slope,gate=separate_key)+rope(fraction=0.5)+kerple",
 ]
-# One of each kind of hook. The rest is slow where a test is; values and gradients are tested for all cases.
+# One of each kind of hook. The rest is slow where a test is; values and gradients are tested for
+# all cases.
 FEW = {
     "learned",
     "rope",
@@ -117,7 +119,9 @@ FEW = {
 
 
 def every(specs: Iterable[str] = CASES, few: Collection[str] = CASES) -> Any:
-    """Parametrizes a test by specs, slow unless they are of a few; each in a group, whose worker compiles it once."""
+    """Parametrizes a test by specs, slow unless they are of a few; each in a group, whose worker
+    compiles it once.
+    """
     marks = {spec: [pytest.mark.xdist_group(spec), *([] if spec in few else [pytest.mark.slow])] for spec in specs}
     return pytest.mark.parametrize("spec", [pytest.param(spec, id=spec, marks=marks[spec]) for spec in specs])
 
@@ -206,7 +210,9 @@ def parameters(state: nnx.State) -> dict[str, np.ndarray]:
 
 
 def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) -> Rule:
-    """The oracle of an encoding with these parameters; a model has the name of a single one in their paths too."""
+    """The oracle of an encoding with these parameters; a model has the name of a single one in
+    their paths too.
+    """
     rules, alone = [], len(parts(spec)) == 1
     for index, (name, options) in enumerate(parts(spec)):
         parameters_of_one = {
@@ -270,7 +276,9 @@ def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[An
 
 @functools.cache
 def compiled(spec: str) -> tuple[Any, list[int]]:
-    """One jitted function (state, arrays, positions, segments) -> Result, and a list that grows at each trace."""
+    """One jitted function (state, arrays, positions, segments) -> Result, and a list that grows at
+    each trace.
+    """
     graphdef, _ = build(spec)
     traces: list[int] = []
 

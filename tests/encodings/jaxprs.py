@@ -37,7 +37,9 @@ def intermediates(function: Any, *arguments: Any) -> list[np.ndarray]:
 
 
 def mask_ops(monkeypatch: Any) -> None:
-    """Makes each op that an encoding's module has a call named `ops`, into which `primitives` does not look."""
+    """Makes each op that an encoding's module has a call named `ops`, into which `primitives` does
+    not look.
+    """
     functions = {
         function
         for module in pkgutil.iter_modules(ops.__path__)

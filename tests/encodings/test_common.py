@@ -57,7 +57,8 @@ def test_values_equal_the_oracle(spec, positions, x64):
 
 @every_case
 def test_gradients_equal_finite_differences_of_the_oracle(spec, x64):
-    # The seeds leave every contextual position and ReLU further from its kink than the step of the differences.
+    # The seeds leave every contextual position and ReLU further from its kink than the step of the
+    # differences.
     _, state = build(spec)
     arrays = problem()
     arrays["dout"][1], arrays["dembedded"][1] = 0, 0  # one example is enough
@@ -80,7 +81,9 @@ def test_gradients_equal_finite_differences_of_the_oracle(spec, x64):
 
 @every_case
 def test_gates_that_are_open_or_closed(spec, x64):
-    """With logits and gates of about ±50, values and gradients are finite, and weights sum to at most 1."""
+    """With logits and gates of about ±50, values and gradients are finite, and weights sum to at
+    most 1.
+    """
     _, state = build(spec)
     arrays = problem()
     large = {name: value * (12.0 if name in "xqk" else 1.0) for name, value in arrays.items()}
@@ -122,7 +125,8 @@ def test_causal_by_gradient(spec, x64):
         for name in ("x", "q", "k", "v"):
             assert np.all(gradients[name][:, query + 1 :] == 0), f"query {query} looks ahead through {name}"
         assert np.all(gradients["q"][:, :query] == 0) or not splits_queries(spec)
-        skips_itself = "stick_breaking" in dict(parts(spec)) and "own" not in spec  # it does not see its own token
+        # It does not see its own token.
+        skips_itself = "stick_breaking" in dict(parts(spec)) and "own" not in spec
         assert spec == "tra" or np.all(np.abs(gradients["v"][:, : query + 1 - skips_itself]).max(axis=(2, 3)) > 0)
 
 
@@ -144,7 +148,9 @@ def test_jit_equals_eager_and_compiles_once(spec, x64):
 
 @a_few
 def test_packed_documents_do_not_leak(spec, x64):
-    """Two documents in one row give, in value and gradient, what each gives alone: positions and counts restart."""
+    """Two documents in one row give, in value and gradient, what each gives alone: positions and
+    counts restart.
+    """
     _, state = build(spec)
     arrays = problem()
     half = LENGTH // 2
@@ -182,10 +188,13 @@ def test_blocks_of_their_own_make_no_difference(spec, monkeypatch, x64):
 
 @a_few
 def test_bfloat16_is_near_float32(spec):
-    """The same numbers in bfloat16 give the float32 result to bfloat16's 8 bits; positions stay float32."""
+    """The same numbers in bfloat16 give the float32 result to bfloat16's 8 bits; positions stay
+    float32.
+    """
     _, state = build(spec, dtype=np.float32)
     short = {name: jnp.asarray(value, jnp.bfloat16) for name, value in problem(dtype=np.float32).items()}
-    positions = GAPPED if spec.startswith("learned") else GAPPED + 1001  # whole numbers that bfloat16 does not have
+    # Whole numbers that bfloat16 does not have.
+    positions = GAPPED if spec.startswith("learned") else GAPPED + 1001
     exact = run(spec, state, {name: np.asarray(value, np.float32) for name, value in short.items()}, positions)
     rough = run(spec, state, short, positions)
     assert rough.out.dtype == rough.embedded.dtype == jnp.bfloat16
@@ -193,7 +202,8 @@ def test_bfloat16_is_near_float32(spec):
     assert all(rough.gradients[name].dtype == jnp.bfloat16 for name in ("x", "q", "k", "v"))
     for name in ("embedded", "out"):
         value, reference = (np.asarray(getattr(result, name), np.float32) for result in (rough, exact))
-        # Rounded q, k or features shift a logit by up to 2^-8 of |q||k|, and the output is rounded once more.
+        # Rounded q, k or features shift a logit by up to 2^-8 of |q||k|, and the output is rounded
+        # once more.
         assert np.abs(value - reference).max() < 0.05 * np.abs(reference).max()
         assert np.sqrt(np.mean((value - reference) ** 2)) < 0.01 * np.sqrt(np.mean(reference**2))
 
@@ -201,10 +211,13 @@ def test_bfloat16_is_near_float32(spec):
 @pytest.mark.newest
 @first_of_each
 def test_float32_is_near_float64_at_extremes(spec):
-    """Beyond the length of training, with gates or logits of about ±50: float32 only rounds, also the gradients."""
+    """Beyond the length of training, with gates or logits of about ±50: float32 only rounds, also
+    the gradients.
+    """
     _, state = build(spec, dtype=np.float32)
     positions = GAPPED if "learned" in dict(parts(spec)) else BEYOND
-    # A logit of 50 is rounded by 2e-6, and an angle of 40 by 2e-6; a gradient at these logits multiplies this by ten.
+    # A logit of 50 is rounded by 2e-6, and an angle of 40 by 2e-6; a gradient at these logits
+    # multiplies this by ten.
     for large, factor, tolerance in (("x", 12.0, 1e-4), ("qk", 5.0, 3e-4)):
         arrays = {name: array * (factor if name in large else 1.0) for name, array in problem(dtype=np.float32).items()}
         rough = run(spec, state, arrays, positions)
@@ -239,7 +252,9 @@ def test_vmap_over_seeds(spec, x64):
 @every_case
 @pytest.mark.parametrize("far", [-1, 14])
 def test_out_of_range_is_loud_or_defined(spec, far, x64):
-    """A position that a table has no row for is an error, or NaN inside jit; all other encodings stay finite."""
+    """A position that a table has no row for is an error, or NaN inside jit; all other encodings
+    stay finite.
+    """
     graphdef, state = build(spec)
     positions = CONSECUTIVE.copy()
     positions[:, -1] = far

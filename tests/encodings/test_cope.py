@@ -1,4 +1,6 @@
-"""CoPE's own promises: the listing's semantics, its gradients, float32 positions, and the values worked by hand."""
+"""CoPE's own promises: the listing's semantics, its gradients, float32 positions, and the values
+worked by hand.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +65,9 @@ def test_gradients_equal_the_backward_formulae(npos_max, x64):
 
 
 def test_worked_by_hand(x64):
-    """Zero keys make every gate 1/2, so p_ij = (i−j+1)/2; a table e[n] = n²·u and q = c·u give c·n² at integers."""
+    """Zero keys make every gate 1/2, so p_ij = (i−j+1)/2; a table e[n] = n²·u and q = c·u give c·n²
+    at integers.
+    """
     length, width, npos_max, c = 7, 4, 3, 0.3
     u = np.array([1.0, 0.0, 0.0, 0.0])
     table = np.arange(npos_max)[:, None] ** 2 * u
@@ -114,7 +118,9 @@ def test_maps_are_float32_gates_and_positions():
 
 @pytest.mark.parametrize("gate", ["query_key", "value"])
 def test_bfloat16_gradients_survive_a_long_row(gate):
-    """Counting in bfloat16 would lose the fraction that carries the gradient of the gates; see `accumulator_dtype`."""
+    """Counting in bfloat16 would lose the fraction that carries the gradient of the gates; see
+    `accumulator_dtype`.
+    """
     short = [jnp.asarray(a, jnp.bfloat16)[None, :, None] for a in one_head(4, 256, 64, width=16)]
     q, k, v, e, dout = short
     table = e[0, :, 0].astype(jnp.float32)
@@ -130,8 +136,8 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
 
     exact = np.asarray(dq(*(a.astype(jnp.float32) for a in (q, k, v, dout))))
     rough = np.asarray(dq(q, k, v, dout).astype(jnp.float32))
-    # What is left, 0.003, is the rounding of weights, output and gradient to 8 bits. Rounding z as well would make it
-    # 0.007, and positions or gates in bfloat16 tens of percent.
+    # What is left, 0.003, is the rounding of weights, output and gradient to 8 bits. Rounding z as
+    # well would make it 0.007, and positions or gates in bfloat16 tens of percent.
     assert np.sqrt(np.mean((rough - exact) ** 2) / np.mean(exact**2)) < 0.005
 
 
@@ -144,7 +150,9 @@ def test_separate_gate_keys_need_the_layer_input():
 
 
 def test_gates_of_a_composition_do_not_see_the_other_part(x64):
-    """CoPE's gates are σ(q·k/√K) beside relative positions too: what the parts add is summed, in either order."""
+    """CoPE's gates are σ(q·k/√K) beside relative positions too: what the parts add is summed, in
+    either order.
+    """
     rng = np.random.default_rng(5)
     q, k, _, e, _ = one_head(5, 6, 4)
     table = rng.normal(size=(6, 4))
@@ -188,7 +196,9 @@ def test_gates_of_values_of_another_width_are_one_line(implementation):
 
 @pytest.mark.parametrize(("gate", "low", "high"), [("query_key", 0.01, 0.2), ("value", 0.0, 0.01)])
 def test_rotation_in_bfloat16_moves_positions_past_the_jumps_of_the_gradient(gate, low, high):
-    """The output stays near, and so does the gradient if gates read nothing rotated: see docs/attention.md."""
+    """The output stays near, and so does the gradient if gates read nothing rotated: see
+    docs/attention.md.
+    """
     rng = np.random.default_rng(0)
     short = [jnp.asarray(rng.normal(size=(1, 128, 1, 64)), jnp.bfloat16) for _ in range(4)]
     encoding = create("cope+rope", width=64, cope={"npos_max": 64, "gate": gate})

@@ -45,7 +45,9 @@ def test_tokens_beyond_the_integers_of_float32_are_different_tokens():
 
 @a_few
 def test_block_law(spec, x64):
-    """Any split of the keys, from the nearest block to the farthest, gives what one block gives; gradients too."""
+    """Any split of the keys, from the nearest block to the farthest, gives what one block gives;
+    gradients too.
+    """
     graphdef, state = build(spec)
     assert nnx.merge(graphdef, state).traits.splits_keys == splits_keys(spec)
     if not splits_keys(spec):
@@ -146,7 +148,9 @@ class Block(NamedTuple):
 
 
 def block_of(spec):
-    """A block before which nothing, a little, just all or more than all of the table has been counted."""
+    """A block before which nothing, a little, just all or more than all of the table has been
+    counted.
+    """
     encoding = nnx.merge(*build(spec))
     arrays = {name: jnp.asarray(value) for name, value in problem().items()}
     arrays["x"] = encoding.embed(arrays["x"], GAPPED)
@@ -197,7 +201,9 @@ def test_the_carry_is_sums_and_constants(spec, x64):
 
 @a_few
 def test_forward_mode_equals_reverse_mode(spec, x64):
-    """The derivative of the logits in a random direction, by both modes: streaming attention asks for the first."""
+    """The derivative of the logits in a random direction, by both modes: streaming attention asks
+    for the first.
+    """
     block = block_of(spec)
     graphdef, params = nnx.split(block.encoding)
 

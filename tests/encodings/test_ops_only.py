@@ -10,7 +10,8 @@ from tests.encodings.cases import build, every, parts, parts_of
 from tests.encodings.jaxprs import mask_ops, primitives
 from tests.encodings.test_laws import block_of
 
-# Arithmetic of each entry, sums and products, and shapes known while tracing: what every kernel compiler lowers.
+# Arithmetic of each entry, sums and products, and shapes known while tracing: what every kernel
+# compiler lowers.
 ALLOWED = {
     "abs", "add", "and", "div", "eq", "exp", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log",
     "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow", "rem", "rsqrt", "select_n",
@@ -39,7 +40,8 @@ def traced(block):
 
 @every()
 def test_hooks_touch_data_by_ops_only(spec, monkeypatch, x64):
-    if {"path", "wall"} & set(dict(parts(spec))):  # they visit the keys in blocks of their own, so no kernel takes them
+    # They visit the keys in blocks of their own, so no kernel takes them.
+    if {"path", "wall"} & set(dict(parts(spec))):
         assert "scan" in traced(block_of(spec))
         return
     mask_ops(monkeypatch)

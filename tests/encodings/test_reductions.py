@@ -42,7 +42,9 @@ def equal(left, right, atol=1e-12):
 
 
 def all_gates_open(gate):
-    """Inputs for which every gate is exactly 1: positive queries, and keys or values that they all agree with."""
+    """Inputs for which every gate is exactly 1: positive queries, and keys or values that they all
+    agree with.
+    """
     q, k, v = inputs()
     q = jnp.abs(q) + 0.5
     if gate == "query_key":
@@ -55,7 +57,9 @@ def all_gates_open(gate):
 @pytest.mark.parametrize("gate", ["query_key", "value"])
 @pytest.mark.parametrize("npos_max", [LENGTH + 1, 4])
 def test_cope_with_open_gates_is_relative(gate, npos_max):
-    """All gates 1 give p_ij = i−j+1: relative position with the table shifted by one row, clipped at the same place."""
+    """All gates 1 give p_ij = i−j+1: relative position with the table shifted by one row, clipped
+    at the same place.
+    """
     q, k, v = all_gates_open(gate)
     cope, relative = create("cope", npos_max=npos_max, gate=gate), create("relative", max_distance=npos_max - 1)
     table = np.random.default_rng(1).normal(size=(npos_max, WIDTH))
@@ -121,7 +125,8 @@ def test_zero_parameters_are_no_encoding(spec):
     equal(encoding.embed(q[:, :, 0], np.arange(LENGTH, dtype=np.int32)[None]), q[:, :, 0], atol=0)
 
 
-ABSOLUTE = {"learned", "sinusoidal", "fire", "darope"}  # FIRE and DaRoPE have positions in a nonlinear function
+# FIRE and DaRoPE have positions in a nonlinear function.
+ABSOLUTE = {"learned", "sinusoidal", "fire", "darope"}
 
 
 @pytest.mark.parametrize("spec", [spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}])
@@ -161,7 +166,9 @@ def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
 
 @pytest.mark.parametrize("options", ["fraction=1.0", "fraction=0.5", "fraction=0.25", "llama3=(8,1,4,200)"])
 def test_rope_frequencies_span_the_rotated_features(options):
-    """A part that turns has the wavelengths of a head of that width, as the pairs of a wider head show."""
+    """A part that turns has the wavelengths of a head of that width, as the pairs of a wider head
+    show.
+    """
     rope = encodings.create(f"rope({options})", num_heads=1, head_dim=16, rngs=nnx.Rngs(0))
     rule = rule_of(f"rope({options})", {}, SIZES._replace(head_dim=16))
     q = np.random.default_rng(0).normal(size=(1, 3, 1, 16))
@@ -190,7 +197,9 @@ def test_alibi_slopes_are_the_published_ones(heads):
     "num_buckets, max_distance", [(32, 128), (8, 16), (8, 5), (9, 128), (36, 32), (2, 3), (3, 5), (16, 1024)]
 )
 def test_t5_buckets_are_exact(num_buckets, max_distance):
-    """Against whole-number arithmetic: a rounded logarithm would misplace the distances on a boundary."""
+    """Against whole-number arithmetic: a rounded logarithm would misplace the distances on a
+    boundary.
+    """
     exact = [t5_bucket(distance, num_buckets, max_distance) for distance in range(max_distance + 1)]
     assert buckets(num_buckets, max_distance).tolist() == exact
     t5 = create("t5", heads=1, num_buckets=num_buckets, max_distance=max_distance)
@@ -276,8 +285,10 @@ def test_initial_parameters_depend_on_the_key_only(spec):
     other = jax.tree.leaves(nnx.state(create_from_key(spec, 1)))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     random = [not np.array_equal(a, b) for a, b in zip(first, other, strict=True)]
-    constant = all(np.all(leaf == leaf.flat[0]) for leaf in map(np.asarray, first))  # no parameter is random
-    published = {"fox(gate=head,longest=16.0)", "grape", "grape(base=100,step=1.0,per_head=True)"}  # a known sequence
+    # No parameter is random.
+    constant = all(np.all(leaf == leaf.flat[0]) for leaf in map(np.asarray, first))
+    # A known sequence.
+    published = {"fox(gate=head,longest=16.0)", "grape", "grape(base=100,step=1.0,per_head=True)"}
     assert any(random) or constant or spec in published
 
 

@@ -1,4 +1,6 @@
-"""The methods of others equal the code of others: flash-linear-attention, x-transformers and transformers."""
+"""The methods of others equal the code of others: flash-linear-attention, x-transformers and
+transformers.
+"""
 
 import importlib.util
 import pathlib
@@ -66,7 +68,9 @@ def test_fox(x64):
 
 @pytest.mark.parametrize("spec", ["path", "path(forget=True)"])
 def test_path(spec, x64):
-    """Theirs also divides the sum of log f by √K: with log f times √K, it is the method of the paper."""
+    """Theirs also divides the sum of log f by √K: with log f times √K, it is the method of the
+    paper.
+    """
     ours = Ours(spec, length=20)
     log_f = ours.features.get("log_f", jnp.zeros(ours.q.shape[:3])) * SIZES.head_dim**0.5
     arrays = (ours.q, ours.k, ours.v, ours.features["w"], ours.features["beta"], log_f)
@@ -75,7 +79,9 @@ def test_path(spec, x64):
 
 
 def test_wall(x64, monkeypatch):
-    """The constant and the cumulative sum that theirs imports lie beside Triton kernels, so they are given here."""
+    """The constant and the cumulative sum that theirs imports lie beside Triton kernels, so they
+    are given here.
+    """
     to_log2 = 1 / np.log(2)
 
     def cumulative(g, cu_seqlens, scale):
@@ -87,7 +93,8 @@ def test_wall(x64, monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     ours = Ours("wall(bias=1.0,stddev=0.5)", length=40)
     arrays = map(tensor, (ours.q, ours.k, ours.v, ours.features))
-    close(ours(), fla("wall_attn").naive_wall_attn(*arrays, scale=SIZES.head_dim**-0.5), 1e-5)  # theirs is in float32
+    # Theirs is in float32.
+    close(ours(), fla("wall_attn").naive_wall_attn(*arrays, scale=SIZES.head_dim**-0.5), 1e-5)
 
 
 @pytest.mark.parametrize("see_itself", [False, True])
@@ -150,7 +157,8 @@ def test_xpos(x64):
     pairs = jnp.ones((1, LENGTH, 1, 16))
     positions = np.arange(LENGTH, dtype=np.int32)[None]
     q, k = rope.rotate(pairs, (), positions), rope.rotate_keys(pairs, (), positions)
-    # The length of each pair; theirs are equal but for the middle of the sequence, which cancels between q and k.
+    # The length of each pair; theirs are equal but for the middle of the sequence, which cancels
+    # between q and k.
     sizes = [np.hypot(x[0, :, 0, :8], x[0, :, 0, 8:]) / np.sqrt(2) for x in (q, k)]
     middle = LENGTH // 2
     theirs = scale.reshape(-1, LENGTH, scale.shape[-1])[0].numpy()[:, ::2]

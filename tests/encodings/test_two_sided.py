@@ -1,4 +1,6 @@
-"""Encodings without a causal mask: values, gradients and every way of execution; and CoPE to both sides."""
+"""Encodings without a causal mask: values, gradients and every way of execution; and CoPE to both
+sides.
+"""
 
 import functools
 
@@ -22,7 +24,8 @@ jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 TWO_SIDED = "cope_two_sided(npos_max=4)"
 
 
-# What makes sense without a causal mask, with the options that act on later keys; others act on both sides alike.
+# What makes sense without a causal mask, with the options that act on later keys; others act on
+# both sides alike.
 SPECS = [
     "none",
     "learned",
@@ -115,7 +118,8 @@ def test_values_and_gradients_to_both_sides(spec, x64):
         np.testing.assert_allclose(out[example], oracle(spec, named, arrays, example)[1], rtol=0, atol=1e-12)
     np.testing.assert_allclose(streamed, out, rtol=0, atol=1e-12)
 
-    # A step in one random direction for all inputs and parameters together: as telling as one for each, and quick.
+    # A step in one random direction for all inputs and parameters together: as telling as one for
+    # each, and quick.
     values = {name: arrays[name] for name in ("x", "q", "k", "v")} | named
     rng = np.random.default_rng(0)
     direction = {name: rng.normal(size=value.shape) for name, value in values.items()}
@@ -176,7 +180,8 @@ def test_with_open_gates_it_is_signed_distance(x64):
     both, signed = create("cope_two_sided", npos_max=4), create("relative", max_distance=3, signed=True)
     left, right = tables(rows=4)
     both.tables[...] = jnp.stack([left, right])
-    # Distances −2 … 2, of which negative ones are keys after the query; the first row of a table is never read.
+    # Distances −2 … 2, of which negative ones are keys after the query; the first row of a table is
+    # never read.
     signed.table[...] = jnp.stack([right[3], right[2], left[1], left[2], left[3]])
     ours, theirs = (attention.attend(q, k, v, encoding=encoding, causal=False) for encoding in (both, signed))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)

@@ -1,4 +1,6 @@
-"""The arguments of kernels that are written by hand, for CPUs and for GPUs, and what these kernels cannot run."""
+"""The arguments of kernels that are written by hand, for CPUs and for GPUs, and what these kernels
+cannot run.
+"""
 
 from typing import NamedTuple
 
@@ -18,7 +20,9 @@ NEITHER = (None, None)
 
 
 class Arrays(NamedTuple):
-    """The differentiable arguments, in the types of the caller; those that a score does not have are empty."""
+    """The differentiable arguments, in the types of the caller; those that a score does not have
+    are empty.
+    """
 
     q: Array  # q_BLHK, rotated
     k: Array  # k_BMGK, rotated
@@ -30,7 +34,8 @@ class Arrays(NamedTuple):
 
 
 def why_not(kernels: str, request: Request) -> str | None:
-    """Returns why kernels that are written by hand cannot run the request, whatever the encoding; None if they can.
+    """Returns why kernels that are written by hand cannot run the request, whatever the encoding;
+    None if they can.
 
     `kernels` is their name.
     """
@@ -53,7 +58,9 @@ def why_not(kernels: str, request: Request) -> str | None:
 
 
 def score_of(kernels: str, encoding: Encoding, request: Request) -> NativeScore | str:
-    """Returns what the encoding adds to the logits, or why kernels that are written by hand cannot add it."""
+    """Returns what the encoding adds to the logits, or why kernels that are written by hand cannot
+    add it.
+    """
     queries, keys = request.queries, request.keys
     score = encoding.native_score(keys.v, keys.features)
     if score is None:
@@ -94,7 +101,9 @@ def window_of(request: Request) -> int:
 
 
 def segments_of(request: Request) -> tuple[Array, Array]:
-    """Returns the segment ids of queries and keys, `[B, L]` and `[B, M]`; empty if there is one segment."""
+    """Returns the segment ids of queries and keys, `[B, L]` and `[B, M]`; empty if there is one
+    segment.
+    """
 
     def of_examples(ids: Array | None) -> Array:
         if ids is None:

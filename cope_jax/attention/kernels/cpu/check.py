@@ -1,7 +1,7 @@
 """Compares a compiled library with full attention on a small problem.
 
-Run as `python -m cope_jax.attention.kernels.cpu.check PATH`. The exit status is 0 if value and gradients agree, and
-`library.WRONG` if they differ.
+Run as `python -m cope_jax.attention.kernels.cpu.check PATH`. The exit status is 0 if value and
+gradients agree, and `library.WRONG` if they differ.
 """
 
 import functools
@@ -25,7 +25,9 @@ LENGTH, TOLERANCE = 150, 1e-3  # more than two tiles
 
 
 def agrees(spec: str) -> bool:
-    """Returns whether the library equals full attention in value and all gradients of queries, keys and values."""
+    """Returns whether the library equals full attention in value and all gradients of queries, keys
+    and values.
+    """
     encoding = encodings.create(spec, num_heads=2, num_kv_heads=1, head_dim=32, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     q, k, v, dout = (jnp.asarray(rng.normal(size=(1, LENGTH, n, 32)), jnp.float32) for n in (2, 1, 1, 2))

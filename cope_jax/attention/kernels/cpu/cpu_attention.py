@@ -1,4 +1,6 @@
-"""Attention on CPUs by the C++ library of this package, for encodings whose `native_score` says what they add."""
+"""Attention on CPUs by the C++ library of this package, for encodings whose `native_score` says
+what they add.
+"""
 
 import functools
 from typing import Any, NamedTuple
@@ -32,9 +34,11 @@ class _Options(NamedTuple):
 
 
 def plan(encoding: Encoding, request: Request) -> Plan | Reason:
-    """Returns the plan to compute the result of `blockwise_attention` in C++, or the reason why this is not possible.
+    """Returns the plan to compute the result of `blockwise_attention` in C++, or the reason why
+    this is not possible.
 
-    It runs with XLA's threads. Memory is linear in the length. Sums are float32 whatever the type of the inputs.
+    It runs with XLA's threads. Memory is linear in the length. Sums are float32 whatever the type
+    of the inputs.
     """
     widths = request.queries.rotated_q.shape[-1], request.keys.v.shape[-1]
     if why := arguments.why_not(NAME, request):

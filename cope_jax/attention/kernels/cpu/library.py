@@ -1,9 +1,10 @@
 """Compiles the C++ attention of this package once for this machine, and loads it.
 
-The library lies in the user's cache folder (`$XDG_CACHE_HOME/cope_jax`, by default `~/.cache/cope_jax`). If another
-user could change this folder, it is not used, because what lies there is run. The library's name contains a digest of
-the source, of jaxlib's version, and of what the compiler knows about itself and the CPU. So every version, compiler and
-CPU has its own file. Without the library, attention runs in XLA; this is an error only if `COPE_JAX_NATIVE=required`.
+The library lies in the user's cache folder (`$XDG_CACHE_HOME/cope_jax`, by default
+`~/.cache/cope_jax`). If another user could change this folder, it is not used, because what lies
+there is run. The library's name contains a digest of the source, of jaxlib's version, and of what
+the compiler knows about itself and the CPU. So every version, compiler and CPU has its own file.
+Without the library, attention runs in XLA; this is an error only if `COPE_JAX_NATIVE=required`.
 """
 
 import contextlib
@@ -45,10 +46,12 @@ class Unavailable(Exception):
 
 
 def why_not() -> str | None:
-    """Returns why the library cannot be used on this machine; None if it can, and then it is loaded.
+    """Returns why the library cannot be used on this machine; None if it can, and then it is
+    loaded.
 
     Raises:
-      ConfigError: `COPE_JAX_NATIVE` is not 0, 1 or required, or it is required and the library cannot be used.
+      ConfigError: `COPE_JAX_NATIVE` is not 0, 1 or required, or it is required and the library
+        cannot be used.
     """
     mode = os.environ.get(SETTING, "1")
     if mode not in MODES:
@@ -62,13 +65,18 @@ def why_not() -> str | None:
 
 
 def target(call: str) -> str:
-    """The name of a custom call; it changes with the source, so a cached program finds the code it was made for."""
+    """The name of a custom call; it changes with the source, so a cached program finds the code it
+    was made for.
+    """
     return f"cope_jax_{call.lower()}_{_digest(_sources())[:12]}"
 
 
 @functools.cache
 def _load() -> str | None:
-    """Compiles the library if necessary, and registers its custom calls. Returns why this is not possible, or None."""
+    """Compiles the library if necessary, and registers its custom calls.
+
+    Returns why this is not possible, or None.
+    """
     try:
         path = _compiled()
         ctypes.CDLL(str(path))  # says more than `_check` about what is no library
@@ -131,7 +139,9 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Solves a small problem, once, in a process of its own, because what a faulty compiler makes may crash."""
+    """Solves a small problem, once, in a process of its own, because what a faulty compiler makes
+    may crash.
+    """
     verdict = path.with_suffix(".checked")
     if verdict.exists():
         reason = verdict.read_text()
@@ -174,7 +184,10 @@ def _wait_for(lock: IO[str]) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Returns whether the file is what this user compiled. A damaged library can crash the process."""
+    """Returns whether the file is what this user compiled.
+
+    A damaged library can crash the process.
+    """
     try:
         return not exposed(path) and path.with_suffix(".sha256").read_text() == _digest(path.read_bytes())
     except (OSError, UnicodeDecodeError):

@@ -1,8 +1,10 @@
-"""Attention on NVIDIA GPUs by Triton kernels, for encodings whose `native_score` says what they add.
+"""Attention on NVIDIA GPUs by Triton kernels, for encodings whose `native_score` says what they
+add.
 
-The kernels are written in Triton and called through jax-triton, because Pallas' own Triton backend is deprecated since
-JAX 0.11, Mosaic GPU has neither gathers nor running sums, and CUDA C++ would need nvcc on every machine. Triton brings
-its own compiler, and an interpreter that runs the same source on a CPU.
+The kernels are written in Triton and called through jax-triton, because Pallas' own Triton backend
+is deprecated since JAX 0.11, Mosaic GPU has neither gathers nor running sums, and CUDA C++ would
+need nvcc on every machine. Triton brings its own compiler, and an interpreter that runs the same
+source on a CPU.
 """
 
 import dataclasses
@@ -29,11 +31,15 @@ NAME = "the Triton kernels"
 INSTALL = "pip install 'cope-jax[gpu-kernels]'"
 NARROWEST, WIDEST = 16, 256  # heads
 CAPABILITIES = {"A100": 80, "H100": 90, "H200": 90, "B200": 100}
-"""Compute capabilities by a word in the name of a GPU: those whose shared memory holds the blocks below."""
+"""Compute capabilities by a word in the name of a GPU: those whose shared memory holds the blocks
+below.
+"""
 
 
 class Sizes(NamedTuple):
-    """The numbers of queries and keys of a block; `far` is for keys beyond those that are counted one by one."""
+    """The numbers of queries and keys of a block; `far` is for keys beyond those that are counted
+    one by one.
+    """
 
     queries: int
     keys: int
@@ -100,11 +106,12 @@ class _Options(NamedTuple):
 
 
 def plan(encoding: Encoding, request: Request, *, device: str | None = None, run: Run | None = None) -> Plan | Reason:
-    """Returns the plan to compute the result of `blockwise_attention` in Triton, or why this is not possible.
+    """Returns the plan to compute the result of `blockwise_attention` in Triton, or why this is not
+    possible.
 
-    Memory is linear in the length, with N logits of positions for each query and head. Sums are float32 whatever the
-    type of the inputs. Gradients of keys and of the table are added up in any order, so their last bits differ from run
-    to run.
+    Memory is linear in the length, with N logits of positions for each query and head. Sums are
+    float32 whatever the type of the inputs. Gradients of keys and of the table are added up in any
+    order, so their last bits differ from run to run.
 
     Args:
       encoding: the encoding.
@@ -135,7 +142,9 @@ def plan(encoding: Encoding, request: Request, *, device: str | None = None, run
 
 
 def capability(device: str) -> int | None:
-    """The compute capability of a kind of GPU, such as 90 for "NVIDIA H200"; None if its blocks would not fit."""
+    """The compute capability of a kind of GPU, such as 90 for "NVIDIA H200"; None if its blocks
+    would not fit.
+    """
     words = re.findall(r"\w+", device)
     return next((number for name, number in CAPABILITIES.items() if name in words), None)
 
@@ -158,7 +167,8 @@ def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]
     arrays, segments, out, logsumexp = kept
     read, pull = jax.vjp(functools.partial(_read, options), arrays)
     delta = (out.astype(jnp.float32) * dout_BLHK.astype(jnp.float32)).sum(-1)
-    written = {"q", "x"}  # a program writes the gradients of its own queries; all programs add to the others
+    # A program writes the gradients of its own queries; all programs add to the others.
+    written = {"q", "x"}
     results = [
         jax.ShapeDtypeStruct(x.shape if x.size else (1,), x.dtype if name in written else jnp.float32)
         for name, x in read._asdict().items()
@@ -173,7 +183,9 @@ _attend.defvjp(_forward, _backward)
 
 
 def _read(options: _Options, arrays: Arrays) -> Arrays:
-    """Returns the arrays that kernels read: z_BLHN in place of the table, and x only if gates are of keys."""
+    """Returns the arrays that kernels read: z_BLHN in place of the table, and x only if gates are
+    of keys.
+    """
     none, x_BLHK = jnp.zeros((0,), jnp.float32), arrays.x
     z_BLHN = none
     if arrays.table.size:
@@ -194,7 +206,9 @@ def _call(
     results: Sequence[jax.ShapeDtypeStruct],
     zeroed: Sequence[int] = (),
 ) -> Any:
-    """Runs the kernel of this name for all examples and heads; with `jax.vmap`, once for each entry."""
+    """Runs the kernel of this name for all examples and heads; with `jax.vmap`, once for each
+    entry.
+    """
     (batch, length, heads, width), (_, keys, groups, v_width) = arrays.q.shape, arrays.v.shape
     constants = {
         "L": length,

@@ -1,8 +1,8 @@
 """The kernels of `gpu_attention`, in Triton: one program computes one block of queries of one head.
 
-A program visits the keys block by block from the nearest to the farthest, as `streaming_softmax` does. As long as some
-row is not saturated it counts the gates of each block. Beyond, all keys of a row are at the last position, and one
-number is added to all logits of the row.
+A program visits the keys block by block from the nearest to the farthest, as `streaming_softmax`
+does. As long as some row is not saturated it counts the gates of each block. Beyond, all keys of a
+row are at the last position, and one number is added to all logits of the row.
 """
 
 import triton
@@ -88,7 +88,8 @@ def forward(
                 top, total, weighted = _forward_far(
                     q_block, k + key * K, v + key * V, constant, see, FAR, top, total, weighted, G, K, V, SCALE, FAR
                 )
-    total = tl.where(total == 0, 1.0, total)  # the result of a query that sees no key is 0; NaN stays
+    # The result of a query that sees no key is 0; NaN stays.
+    total = tl.where(total == 0, 1.0, total)
     write(out + row * V, H * V, count, weighted / total[:, None], False, V, QUERIES)
     tl.store(logsumexp + row + rows * H, top + tl.log(total), mask=rows < count)
 
@@ -105,7 +106,9 @@ def _add_gradients(
     weights, dlogits, q_block, k_block, dout_block, dq_block, dk, dv, count,
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SCALE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Adds to the gradients of a block of keys and values; returns the gradient of the queries with this block."""
+    """Adds to the gradients of a block of keys and values; returns the gradient of the queries with
+    this block.
+    """
     write(dv, G * V, count, product(tl.trans(weights.to(dout_block.dtype)), dout_block), True, V, KEYS)
     dlogits = (dlogits * SCALE).to(k_block.dtype)
     write(dk, G * K, count, product(tl.trans(dlogits), q_block), True, K, KEYS)
@@ -134,9 +137,11 @@ def backward(
     N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEGMENTS: tl.constexpr, GATES: tl.constexpr,
     SCALE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
-    """Computes dq_BLHK and dx_BLHK, and adds to dk_BMGK, dv_BMGV, du_BMGK, dz_BLHN and dslopes_H, which begin at 0.
+    """Computes dq_BLHK and dx_BLHK, and adds to dk_BMGK, dv_BMGV, du_BMGK, dz_BLHN and dslopes_H,
+    which begin at 0.
 
-    delta_BLH is Σ out·dout. The order of the sums over queries, and so their rounding, differs from run to run.
+    delta_BLH is Σ out·dout. The order of the sums over queries, and so their rounding, differs from
+    run to run.
     """
     b, h, start = place(L, H, QUERIES)
     row, count = (b * L + start) * H + h, L - start
@@ -157,8 +162,8 @@ def backward(
         if GATES == 2:
             x_block = read(x + row * K, H * K, count, K, QUERIES)
             dx_block = tl.zeros((QUERIES, triton.next_power_of_2(K)), tl.float32)
-        # A gate moves its own position and those of all farther keys. The first visit sums the gradients of all
-        # positions; the second subtracts those of nearer keys.
+        # A gate moves its own position and those of all farther keys. The first visit sums the
+        # gradients of all positions; the second subtracts those of nearer keys.
         dpositions = tl.zeros((QUERIES,), tl.float32)
         last = end
         for visit in tl.static_range(2):

@@ -46,7 +46,9 @@ FOLDED: dict[str, Callable[..., Any]] = {
     "or": np.bitwise_or,
     "sub": np.subtract,
 }
-"""Operations on numbers that are known while tracing; they are done at once, and in NumPy, which needs no device."""
+"""Operations on numbers that are known while tracing; they are done at once, and in NumPy, which
+needs no device.
+"""
 
 
 def aval_of(var: Any) -> Any:
@@ -55,7 +57,9 @@ def aval_of(var: Any) -> Any:
 
 
 def elementwise(eqn: JaxprEqn, tiles: list[Tile]) -> list[Tile]:
-    """An operation on each entry; those with zeros and ones that are known while tracing cost nothing."""
+    """An operation on each entry; those with zeros and ones that are known while tracing cost
+    nothing.
+    """
     name, out = eqn.primitive.name, aval_of(eqn.outvars[0])
     if name in FOLDED and all(x.constant() is not None for x in tiles):
         known = np.asarray(FOLDED[name](*(x.array for x in tiles)), out.dtype)
@@ -190,7 +194,9 @@ def _product(shape: Any, tiles: list[Tile], /, *, dimension_numbers: Any, precis
 
 
 def _side(x: Tile, summed: Sequence[int], shared: Sequence[int]) -> tuple[int | None, int | None, int | None]:
-    """The long axis of a factor that is not summed, the one that is, and the place of the first among free axes."""
+    """The long axis of a factor that is not summed, the one that is, and the place of the first
+    among free axes.
+    """
     free = [axis for axis in range(len(x.shape)) if axis not in summed and axis not in shared]
     long_free, long_summed, long_shared = ([a for a in axes if x.shape[a] > 1] for axes in (free, summed, shared))
     if len(long_free) > 1 or len(long_summed) > 1 or long_shared:

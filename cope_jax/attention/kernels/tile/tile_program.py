@@ -1,12 +1,13 @@
-"""Turns a traced function of one tile into a program on two axes, rows and columns, which a kernel can run.
+"""Turns a traced function of one tile into a program on two axes, rows and columns, which a kernel
+can run.
 
-The hooks of an encoding compute arrays such as `[B, H, L, M]`. On one tile of one head B = H = 1, so at most two axes
-are longer than 1. Here each array becomes `[rows, columns]`, and axes of size 1 disappear: reshapes, broadcasts and
-transposes of such axes cost nothing, and a row's own numbers always lie along the rows. This is what a TPU runs fast;
-and what its compiler can lower at all.
+The hooks of an encoding compute arrays such as `[B, H, L, M]`. On one tile of one head B = H = 1,
+so at most two axes are longer than 1. Here each array becomes `[rows, columns]`, and axes of size 1
+disappear: reshapes, broadcasts and transposes of such axes cost nothing, and a row's own numbers
+always lie along the rows. This is what a TPU runs fast; and what its compiler can lower at all.
 
-`TileProgram` traces a function, and translates its operations one by one. An operation that it cannot translate raises
-`NotATile`, with the reason.
+`TileProgram` traces a function, and translates its operations one by one. An operation that it
+cannot translate raises `NotATile`, with the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +40,8 @@ class TileProgram:
     """A function of tiles, translated to two axes.
 
     Args:
-      forms: the implementation of each primitive of `cope_jax.ops.tile` on arrays `[rows, columns]`.
+      forms: the implementation of each primitive of `cope_jax.ops.tile` on arrays
+        `[rows, columns]`.
       function: called with the arguments as arrays of their `Spec.shape`.
       args: a tuple of trees of `Spec`, one for each argument.
       results: a tree of `Spec` like the result, which says how the results lie.
@@ -88,7 +90,8 @@ class TileProgram:
         jax.eval_shape(run, *blank)
 
     def __call__(self, constants: Sequence[Array], args: PyTree) -> list[Array | None]:
-        """Runs the program on arrays `[rows, columns]`. Returns the leaves of the result, None where always 0.
+        """Runs the program on arrays `[rows, columns]`. Returns the leaves of the result, None
+        where always 0.
 
         Args:
           constants: the values of `constants`.

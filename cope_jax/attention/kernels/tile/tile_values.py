@@ -23,8 +23,8 @@ class Spec:
 
     Attributes:
       shape, dtype: of the array in the traced function.
-      axes: which axis of `shape` becomes the rows of the matrix, and which becomes its columns; None if no axis does.
-        All other axes have size 1.
+      axes: which axis of `shape` becomes the rows of the matrix, and which becomes its columns;
+        None if no axis does. All other axes have size 1.
     """
 
     shape: tuple[int, ...]
@@ -43,7 +43,8 @@ class Tile:
     """A value of the traced function.
 
     Attributes:
-      array: `[rows, columns]`, or a scalar. A size of 1 in place of a longer axis means equal entries along it.
+      array: `[rows, columns]`, or a scalar. A size of 1 in place of a longer axis means equal
+        entries along it.
       shape, axes: as in `Spec`.
     """
 
@@ -62,7 +63,9 @@ class Tile:
 
 
 def natural(shape: tuple[int, ...], dtype: Any) -> Spec:
-    """The `Spec` of an array whose last long axis lies along the columns, and the one before along the rows."""
+    """The `Spec` of an array whose last long axis lies along the columns, and the one before along
+    the rows.
+    """
     long = longer(shape)
     if len(long) > 2:
         raise NotATile(f"an array {list(shape)} has more than two axes longer than 1")

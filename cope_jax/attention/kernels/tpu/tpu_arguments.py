@@ -40,10 +40,11 @@ class Argument:
     Attributes:
       array: the array in this form; for a result, its shape.
       spec: how one block looks to a tile program.
-      side: "query": a program sees its own block; "key": it sees all blocks; "head": there is one block.
+      side: "query": a program sees its own block; "key": it sees all blocks; "head": there is one
+        block.
       axis: the axis of `spec.shape` that numbers queries or keys.
-      turned: whether a block is stored as a row, although the tile program wants a column: a column of single numbers
-        would take 128 times its size.
+      turned: whether a block is stored as a row, although the tile program wants a column: a column
+        of single numbers would take 128 times its size.
       fill: the value of all entries, if the kernel need not read them; None if it must.
     """
 
@@ -55,7 +56,9 @@ class Argument:
     fill: float | None = None
 
     def block_spec(self, heads: int, groups: int) -> pl.BlockSpec:
-        """Returns the blocks that program (b, g, r, s) sees, among `heads` query heads and `groups` key heads."""
+        """Returns the blocks that program (b, g, r, s) sees, among `heads` query heads and `groups`
+        key heads.
+        """
         batch, own_heads, *size = self.array.shape
         blocks, repeats = size[0] if self.side == "key" else 1, heads // groups
 
@@ -104,14 +107,19 @@ class Argument:
 
 
 def _turn(x: Array, gathers: bool) -> Array:
-    """A row as a column, or a column as a row. A chip that cannot gather transposes registers, which takes longer."""
+    """A row as a column, or a column as a row.
+
+    A chip that cannot gather transposes registers, which takes longer.
+    """
     if gathers:
         return x.reshape(x.shape[::-1])
     return jnp.broadcast_to(x, tuple(max(n, SUBLANES) for n in x.shape)).T[: x.shape[1], : x.shape[0]]
 
 
 def sequence(x: Any, axis: int, size: int, side: str) -> Argument:
-    """An array with a sequence axis: `[L]`, `[B, L]`, or `[B, heads, L, ...]`; `size` is the length of a block."""
+    """An array with a sequence axis: `[L]`, `[B, L]`, or `[B, heads, L, ...]`; `size` is the length
+    of a block.
+    """
     shape = x.shape
     if axis < 2:
         logical: tuple[int, ...] = (1, size) if axis else (size,)

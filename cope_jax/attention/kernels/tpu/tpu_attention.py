@@ -28,20 +28,22 @@ from cope_jax.errors import ConfigError
 
 SUBLANES, LANES = 16, 128  # blocks of queries and of keys are multiples of these
 CHIPS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "tpu_sizes.json").read_text())
-"""For each kind of device: the sizes of blocks, for encodings that accumulate over the keys or have a heavy score, and
-for others; how many keys are in fast memory at a time (`resident`); and whether the chip gathers within registers."""
+"""For each kind of device: the sizes of blocks, for encodings that accumulate over the keys or have
+a heavy score, and for others; how many keys are in fast memory at a time (`resident`); and whether
+the chip gathers within registers."""
 SPAN_BYTES = 3 * 2**18  # of a TPU's scalar memory, which has 2**20; a block of queries takes 16
 
 
 def plan(
     encoding: Encoding, request: Request, *, resident: int | None = None, interpret: bool = False
 ) -> Plan | Reason:
-    """Returns the plan to compute the result of `blockwise_attention` with kernels, or why this is not possible.
+    """Returns the plan to compute the result of `blockwise_attention` with kernels, or why this is
+    not possible.
 
     Args:
       encoding: the encoding.
-      request: the request. In its `blocks`, blocks of keys have the size `far` where all rows are saturated, else
-        `near`. If it has none, the sizes are those of the chip.
+      request: the request. In its `blocks`, blocks of keys have the size `far` where all rows are
+        saturated, else `near`. If it has none, the sizes are those of the chip.
       resident: how many keys are in fast memory at a time. If None, the number is that of the chip.
       interpret: run the kernels on any backend, slowly.
     """
@@ -136,7 +138,9 @@ def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | 
 def sizes_of(
     encoding: Encoding, carry: Carry, length: int, keys: int, blocks: Sequence[int] | None = None
 ) -> BlockSizes:
-    """Returns the sizes of blocks; by default those of the chip: small for a carry or a heavy score, else large."""
+    """Returns the sizes of blocks; by default those of the chip: small for a carry or a heavy
+    score, else large.
+    """
     small = encoding.traits.heavy_score or jax.tree.leaves(carry)
     chosen = blocks or _chip()["small" if small else "large"]
     queries, near, far = chosen
@@ -145,12 +149,15 @@ def sizes_of(
 
 
 def _chip() -> dict[str, Any]:
-    """The entry of `CHIPS` of the current device; where kernels are only interpreted, that of a v5e."""
+    """The entry of `CHIPS` of the current device; where kernels are only interpreted, that of a
+    v5e.
+    """
     return CHIPS.get(placement.current_device(), CHIPS["TPU v5 lite"])
 
 
 def parts_of(keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | None = None) -> tuple[int, int]:
-    """In how many parts the keys are read into fast memory, and how many keys a part has: whole blocks.
+    """In how many parts the keys are read into fast memory, and how many keys a part has: whole
+    blocks.
 
     The chip's own number is for keys of up to 256 bytes; fewer longer ones fit.
     """
@@ -162,7 +169,9 @@ def parts_of(keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | N
 
 
 def _prepare(encoding: Encoding, request: Request, resident: int | None, interpret: bool) -> tuple[Stream, Execution]:
-    """Returns the stream, with whole blocks of queries and whole parts of keys, and how the kernels run."""
+    """Returns the stream, with whole blocks of queries and whole parts of keys, and how the kernels
+    run.
+    """
     length, keys = request.length, len(request.keys.indices)
     sizes = sizes_of(encoding, carry_of(encoding, request), length, keys, request.blocks)
     parts, resident = parts_of(keys, sizes, request.keys.k, request.keys.v, resident)

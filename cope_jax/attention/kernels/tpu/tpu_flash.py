@@ -1,9 +1,10 @@
 """Flash attention on a TPU for every encoding: one Pallas kernel forward, and one backward.
 
-A program of the kernel has one block of queries of one head, and all keys of the head in fast memory. It visits the
-keys block by block from the nearest to the farthest, as in `streaming_softmax`, and on each block it runs the same
-functions, `add_block` and `block_gradients`, translated to a tile (see `tile_program`). So the encoding's own hooks are
-the kernel's program. Dao, "FlashAttention-2" (arXiv 2307.08691).
+A program of the kernel has one block of queries of one head, and all keys of the head in fast
+memory. It visits the keys block by block from the nearest to the farthest, as in
+`streaming_softmax`, and on each block it runs the same functions, `add_block` and
+`block_gradients`, translated to a tile (see `tile_program`). So the encoding's own hooks are the
+kernel's program. Dao, "FlashAttention-2" (arXiv 2307.08691).
 """
 
 import dataclasses
@@ -78,7 +79,9 @@ def accumulate(stream: Stream, state: State, execution: Execution, *, first: boo
 
 
 def backward(stream: Stream, residuals: Residuals, state: Gradients, execution: Execution) -> Gradients:
-    """Computes `streaming_gradient.backward` for all blocks of queries; the arguments are as in `accumulate`."""
+    """Computes `streaming_gradient.backward` for all blocks of queries; the arguments are as in
+    `accumulate`.
+    """
 
     def add(state: Gradients, keys: KeyBlock, end: Array) -> Gradients:
         resident = stream.part(stream.queries, keys)
@@ -88,7 +91,9 @@ def backward(stream: Stream, residuals: Residuals, state: Gradients, execution: 
 
 
 def _over_parts(stream: Stream, execution: Execution, add: Callable[[T, KeyBlock, Array], T], state: T) -> T:
-    """Calls `add(state, keys, end)` for each part of the keys that is in fast memory at a time, from near to far."""
+    """Calls `add(state, keys, end)` for each part of the keys that is in fast memory at a time,
+    from near to far.
+    """
     keys = stream.keys.k.shape[2]
     if keys == execution.keys:
         return add(state, stream.keys, jnp.asarray(keys, jnp.int32))
@@ -107,7 +112,8 @@ def backward_kernel(
     queries, keys = stream.queries, stream.keys
 
     def of(sums: PyTree, constants: PyTree) -> Carry:
-        return carry._replace(sums=sums, constants=constants)  # there is no `state`, see `needs_one_block`
+        # There is no `state`, see `needs_one_block`.
+        return carry._replace(sums=sums, constants=constants)
 
     def gradients(masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any) -> Any:
         drop, constants, residuals, (sums, dsums) = rest
@@ -142,7 +148,9 @@ def backward_kernel(
 def _gradients(
     stream: Stream, residuals: Residuals, carry: Carry, dsums: tuple[Array, ...], execution: Execution
 ) -> Gradients:
-    """Computes what `streaming_gradient.block_gradients` gives for all keys, for all blocks of queries."""
+    """Computes what `streaming_gradient.block_gradients` gives for all keys, for all blocks of
+    queries.
+    """
     kernel = backward_kernel(stream, residuals, carry, dsums, execution)
     (sums, dsums_after), (dconstants, dqueries, dparams), dkeys = kernel("attention_gradient")
     queries, keys, heads = stream.queries, stream.keys, stream.queries.q.shape[1]

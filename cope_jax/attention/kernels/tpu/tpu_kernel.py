@@ -1,4 +1,6 @@
-"""One Pallas kernel over all blocks of queries: what it reads, which blocks of keys it visits, and what it writes."""
+"""One Pallas kernel over all blocks of queries: what it reads, which blocks of keys it visits, and
+what it writes.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -29,7 +31,8 @@ def _visit(
     saturated: Callable[..., Any],
     done: Callable[..., Any],
 ) -> Any:
-    """Calls `step(first, loop, blocks=…, masked=…, saturated=…)` for all blocks of keys with pairs, from near to far.
+    """Calls `step(first, loop, blocks=…, masked=…, saturated=…)` for all blocks of keys with pairs,
+    from near to far.
 
     The order and the meaning are those of `streaming_softmax.over_blocks`.
     """
@@ -76,7 +79,8 @@ class Kernel:
 
     Args:
       plan: the data.
-      function: called as `function(graph, *args, loop)` on one tile; returns what follows for (loop, totals, on_keys).
+      function: called as `function(graph, *args, loop)` on one tile; returns what follows for
+        (loop, totals, on_keys).
       args: what the function reads, a tuple of trees of `Argument`; begins with `plan.data`.
       loop: what passes from one block of keys to the next.
       totals: what is added up over the blocks of keys.
@@ -119,7 +123,9 @@ class Kernel:
         self.places = {id(x): n for n, x in enumerate(self.inputs)}
 
     def _asking(self, name: str) -> Programs | None:
-        """The program that tells for each row whether it is `saturated` or `done`; None if no row ever is."""
+        """The program that tells for each row whether it is `saturated` or `done`; None if no row
+        ever is.
+        """
         tree = (self.plan.params, self.carry(self.args, self.loop))
 
         def function(graph: Any, params: PyTree, carry: Carry) -> Any:
@@ -226,7 +232,10 @@ class Kernel:
                 x.write(ref, self.plan.execution.gathers, value, add=x.side == "head")
 
     def __call__(self, name: str) -> PyTree:
-        """Runs the kernel. Returns (loop, totals, on_keys) with arrays `[B, heads, blocks, rows, columns]`."""
+        """Runs the kernel.
+
+        Returns (loop, totals, on_keys) with arrays `[B, heads, blocks, rows, columns]`.
+        """
         plan, execution = self.plan, self.plan.execution
         outputs = [x for x, use in zip(self.outputs, self.written, strict=True) if use]
         mesh = jax.sharding.get_abstract_mesh()
@@ -257,7 +266,8 @@ class Kernel:
             interpret=execution.interpret,
         )
         if free:
-            # XLA cannot split a kernel: each device runs it for its own heads, and otherwise all run the same.
+            # XLA cannot split a kernel: each device runs it for its own heads, and otherwise all
+            # run the same.
             call = jax.shard_map(
                 call,
                 in_specs=(PartitionSpec(), *(x.partition(axis) for x in self.inputs)),

@@ -1,4 +1,6 @@
-"""Forms of the operations of `cope_jax.ops` that a TPU runs on one tile: matrix products, gathers within registers."""
+"""Forms of the operations of `cope_jax.ops` that a TPU runs on one tile: matrix products, gathers
+within registers.
+"""
 
 import functools
 from collections.abc import Callable
@@ -18,8 +20,8 @@ MOST_COLUMNS = 1024  # of a table; beyond, gathers from all its registers take t
 def running_sum(x: Array, *, suffix: bool) -> Array:
     """Sums along the columns: a product with a triangle of ones.
 
-    The matrix unit multiplies bfloat16. Ones are exact, and x is the sum of three bfloat16 arrays, so three products
-    give a float32 result; `Precision.HIGHEST` would take six.
+    The matrix unit multiplies bfloat16. Ones are exact, and x is the sum of three bfloat16 arrays,
+    so three products give a float32 result; `Precision.HIGHEST` would take six.
     """
     size = x.shape[1]
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
@@ -66,7 +68,9 @@ def take_rows(indices: Array, z: Array) -> Array:
 
 
 def _take_lanes(indices: Array, x: Array) -> Array:
-    """`jnp.take_along_axis` without its care for negative indices, which costs as much as the gather."""
+    """`jnp.take_along_axis` without its care for negative indices, which costs as much as the
+    gather.
+    """
     dimensions = jax.lax.GatherDimensionNumbers(
         offset_dims=(),
         collapsed_slice_dims=(1,),
@@ -78,7 +82,9 @@ def _take_lanes(indices: Array, x: Array) -> Array:
 
 
 def gather_up(p: Array, dy: Array, *, size: int, descending: bool) -> Array:
-    """dz[l, n] = Σ_m dy[l, m] max(0, 1 − |p[l, m] − n|), without a scatter; fastest if each row of p descends."""
+    """dz[l, n] = Σ_m dy[l, m] max(0, 1 − |p[l, m] − n|), without a scatter; fastest if each row of
+    p descends.
+    """
     fast, slow = functools.partial(_gather_neighbours, size), functools.partial(_gather_each, size)
     if descending:
         return fast(p, dy)
@@ -94,7 +100,8 @@ def add_rows(indices: Array, dy: Array, *, size: int) -> Array:
 def _gather_neighbours(size: int, p: Array, dy: Array) -> Array:
     """`gather_up` where p descends along each row, so that the keys with ⌊p⌋ = n are neighbours.
 
-    A binary search finds where p passes each n, and differences of running sums give the sums in between.
+    A binary search finds where p passes each n, and differences of running sums give the sums in
+    between.
     """
     keys = p.shape[1]
     upper = dy * (p - jnp.floor(p))

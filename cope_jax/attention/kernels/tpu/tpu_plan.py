@@ -1,4 +1,6 @@
-"""Facts that the kernels of a TPU know before they run: the encoding by head, the arguments, the spans of keys."""
+"""Facts that the kernels of a TPU know before they run: the encoding by head, the arguments, the
+spans of keys.
+"""
 
 import dataclasses
 import functools
@@ -91,7 +93,8 @@ class KernelPlan:
 
 
 def _block_spans(stream: Stream) -> tuple[Array, bool]:
-    """For each example and block of queries the span of `Mask.span` in blocks of keys, `[B or 1, S, 4]`.
+    """For each example and block of queries the span of `Mask.span` in blocks of keys,
+    `[B or 1, S, 4]`.
 
     Also returns whether there can be blocks with hidden pairs beyond those without.
     """
