@@ -21,7 +21,7 @@ class Processes:
       count: of processes.
       devices: of each.
       flags: of the command.
-      own: flags of each process that the others do not have.
+      each: flags of each process that the others do not have.
       command: the name of the command.
       variables: environment variables.
     """
