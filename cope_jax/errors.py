@@ -15,7 +15,14 @@ _BUCKET_LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google")
 
 EXTRAS = {
     "lab": (
-        *("array_record", "grain", "importlib_resources", "matplotlib", "ml_collections", "requests"),
+        *(
+            "array_record",
+            "grain",
+            "importlib_resources",
+            "matplotlib",
+            "ml_collections",
+            "requests",
+        ),
         *("safetensors", "tensorboardX", "tensorflow_datasets", "tqdm", "vl_convert"),
     ),
     "text": ("gensim", "h5py", "sklearn", "tokenizers"),
@@ -47,7 +54,9 @@ class StorageError(OSError):
         >>> print(StorageError.of("runs/cope", "No space left on device"))
         cannot write to runs/cope (No space left on device): complete files are intact; free space and rerun the command
         """
-        return cls(f"cannot write to {path} ({reason}): complete files are intact; free space and rerun the command")
+        return cls(
+            f"cannot write to {path} ({reason}): complete files are intact; free space and rerun the command"
+        )
 
 
 def not_installed(error: ModuleNotFoundError) -> str | None:
@@ -99,7 +108,9 @@ def storage_reason(error: BaseException | None) -> str | None:
     reasons = {os.strerror(number): number for number in STORAGE_ERRNOS}
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
-        if number is None and (named := re.search(r"os_error_code='(\d+)'|\(os error (\d+)\)", str(error))):
+        if number is None and (
+            named := re.search(r"os_error_code='(\d+)'|\(os error (\d+)\)", str(error))
+        ):
             number = int(named[1] or named[2])
         elif number is None and (named := re.search(r"\(\) failed: ([^;]+)", str(error))):
             number = reasons.get(named[1])
@@ -117,7 +128,9 @@ def bucket_error(error: BaseException | None) -> StorageError | ConfigError | No
     """
     while error is not None:
         if isinstance(error, ImportError) and (missing := re.search("gcsfs|s3fs", str(error))):
-            return ConfigError(f"{missing[0]}, which reads buckets, is not installed: pip install 'cope-jax[buckets]'")
+            return ConfigError(
+                f"{missing[0]}, which reads buckets, is not installed: pip install 'cope-jax[buckets]'"
+            )
         if type(error).__module__.partition(".")[0] in _BUCKET_LIBRARIES:
             return StorageError(
                 f"a bucket cannot be used now ({first_line(error)}): what is stored is intact; check the network and "

@@ -47,10 +47,15 @@ class Layout:
             names = (entry,) if isinstance(entry, str) else entry or ()
             for name in names:
                 if name not in sizes:
-                    raise ConfigError(f"the layout needs a mesh with the axis {name!r}: call under jax.set_mesh(mesh)")
+                    raise ConfigError(
+                        f"the layout needs a mesh with the axis {name!r}: call under jax.set_mesh(mesh)"
+                    )
             return math.prod(sizes[name] for name in names)
 
-        even = (entry if size % devices(entry) == 0 else None for entry, size in zip(entries, x.shape, strict=True))
+        even = (
+            entry if size % devices(entry) == 0 else None
+            for entry, size in zip(entries, x.shape, strict=True)
+        )
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*even))
 
 

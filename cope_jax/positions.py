@@ -59,7 +59,9 @@ def per_segment(segment_ids_BL: Array) -> Array:
     >>> per_segment(jnp.array([[1, 1, 2, 2, 2]])).tolist()
     [[0, 1, 0, 1, 2]]
     """
-    place_BL = jnp.broadcast_to(jnp.arange(segment_ids_BL.shape[1], dtype=jnp.int32), segment_ids_BL.shape)
+    place_BL = jnp.broadcast_to(
+        jnp.arange(segment_ids_BL.shape[1], dtype=jnp.int32), segment_ids_BL.shape
+    )
     changed_BL = jnp.pad(segment_ids_BL[:, 1:] != segment_ids_BL[:, :-1], ((0, 0), (1, 0)))
     start_BL = jax.lax.cummax(jnp.where(changed_BL, place_BL, 0), axis=1)
     return place_BL - start_BL
@@ -67,4 +69,6 @@ def per_segment(segment_ids_BL: Array) -> Array:
 
 def _check(length: int, limit: int) -> None:
     if length > limit:
-        raise ConfigError(f"a sequence of {length} tokens does not fit below max_position={limit}: raise max_position")
+        raise ConfigError(
+            f"a sequence of {length} tokens does not fit below max_position={limit}: raise max_position"
+        )

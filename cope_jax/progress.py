@@ -52,7 +52,12 @@ class Progress:
         if active and (kind is _NotebookBar or sys.stderr.isatty()):
             count = "{n_fmt}/{total_fmt} " if unit else ""
             shown = "{desc}{percentage:3.0f}%|{bar}| " + count + "[{elapsed}<{remaining}{postfix}]"
-            options = {"bar_format": shown, "unit_scale": total >= 1e6, "dynamic_ncols": True, "smoothing": 0}
+            options = {
+                "bar_format": shown,
+                "unit_scale": total >= 1e6,
+                "dynamic_ncols": True,
+                "smoothing": 0,
+            }
             self._bar = kind(total=total, initial=done, leave=leave, **options)
 
     def __enter__(self) -> "Progress":
@@ -109,7 +114,9 @@ class Progress:
         amount = f"{self._done:,.0f}/{self._total:,.0f} {self._unit}s" if self._unit else ""
         parts = [amount or f"{self._done / self._total:.0%}", self._note]
         if self._first < self._done < self._total:
-            left = (self._last - self._began) * (self._total - self._done) / (self._done - self._first)
+            left = (
+                (self._last - self._began) * (self._total - self._done) / (self._done - self._first)
+            )
             parts.append(f"{tqdm.format_interval(left)} left")
         if self._active:
             print(self._prefix() + ", ".join(filter(None, parts)), file=sys.stderr, flush=True)
@@ -123,7 +130,9 @@ class _NotebookBar(tqdm):
 
         self.lines: list[str] = []
         self.output = display({"text/plain": ""}, raw=True, display_id=True)
-        super().__init__(file=io.StringIO(), **options | {"ascii": False, "dynamic_ncols": False, "ncols": 80})
+        super().__init__(
+            file=io.StringIO(), **options | {"ascii": False, "dynamic_ncols": False, "ncols": 80}
+        )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         del pos

@@ -34,7 +34,10 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Returns a sort key that compares numbers within names by value."""
-    return [(not run.isdecimal(), int(run) if run.isdecimal() else 0, run) for run in re.split(r"(\d+)", name)]
+    return [
+        (not run.isdecimal(), int(run) if run.isdecimal() else 0, run)
+        for run in re.split(r"(\d+)", name)
+    ]
 
 
 class Registry(Generic[T]):
@@ -66,7 +69,9 @@ class Registry(Generic[T]):
         def enter(entry: T) -> T:
             old = self._entries.get(name)
             if old is not None and _origin(old) != _origin(entry):
-                raise ValueError(f"{self.kind} {name!r} is registered already, by {_origin(old)}: choose another name")
+                raise ValueError(
+                    f"{self.kind} {name!r} is registered already, by {_origin(old)}: choose another name"
+                )
             self._entries[name] = entry
             return entry
 
@@ -160,10 +165,14 @@ def check_plain_numbers(text: str, source: str) -> None:
     cope_jax.errors.ConfigError: --seeds needs plain decimals, such as 1000 and 1e-3, not 1_000
     """
     if _ODD.search(re.sub(r"'[^']*'|\"[^\"]*\"", "", text)):
-        raise ConfigError(f"{source} needs plain decimals, such as 1000 and 1e-3, not {text.strip()}")
+        raise ConfigError(
+            f"{source} needs plain decimals, such as 1000 and 1e-3, not {text.strip()}"
+        )
 
 
-def check_at_least(least: float, owner: str, most: int = 2**31 - 1, /, **values: float | None) -> None:
+def check_at_least(
+    least: float, owner: str, most: int = 2**31 - 1, /, **values: float | None
+) -> None:
     """ConfigError for a value that is NaN, infinite, below `least`, or an int above `most`.
 
     The default of `most` is for sizes and counts, which are int32 on devices; seeds may be larger.
@@ -175,7 +184,9 @@ def check_at_least(least: float, owner: str, most: int = 2**31 - 1, /, **values:
     """
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-            raise ConfigError(f"{owner}.{name} must be a number, got {abridged(value)} of type {type(value).__name__}")
+            raise ConfigError(
+                f"{owner}.{name} must be a number, got {abridged(value)} of type {type(value).__name__}"
+            )
         if value is not None and not least <= value < math.inf:  # `not` makes NaN an error too
             finite = " and finite" if value == math.inf else ""
             raise ConfigError(f"{owner}.{name} must be at least {least}{finite}, got {value}")
@@ -223,9 +234,13 @@ def checked(value: Any, kind: Any, where: str) -> Any:
             return fitting
     if get_origin(kind) is Literal:
         raise unknown(where, value, map(str, get_args(kind)))
-    names = " or ".join("None" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)
+    names = " or ".join(
+        "None" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices
+    )
     value = _number(value)
-    raise ConfigError(f"{where} must be {names}, got {abridged(value)} of type {type(value).__name__}")
+    raise ConfigError(
+        f"{where} must be {names}, got {abridged(value)} of type {type(value).__name__}"
+    )
 
 
 _OTHER = object()
@@ -237,11 +252,17 @@ def _as_kind(given: Any, kind: Any, where: str) -> Any:
     value = _number(given)
     plain, entries = get_origin(kind) or kind, get_args(kind)
     if plain is Literal:
-        return value if any(isinstance(value, type(entry)) and value == entry for entry in entries) else _OTHER
+        return (
+            value
+            if any(isinstance(value, type(entry)) and value == entry for entry in entries)
+            else _OTHER
+        )
     if isinstance(plain, type) and dataclasses.is_dataclass(plain) and isinstance(value, Mapping):
         return configure(plain, value, where)
     if plain is tuple and isinstance(value, tuple | list):
-        kinds = entries[:1] * len(value) if entries[1:] == (...,) else entries or (Any,) * len(value)
+        kinds = (
+            entries[:1] * len(value) if entries[1:] == (...,) else entries or (Any,) * len(value)
+        )
         if len(kinds) != len(value):
             return _OTHER
         return tuple(checked(entry, of, where) for entry, of in zip(value, kinds, strict=True))
@@ -250,7 +271,9 @@ def _as_kind(given: Any, kind: Any, where: str) -> Any:
     try:
         # A kind may be a scalar type of NumPy or JAX.
         return next((item for item in (value, given) if isinstance(item, plain)), _OTHER)
-    except TypeError:  # `isinstance` does not understand `plain`, such as Any, a type variable, or text
+    except (
+        TypeError
+    ):  # `isinstance` does not understand `plain`, such as Any, a type variable, or text
         return given
 
 
@@ -272,7 +295,9 @@ def _as_number(value: Any, kind: type, where: str) -> Any:
     if isinstance(value, int):
         value = float(value) if abs(value) < 2**1023 else math.inf
     if not abs(value) < 2.0**127:  # a larger number has no float32
-        raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
+        raise ConfigError(
+            f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}"
+        )
     return value
 
 

@@ -34,7 +34,11 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
     folders = {path.parent.name for path in (ROOT / "cope_jax").glob("*/__init__.py")}
     rooms = sorted(folders - {"cli", "commands", "configs"})
-    for page, lines in (("flags", flags()), ("config", configs()), *((room, modules(room)) for room in rooms)):
+    for page, lines in (
+        ("flags", flags()),
+        ("config", configs()),
+        *((room, modules(room)) for room in rooms),
+    ):
         files.append(File.generated(config, f"reference/{page}.md", content="\n".join(lines)))
     files.append(File.generated(config, "abilities.html", content=abilities()))
     return files
@@ -65,7 +69,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{begin}{SOURCE}{path}{anchor}" if (ROOT / path).exists() else match[0]
 
     if here == "README.md":  # whose links are addresses, because PyPI shows the page too
-        markdown = re.sub(r"^(\[\w+\]: )\S+/(?:blob|raw)/main/", r"\1", markdown, flags=re.MULTILINE)
+        markdown = re.sub(
+            r"^(\[\w+\]: )\S+/(?:blob|raw)/main/", r"\1", markdown, flags=re.MULTILINE
+        )
     links = re.compile(r"(\]\(|^\[\w+\]: )(?!\w+:)([^)#\s]+)(#[^)\s]*)?", re.MULTILINE)
     return links.sub(target, markdown)
 
@@ -77,14 +83,21 @@ class Doctests(griffe.Extension):
         """Puts each block of `>>>` lines, with what it prints, between fences."""
         if obj.docstring:
             blocks = re.compile(r"^( *)>>> .*(?:\n\1\S.*|\n\1 +.*)*", re.MULTILINE)
-            text = blocks.sub(lambda match: f"\n{match[1]}```pycon\n{match[0]}\n{match[1]}```\n", obj.docstring.value)
+            text = blocks.sub(
+                lambda match: f"\n{match[1]}```pycon\n{match[0]}\n{match[1]}```\n",
+                obj.docstring.value,
+            )
             obj.docstring.value = text
 
 
 def flags() -> Iterator[str]:
     """Every flag of every command, as its source defines it."""
     yield "# Flags\n\nThe flags of `cope-jax NAME` and `python -m tools.NAME`. Their configs: [Config](config.md).\n"
-    for path in (path for folder in ("cope_jax/commands", "tools") for path in sorted((ROOT / folder).rglob("*.py"))):
+    for path in (
+        path
+        for folder in ("cope_jax/commands", "tools")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ):
         tree = ast.parse(path.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_flag(node)]
         if calls:
@@ -100,15 +113,29 @@ def _is_flag(call: ast.Call) -> bool:
 
 
 def _row(call: ast.Call) -> str:
-    if not call.args and isinstance(call.func, ast.Attribute):  # config_flags.py has a function for this flag alone
+    if not call.args and isinstance(
+        call.func, ast.Attribute
+    ):  # config_flags.py has a function for this flag alone
         tree = ast.parse((ROOT / "cope_jax" / "cli" / "config_flags.py").read_text())
         (function,) = (node for node in tree.body if getattr(node, "name", None) == call.func.attr)
-        call = next(node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node))
+        call = next(
+            node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node)
+        )
     name, *rest = call.args
     values = {"default": rest[0] if rest else None, "help": rest[1] if len(rest) > 1 else None}
     values |= {keyword.arg: keyword.value for keyword in call.keywords}
-    shown = "required" if "required" in values else "" if values["default"] is None else ast.unparse(values["default"])
-    text = _text(values["help"]) if values["help"] is not None else "Config file, or the name of one in the package."
+    shown = (
+        "required"
+        if "required" in values
+        else ""
+        if values["default"] is None
+        else ast.unparse(values["default"])
+    )
+    text = (
+        _text(values["help"])
+        if values["help"] is not None
+        else "Config file, or the name of one in the package."
+    )
     return f"| `--{ast.literal_eval(name)}` | {'' if shown in ('None', repr('')) else f'`{shown}`'} | {text} |"
 
 
@@ -123,9 +150,17 @@ def _text(node: ast.expr) -> str:
 def configs() -> Iterator[str]:
     """Links to all configs, whose docstrings name their fields."""
     yield "# Config\n\nA flag overrides any field of a config: `--config.training.steps=100`. The fields are those of\n"
-    for module in ("training/experiment_config", "layers/block_config", "models/*", "encodings/*", "tasks/*"):
+    for module in (
+        "training/experiment_config",
+        "layers/block_config",
+        "models/*",
+        "encodings/*",
+        "tasks/*",
+    ):
         for path in sorted((ROOT / "cope_jax").glob(f"{module}.py")):
-            classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+            classes = [
+                node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+            ]
             for name in (node.name for node in classes if ast.get_docstring(node)):
                 if name.endswith(("Config", "Options")):
                     yield f"- [`{name}`][cope_jax.{path.parent.name}.{path.stem}.{name}]"

@@ -39,7 +39,16 @@ KNOWS = {
         "path",
         "wall",
     ],
-    "pair": ["cope", "cope_two_sided", "cope_signed", "row_fox", "tra", "stick_breaking", "selective", "dape"],
+    "pair": [
+        "cope",
+        "cope_two_sided",
+        "cope_signed",
+        "row_fox",
+        "tra",
+        "stick_breaking",
+        "selective",
+        "dape",
+    ],
 }
 COLOURS = {"nothing": "gray", "place": "tab:blue", "token": "tab:green", "pair": "tab:red"}
 
@@ -62,10 +71,19 @@ def draw(workdir: Path, name: str) -> None:
             cell.set_title(encoding, color=COLOURS[knows], fontsize=11)
         for cell in row:
             cell.set_axis_off()
-        row[0].text(-0.15, 0.5, knows, transform=row[0].transAxes, rotation=90, va="center", color=COLOURS[knows])
+        row[0].text(
+            -0.15,
+            0.5,
+            knows,
+            transform=row[0].transAxes,
+            rotation=90,
+            va="center",
+            color=COLOURS[knows],
+        )
     size = len(tokens)
     figure.suptitle(
-        f"√ of the attention of {size} tokens (rows) to {size} tokens (columns): {INPUTS[name]}", fontsize=11
+        f"√ of the attention of {size} tokens (rows) to {size} tokens (columns): {INPUTS[name]}",
+        fontsize=11,
     )
     figure.savefig(Path(__file__).with_name(f"maps_{name}.png"), dpi=80)
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 # Before jax is imported, for it reads these once. Processes that a test starts inherit them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+)
 os.environ["MPLBACKEND"] = "agg"
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # the kernels for GPUs run on the CPU

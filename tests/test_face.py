@@ -32,7 +32,9 @@ print([name for name, old, new in zip(names, state, now) if old != new])
 
 def python(code):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -47,7 +49,9 @@ def test_the_face_is_what_the_page_lists():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_has_an_example(name):
     member = getattr(cj, name)
-    assert doctest.DocTestParser().get_examples(inspect.getdoc(member) or ""), f"cj.{name} shows no example"
+    assert doctest.DocTestParser().get_examples(inspect.getdoc(member) or ""), (
+        f"cj.{name} shows no example"
+    )
 
 
 def test_importing_the_package_imports_no_jax():
@@ -83,17 +87,25 @@ def test_the_core_dependencies_are_enough_for_attention(tmp_path):
     waiting, known = [Requirement(text) for text in project["dependencies"]], set()
     while waiting:
         requirement = waiting.pop()
-        if requirement.name in known or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+        if requirement.name in known or (
+            requirement.marker and not requirement.marker.evaluate({"extra": ""})
+        ):
             continue
         known.add(requirement.name)
         distribution = importlib.metadata.distribution(requirement.name)
         waiting += map(Requirement, distribution.requires or [])
-        for name in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+        for name in {
+            file.parts[0]
+            for file in distribution.files or []
+            if file.parts[0] not in ("..", "__pycache__")
+        }:
             if not (tmp_path / name).exists():
                 (tmp_path / name).symlink_to(distribution.locate_file(name))
     code = LIGHT.format(root=str(ROOT), packages=str(tmp_path))
     command = [sys.executable, "-I", "-S", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu"}
+    )
     assert done.returncode == 2, done.stderr
     counts = " ".join(str(len(package.names())) for package in (cj.encodings, cj.tasks, cj.models))
     missing = r"\w+ is not installed: pip install 'cope-jax\[lab\]'\n"

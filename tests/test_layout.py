@@ -34,7 +34,9 @@ def test_the_spec_of_an_activation(layout, axes, expected):
 
 def test_an_activation_is_held_to_its_layout(mesh):
     with jax.set_mesh(mesh):
-        x = jax.jit(lambda: SPLIT.constrain(jnp.arange(64.0).reshape(4, 4, 4), "batch", "length", "width"))()
+        x = jax.jit(
+            lambda: SPLIT.constrain(jnp.arange(64.0).reshape(4, 4, 4), "batch", "length", "width")
+        )()
     assert {shard.data.shape for shard in x.addressable_shards} == {(2, 2, 2)}
     assert x.tolist() == jnp.arange(64.0).reshape(4, 4, 4).tolist()
 
@@ -49,7 +51,8 @@ def test_an_axis_that_cannot_be_shared_evenly_is_whole(mesh):
 def test_a_mesh_without_the_axis_is_one_clear_line(layout, mesh):
     x = jnp.zeros((4, 4))
     with pytest.raises(
-        ConfigError, match=r"needs a mesh with the axis '(strip|data)': call under jax.set_mesh\(mesh\)"
+        ConfigError,
+        match=r"needs a mesh with the axis '(strip|data)': call under jax.set_mesh\(mesh\)",
     ):
         if layout is SPLIT:
             layout.constrain(x, "batch", None)

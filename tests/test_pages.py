@@ -30,7 +30,11 @@ from cope_jax.training import config_files
 ROOT = Path(__file__).parents[1]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md")), ROOT / "experiments" / "RESULTS.md"]
+    for path in [
+        *ROOT.glob("*.md"),
+        *sorted(ROOT.glob("docs/**/*.md")),
+        ROOT / "experiments" / "RESULTS.md",
+    ]
 }
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "sh", "text", "mermaid", "bibtex"}
@@ -41,7 +45,8 @@ SHELL = {"cd", "do", "done", "echo", "export", "for", "git", "mountpoint", "sour
 def blocks(language: str) -> dict[str, list[str]]:
     """The blocks of a language, by page."""
     codes_of = {
-        page: [code for _, name, code in BLOCK.findall(text) if name == language] for page, text in PAGES.items()
+        page: [code for _, name, code in BLOCK.findall(text) if name == language]
+        for page, text in PAGES.items()
     }
     return {page: codes for page, codes in codes_of.items() if codes}
 
@@ -53,7 +58,9 @@ def commands(shell: str) -> Iterator[list[str]]:
         code = re.sub(rf"\${name}\b", value, code)
     lexer = shlex.shlex(code, posix=True, punctuation_chars=";&|()\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
-    for ends, words in itertools.groupby(lexer, lambda word: bool(word) and not word.strip(";&|()\n")):
+    for ends, words in itertools.groupby(
+        lexer, lambda word: bool(word) and not word.strip(";&|()\n")
+    ):
         if not ends:
             yield list(itertools.dropwhile(re.compile(r"do|\w+=.*", re.DOTALL).fullmatch, words))
 
@@ -71,12 +78,17 @@ COMMANDS = [
 def test_every_block_names_its_language(page):
     assert {language for _, language, _ in BLOCK.findall(PAGES[page])} <= LANGUAGES
     rest = BLOCK.sub("", PAGES[page])
-    assert "```" not in rest and not re.search(r"^ {4}", rest, re.MULTILINE), "code is between fences"
+    assert "```" not in rest and not re.search(r"^ {4}", rest, re.MULTILINE), (
+        "code is between fences"
+    )
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.newest] * (page == "README.md")) for page in blocks("python")],
+    [
+        pytest.param(page, marks=[pytest.mark.newest] * (page == "README.md"))
+        for page in blocks("python")
+    ],
 )
 def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for what it writes
@@ -99,7 +111,9 @@ def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch
 
 
 def is_installed(distribution: str) -> bool:
-    return any(package.metadata["Name"] == distribution for package in importlib.metadata.distributions())
+    return any(
+        package.metadata["Name"] == distribution for package in importlib.metadata.distributions()
+    )
 
 
 # ml_collections reads config files with it.
@@ -120,7 +134,9 @@ def test_command_exists_with_its_flags_and_values(words, shell, monkeypatch):
     elif program.startswith("experiments/launch/"):
         assert (ROOT / program).stat().st_mode & 0o100
     elif not program.startswith(".venv/bin/"):
-        assert re.search(rf"#.*\bneeds .*\b{program}\b", shell), f"say in a comment that the block needs {program}"
+        assert re.search(rf"#.*\bneeds .*\b{program}\b", shell), (
+            f"say in a comment that the block needs {program}"
+        )
     for word in words:
         if re.match(r"(cope_jax|docs|experiments|notebooks|tests|tools)/", word):
             assert (ROOT / word).exists(), word
@@ -155,12 +171,20 @@ def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyP
         names = runpy.run_module(module)
         assert flags.FLAGS(sys.argv) == sys.argv[:1]
         given = flags.FLAGS.flag_values_dict()
-    configs = [config_flags.read_config(value) for name, value in given.items() if name.endswith("config") and value]
+    configs = [
+        config_flags.read_config(value)
+        for name, value in given.items()
+        if name.endswith("config") and value
+    ]
     for config in configs:
-        for label in encodings.split_outside_parentheses(given.get("encodings") or config.encoding, ","):
+        for label in encodings.split_outside_parentheses(
+            given.get("encodings") or config.encoding, ","
+        ):
             encodings.EncodingConfig.parse(label, config.encodings)
     if "parse_assignments" in names and given["task"]:  # of export
-        options, sizes = (names["parse_assignments"](given[name], name) for name in ("options", "sizes"))
+        options, sizes = (
+            names["parse_assignments"](given[name], name) for name in ("options", "sizes")
+        )
         assert set(sizes) in (set(), set(tasks.create(given["task"], **options).splits))
 
 
@@ -169,7 +193,11 @@ def only_common_flags() -> Iterator[None]:
     """Hides the flags of commands that other tests have imported."""
     table = flags.FLAGS._flags()
     modules = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in table}
-    others = {name: table[name] for name, module in modules.items() if module.startswith(("cope_jax.", "tools."))}
+    others = {
+        name: table[name]
+        for name, module in modules.items()
+        if module.startswith(("cope_jax.", "tools."))
+    }
     hidden = {name: flag for name, flag in others.items() if modules[name] not in COMMON}
     for name in hidden:
         del table[name]
@@ -205,8 +233,12 @@ def check_make(words: list[str]) -> None:
 
 
 def check_extras(text: str) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(re.findall(r"\w[\w-]*", " ".join(re.findall(r"\.\[([\w,-]+)\]", text)))) <= set(extras)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(re.findall(r"\w[\w-]*", " ".join(re.findall(r"\.\[([\w,-]+)\]", text)))) <= set(
+        extras
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -222,7 +254,9 @@ def test_names_in_sentences_exist(page):
     # Not model.FIELD.
     fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))
     assert fields <= all_fields(), page
-    for path in re.findall(r"`((?:cope_jax|docs|experiments|notebooks|tests|tools)/[\w/]+\.\w+)`", text):
+    for path in re.findall(
+        r"`((?:cope_jax|docs|experiments|notebooks|tests|tools)/[\w/]+\.\w+)`", text
+    ):
         assert "NAME" in path or (ROOT / path).exists(), path
 
 

@@ -25,7 +25,9 @@ def sample(name, length, limit, seed=0, batch=MANY):
 
 def near(counts, probability, draws):
     """Each count is within five standard errors of its expectation."""
-    return np.all(np.abs(counts - probability * draws) < 5 * (probability * (1 - probability) * draws) ** 0.5)
+    return np.all(
+        np.abs(counts - probability * draws) < 5 * (probability * (1 - probability) * draws) ** 0.5
+    )
 
 
 def test_the_names():
@@ -44,7 +46,9 @@ def test_positions_are_below_the_limit_and_grow(name, length, limit):
 
 @every_sampler
 def test_too_long_a_sequence_is_an_error(name):
-    with pytest.raises(ConfigError, match="6 tokens does not fit below max_position=5: raise max_position"):
+    with pytest.raises(
+        ConfigError, match="6 tokens does not fit below max_position=5: raise max_position"
+    ):
         jax.eval_shape(lambda key: SAMPLERS.get(name)(key, 2, 6, 5), jax.random.key(0))
 
 
@@ -75,7 +79,9 @@ def test_every_subset_is_as_likely():
 @pytest.mark.parametrize("name", ["offset", "randomised"])
 def test_rows_are_drawn_independently_and_from_the_key(name):
     drawn, other = sample(name, 4, 9), sample(name, 4, 9, seed=1)
-    np.testing.assert_array_equal(drawn, np.asarray(SAMPLERS.get(name)(jax.random.key(0), MANY, 4, 9)))
+    np.testing.assert_array_equal(
+        drawn, np.asarray(SAMPLERS.get(name)(jax.random.key(0), MANY, 4, 9))
+    )
     assert (drawn != other).any()
     # Two rows agree as often as two draws do: one in six starts, one in 126 subsets of four of
     # nine.

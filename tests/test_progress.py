@@ -85,8 +85,12 @@ def test_a_notebook_has_one_output_that_changes_in_place(cell, capsys):
         shown.advance(20, "loss 1.000")
         shown.write("step 30: 1.2 % token error")
     assert capsys.readouterr() == ("", "")
-    assert compiling.startswith("decoder, cope\n  0%|") and compiling.endswith("| 0/600 [00:00<?, compiling]")
-    assert started.startswith("decoder, cope\n  2%|") and started.endswith("| 10/600 [00:00<?, loss 2.000]")
+    assert compiling.startswith("decoder, cope\n  0%|") and compiling.endswith(
+        "| 0/600 [00:00<?, compiling]"
+    )
+    assert started.startswith("decoder, cope\n  2%|") and started.endswith(
+        "| 10/600 [00:00<?, loss 2.000]"
+    )
     *lines, bar = cell[-1].splitlines()
     assert lines == ["decoder, cope", "step 30: 1.2 % token error"]
     assert bar.startswith("  5%|") and bar.endswith("loss 1.000]") and "| 30/600 [00:0" in bar

@@ -20,14 +20,20 @@ def test_nothing_is_left_out():
     assert all(f"`{name}`" in chosen for name in positions.SAMPLERS)
     files = {path.name for path in (ROOT / "cope_jax" / "configs").glob("[!_]*.py")}
     assert set(re.findall(r"`(\w+\.py)`", COMMANDS)) == files
-    rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", ENCODINGS.split("\n## The contract\n")[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| .* \| .* \|$", ENCODINGS.split("\n## The contract\n")[0], re.MULTILINE
+    )
     assert sorted(rows) == list(encodings.names())
     executions = re.findall(r"^\| `(\w+)` \| [✓–] \|", ENCODINGS, re.MULTILINE)
-    assert executions == list(encodings.names()), "tests/encodings/test_executions.py prints the table"
+    assert executions == list(encodings.names()), (
+        "tests/encodings/test_executions.py prints the table"
+    )
 
 
 def test_the_readme_is_short():
-    lines = [line for line in README.splitlines() if not line.startswith("[")]  # without the addresses of links
+    lines = [
+        line for line in README.splitlines() if not line.startswith("[")
+    ]  # without the addresses of links
     assert len(lines) <= 150 and [line for line in lines if len(line) > 120] == []
 
 
@@ -42,7 +48,9 @@ def test_the_picture_of_the_package_shows_every_room_and_tool():
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = dict(re.findall(r"^\| `((?:cope_jax|tools)[\w.]*)` \| (.*?) \|$", page, re.MULTILINE))
     packages = {
-        ".".join(path.parent.relative_to(ROOT).parts): {other.stem for other in path.parent.glob("[!_]*.py")}
+        ".".join(path.parent.relative_to(ROOT).parts): {
+            other.stem for other in path.parent.glob("[!_]*.py")
+        }
         for package in ("cope_jax", "tools")
         for path in (ROOT / package).rglob("__init__.py")
     }
@@ -52,17 +60,25 @@ def test_the_picture_of_the_package_shows_every_room_and_tool():
 
 
 def test_the_arrows_of_the_picture_are_imports():
-    picture = (ROOT / "docs" / "architecture.md").read_text().split("flowchart TD\n")[1].split("```")[0]
+    picture = (
+        (ROOT / "docs" / "architecture.md").read_text().split("flowchart TD\n")[1].split("```")[0]
+    )
     for line in re.sub(r'\[".*?"\]', "", picture).splitlines():
         ends = [[name.strip() for name in end.split("&")] for end in line.split("-->")]
         for uppers, lowers in itertools.pairwise(ends):
             for upper, lower in itertools.product(uppers, lowers):
-                code = "".join(path.read_text() for path in (ROOT / "cope_jax" / upper).rglob("*.py"))
-                assert re.search(rf"^from cope_jax(\.{lower}\b| import .*\b{lower}\b)", code, re.M), (upper, lower)
+                code = "".join(
+                    path.read_text() for path in (ROOT / "cope_jax" / upper).rglob("*.py")
+                )
+                assert re.search(
+                    rf"^from cope_jax(\.{lower}\b| import .*\b{lower}\b)", code, re.M
+                ), (upper, lower)
 
 
 def test_every_encoding_has_its_page_with_every_option_and_default():
-    sections = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", ENCODINGS, re.DOTALL | re.MULTILINE))
+    sections = dict(
+        re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", ENCODINGS, re.DOTALL | re.MULTILINE)
+    )
     assert sorted(sections) == list(encodings.names())
     for name, text in sections.items():
         written = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", text, re.MULTILINE))

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import Registry, check_at_least, check_fields, configure, field_types, unknown
+from cope_jax.registry import (
+    Registry,
+    check_at_least,
+    check_fields,
+    configure,
+    field_types,
+    unknown,
+)
 from cope_jax.training import config_files
 
 
@@ -41,7 +48,11 @@ def test_the_decorator_returns_the_class():
 @pytest.mark.parametrize(
     "names, name, message",
     [
-        (["circle", "square"], "squire", "unknown shape 'squire': did you mean 'square'? Choose from circle, square"),
+        (
+            ["circle", "square"],
+            "squire",
+            "unknown shape 'squire': did you mean 'square'? Choose from circle, square",
+        ),
         (["square", "circle"], "xyz", "unknown shape 'xyz': choose from circle, square"),
         ([], "square", "unknown shape 'square': no shape exists, so leave it out"),
     ],
@@ -65,7 +76,9 @@ def test_a_second_class_under_one_name_is_an_error():
     @table.register("square")
     class Square: ...
 
-    with pytest.raises(ValueError, match=r"shape 'square' is registered already, by .*Square") as error:
+    with pytest.raises(
+        ValueError, match=r"shape 'square' is registered already, by .*Square"
+    ) as error:
 
         @table.register("square")
         class Other: ...
@@ -181,7 +194,11 @@ def test_values_that_fit(name, value, expected):
         ("real", "1", "outer.real must be float, got '1' of type str"),
         ("yes", 1, "outer.yes must be bool, got 1 of type int"),
         ("text", 1, "outer.text must be str, got 1 of type int"),
-        ("choice", "tow", "unknown outer.choice 'tow': did you mean 'two'? Choose from 3, one, two"),
+        (
+            "choice",
+            "tow",
+            "unknown outer.choice 'tow': did you mean 'two'? Choose from 3, one, two",
+        ),
         ("choice", ["one"], "unknown outer.choice ['one']"),
         ("numbers", 1.0, "outer.numbers must be tuple, got 1.0"),
         ("numbers", "12", "outer.numbers must be tuple, got '12'"),
@@ -189,7 +206,11 @@ def test_values_that_fit(name, value, expected):
         ("inners", [3], "outer.inners must be Inner, got 3 of type int"),
         ("inner", 3, "outer.inner must be Inner, got 3 of type int"),
         ("inner", {"size": 2.5}, "outer.inner.size must be int, got 2.5 of type float"),
-        ("inner", {"sizes": 2}, "unknown option of outer.inner 'sizes': did you mean 'size'? Choose from share, size"),
+        (
+            "inner",
+            {"sizes": 2},
+            "unknown option of outer.inner 'sizes': did you mean 'size'? Choose from share, size",
+        ),
         ("options", 3, "outer.options must be dict, got 3 of type int"),
         ("bare", 3, "outer.bare must be dict, got 3 of type int"),
         ("maybe_whole", 2.5, "outer.maybe_whole must be int or None, got 2.5 of type float"),
@@ -251,19 +272,38 @@ class ForTypeCheckers:
 
 def test_annotations_of_every_kind():
     """An annotation may be text; what `isinstance` does not understand is not checked."""
-    values = {"textual": 2, "either": 3, "nested": {"share": 1}, "pairs": [1, 2, 3], "cap": math.inf, "sloppy": None}
+    values = {
+        "textual": 2,
+        "either": 3,
+        "nested": {"share": 1},
+        "pairs": [1, 2, 3],
+        "cap": math.inf,
+        "sloppy": None,
+    }
     values |= {"unknown": "x", "shaped": [], "names": ["b"]}
     config = configure(Own, values, "own")
     assert dataclasses.replace(Own(), **values | {"nested": Inner(1, 1.0)}) == config
     assert type(config.textual) is type(config.nested.share) is type(config.old) is float
-    assert (config.pairs, type(config.scalar)) == ((1, 2, 3), np.float32) and config.array.dtype == jnp.float32
+    assert (config.pairs, type(config.scalar)) == (
+        (1, 2, 3),
+        np.float32,
+    ) and config.array.dtype == jnp.float32
     assert configure(ForTypeCheckers, {"base": "x", "other": []}, "own") == ForTypeCheckers("x", [])
     assert field_types(Own)["textual"] is float
     assert config_files._fields(ForTypeCheckers(other=None)).other is None  # what flags can set
-    for name, wrong in {"textual": "x", "either": 2.5, "nested": 3, "pairs": 1, "cap": math.nan, "table": 3}.items():
+    for name, wrong in {
+        "textual": "x",
+        "either": 2.5,
+        "nested": 3,
+        "pairs": 1,
+        "cap": math.nan,
+        "table": 3,
+    }.items():
         with pytest.raises(ConfigError, match=rf"^own\.{name} must be "):
             dataclasses.replace(Own(), **{name: wrong})
-    with pytest.raises(ConfigError, match=r"^unknown own\.norm array\(\[1, 2\]\): choose from layer, rms"):
+    with pytest.raises(
+        ConfigError, match=r"^unknown own\.norm array\(\[1, 2\]\): choose from layer, rms"
+    ):
         configure(Own, {"norm": np.array([1, 2])}, "own")
 
 
@@ -278,7 +318,9 @@ def test_the_bound_itself_and_no_value_are_allowed():
 def test_a_size_has_31_bits_unless_another_bound_is_given():
     check_at_least(1, "block", width=2**31 - 1, share=1e12)
     check_at_least(0, "data", 2**63 - 1, seed=2**40)
-    with pytest.raises(ConfigError, match=r"^block\.width must be at most 2,147,483,647, got 2,147,483,648$"):
+    with pytest.raises(
+        ConfigError, match=r"^block\.width must be at most 2,147,483,647, got 2,147,483,648$"
+    ):
         check_at_least(0, "block", width=2**31)
 
 

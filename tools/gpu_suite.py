@@ -61,7 +61,9 @@ ROUNDING = 0.1  # the same for full attention in bfloat16 against float32
 _MINUTES = flags.DEFINE_float("minutes", 9.0, "Time for all sections, in minutes.", lower_bound=0.1)
 _ONLY = flags.DEFINE_list("only", list(SECTIONS), f"Sections to run: any of {', '.join(SECTIONS)}.")
 _TOY = flags.DEFINE_bool("toy", False, "Use tiny sizes, to try the suite on a CPU.")
-_WORKDIR = flags.DEFINE_string("workdir", "runs/gpu_suite", "Folder for everything that the suite writes.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "runs/gpu_suite", "Folder for everything that the suite writes."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +104,12 @@ def main() -> None:
             began = time.monotonic()
             print(f"{name}: {max(0.0, end - began) / 60:.1f} minutes left", file=sys.stderr)
             result = RUN[name](workdir, sizes, began + SECTIONS[name] * (end - began))
-            rows.append({"section": name, "result": result, "seconds": round(time.monotonic() - began)})
-            workdirs.write_json(workdir / "summary.json", {"sections": rows, "environment": environment()})
+            rows.append(
+                {"section": name, "result": result, "seconds": round(time.monotonic() - began)}
+            )
+            workdirs.write_json(
+                workdir / "summary.json", {"sections": rows, "environment": environment()}
+            )
             device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
             lines = [f"- {row['section']}: {row['result']} ({row['seconds']} s)" for row in rows]
             write_atomically(workdir / "summary.md", "\n".join([f"# {device}", "", *lines, ""]))
@@ -118,22 +124,34 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     records: list[Record] = []
     failed = []
     others = [name for name in encodings.names() if name not in KERNELS]
-    cases = [*itertools.product(KERNELS, TOLERANCE, MASKS), *itertools.product(others, TOLERANCE, MASKS[:1])]
+    cases = [
+        *itertools.product(KERNELS, TOLERANCE, MASKS),
+        *itertools.product(others, TOLERANCE, MASKS[:1]),
+    ]
     for number, (spec, dtype, mask) in enumerate(cases):
         if time.monotonic() > end:
-            failed.append(f"; stopped at its time: {len(cases) - number} of {len(cases)} cases were not checked")
+            failed.append(
+                f"; stopped at its time: {len(cases) - number} of {len(cases)} cases were not checked"
+            )
             break
         try:
             records += check_encoding(spec, dtype, mask, sizes)
         except Exception as error:  # the other encodings still count
             failed.append(f"; {spec} ({mask}) in {dtype} failed ({first_line(error)})")
-        workdirs.write_json(workdir / "correctness.json", {"records": records, "environment": environment()})
+        workdirs.write_json(
+            workdir / "correctness.json", {"records": records, "environment": environment()}
+        )
     checked = [record for record in records if "error" in record]
     wrong = [
-        r for r in checked if not r["error"] <= (ROUNDING if r["implementation"] == "full" else TOLERANCE[r["dtype"]])
+        r
+        for r in checked
+        if not r["error"] <= (ROUNDING if r["implementation"] == "full" else TOLERANCE[r["dtype"]])
     ]
     columns = {"encoding": 40, "mask": 10, "dtype": 9, "implementation": 10}
-    lines = [" ".join(f"{r[key]:<{width}}" for key, width in columns.items()) + f" {_outcome(r)}" for r in records]
+    lines = [
+        " ".join(f"{r[key]:<{width}}" for key, width in columns.items()) + f" {_outcome(r)}"
+        for r in records
+    ]
     write_atomically(workdir / "correctness.txt", "\n".join(lines) + "\n")
     differ = [
         f"; {r['encoding']}/{r['implementation']} ({r['mask']}) in {r['dtype']} differs by {r['error']:.1e}"
@@ -141,14 +159,30 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     ]
     refused: dict[str, list[str]] = {}
     for record in records:
-        if "reason" in record and record["encoding"] not in refused.setdefault(record["reason"], []):
+        if "reason" in record and record["encoding"] not in refused.setdefault(
+            record["reason"], []
+        ):
             refused[record["reason"]].append(record["encoding"])
-    without = [f"; no kernels for {', '.join(specs)}, because {reason}" for reason, specs in refused.items()]
-    return "".join([f"{len(checked) - len(wrong)} of {len(checked)} comparisons agree", *differ, *failed, *without])
+    without = [
+        f"; no kernels for {', '.join(specs)}, because {reason}"
+        for reason, specs in refused.items()
+    ]
+    return "".join(
+        [
+            f"{len(checked) - len(wrong)} of {len(checked)} comparisons agree",
+            *differ,
+            *failed,
+            *without,
+        ]
+    )
 
 
 def _outcome(record: Record) -> str:
-    return f"{record['error']:.1e}" if "error" in record else f"not possible, because {record['reason']}"
+    return (
+        f"{record['error']:.1e}"
+        if "error" in record
+        else f"not possible, because {record['reason']}"
+    )
 
 
 def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Record]:
@@ -163,16 +197,30 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
     """
     heads, groups, length, width = 4, 2, sizes.length, sizes.width
     encoding = encodings.create(
-        spec, num_heads=heads, num_kv_heads=groups, head_dim=width, max_length=length, rngs=nnx.Rngs(0)
+        spec,
+        num_heads=heads,
+        num_kv_heads=groups,
+        head_dim=width,
+        max_length=length,
+        rngs=nnx.Rngs(0),
     )
     graph, initial = nnx.split(encoding)
     rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: x + 0.1 * jnp.asarray(rng.normal(size=x.shape), x.dtype), initial)
-    q, k, v, dout = (jnp.asarray(rng.normal(size=(2, length, n, width)), dtype) for n in (heads, groups, groups, heads))
+    params = jax.tree.map(
+        lambda x: x + 0.1 * jnp.asarray(rng.normal(size=x.shape), x.dtype), initial
+    )
+    q, k, v, dout = (
+        jnp.asarray(rng.normal(size=(2, length, n, width)), dtype)
+        for n in (heads, groups, groups, heads)
+    )
     x = jnp.asarray(rng.normal(size=(2, length, encoding.shape.width)), dtype)
     documents = jnp.asarray(np.arange(length) * 3 // length)[None].repeat(2, axis=0)
     packed = {"q_segment_ids": documents, "k_segment_ids": documents, "window": length // 5}
-    masks: dict[str, dict[str, Any]] = {"causal": {}, "packed": packed, "two_sided": {"causal": False}}
+    masks: dict[str, dict[str, Any]] = {
+        "causal": {},
+        "packed": packed,
+        "two_sided": {"causal": False},
+    }
     masked: dict[str, Any] = {"embedded": True, **masks[mask]}
 
     @functools.partial(jax.jit, static_argnames=("implementation", "exact"))
@@ -211,8 +259,14 @@ def _errors(result: Any, reference: Any) -> list[float]:
     """
     errors = []
     (out, (dparams, *dinputs)), (exact_out, (exact_dparams, *exact_dinputs)) = result, reference
-    for some, exact in [(out, exact_out), (dparams, exact_dparams), *zip(dinputs, exact_dinputs, strict=True)]:
-        some, exact = ([a.astype(jnp.float32) for a in jax.tree.leaves(tree)] for tree in (some, exact))
+    for some, exact in [
+        (out, exact_out),
+        (dparams, exact_dparams),
+        *zip(dinputs, exact_dinputs, strict=True),
+    ]:
+        some, exact = (
+            [a.astype(jnp.float32) for a in jax.tree.leaves(tree)] for tree in (some, exact)
+        )
         largest = max((float(jnp.abs(e).max()) for e in exact), default=0.0) or 1.0
         errors += [float(jnp.abs(a - e).max()) / largest for a, e in zip(some, exact, strict=True)]
     return errors
@@ -225,15 +279,25 @@ def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:
     contenders = "rope/cudnn,rope/jax.nn,rope/blockwise,rope/fused,cope/blockwise,cope/fused"
     recipes = "quick@2" if _TOY.value else "selective_copy,counting"
     commands = {
-        "attention": [f"--lengths={lengths}", f"--contexts={lengths}", f"--contenders={contenders}"],
+        "attention": [
+            f"--lengths={lengths}",
+            f"--contexts={lengths}",
+            f"--contenders={contenders}",
+        ],
         "train": [f"--recipes={recipes}", "--encodings=cope,rope"],
     }
-    commands["attention"] += ["--dtype=bfloat16", "--only=attention,decode", "--encodings=cope,rope"]
+    commands["attention"] += [
+        "--dtype=bfloat16",
+        "--only=attention,decode",
+        "--encodings=cope,rope",
+    ]
     commands["train"] += ["--only=train"]
     results = []
     for name, flags_of_part in commands.items():
         folder = f"--workdir={workdir / 'benchmark' / name}"
-        results.append(f"{name} {command('tools.benchmark', [*flags_of_part, *common, folder], end)}")
+        results.append(
+            f"{name} {command('tools.benchmark', [*flags_of_part, *common, folder], end)}"
+        )
     return ", ".join(results)
 
 
@@ -242,7 +306,12 @@ def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
     records: list[Record] = []
     results = []
     for spec, attention in itertools.product(("cope", "rope", "none"), ("blockwise", "fused")):
-        record: Record = {"encoding": spec, "attention": attention, "tokens_per_second": None, "seconds": []}
+        record: Record = {
+            "encoding": spec,
+            "attention": attention,
+            "tokens_per_second": None,
+            "seconds": [],
+        }
         text = "left out"
         if time.monotonic() < end:
             try:
@@ -254,7 +323,9 @@ def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
                 text = f"failed ({record['reason']})"
         records.append(record)
         results.append(f"{spec}/{attention} {text}")
-        workdirs.write_json(workdir / "prefill.json", {"records": records, "environment": environment()})
+        workdirs.write_json(
+            workdir / "prefill.json", {"records": records, "environment": environment()}
+        )
     return ", ".join(results)
 
 
@@ -274,7 +345,9 @@ def prefill_seconds(spec: str, attention: str, sizes: Sizes, end: float) -> list
     )
     graph, params = nnx.split(models.create("decoder", config, rngs=nnx.Rngs(0)))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, sizes.prompt)), jnp.int32)
-    read = jax.jit(lambda params, tokens: nnx.merge(graph, params).prefill(tokens, tokens.shape[1])[0])
+    read = jax.jit(
+        lambda params, tokens: nnx.merge(graph, params).prefill(tokens, tokens.shape[1])[0]
+    )
 
     def task() -> None:
         jax.block_until_ready(read(params, tokens))

@@ -29,19 +29,27 @@ from cope_jax.evaluation.report.table import Table
 from cope_jax.storage.locks import unfinished
 from tools.compile_check import bundles, chips, gpu_resources, kernel_cycles
 
-_TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x2", f"Accelerator to compile for, such as {chips.known()}.")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", "v5e:2x2", f"Accelerator to compile for, such as {chips.known()}."
+)
 _ENCODINGS = flags.DEFINE_string("encodings", "cope,rope", "Encodings, separated by commas.")
 _LENGTHS = flags.DEFINE_list("lengths", "2048", "Numbers of tokens, separated by commas.")
 _HEADS = flags.DEFINE_integer("heads", 8, "Number of query heads.", lower_bound=1)
-_KV_HEADS = flags.DEFINE_integer("kv_heads", None, "Number of key/value heads; without this flag, as many as --heads.")
+_KV_HEADS = flags.DEFINE_integer(
+    "kv_heads", None, "Number of key/value heads; without this flag, as many as --heads."
+)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 128, "Width of a head.", lower_bound=1)
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Type of queries, keys and values.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "bfloat16", ["bfloat16", "float32"], "Type of queries, keys and values."
+)
 _BLOCKS = flags.DEFINE_list(
     "blocks",
     None,
     "Numbers of queries, near keys and far keys in a block, for a TPU; without this flag, those of the chip.",
 )
-_JSON = flags.DEFINE_string("json", None, "JSON file to write the counts to; without this flag, they are only printed.")
+_JSON = flags.DEFINE_string(
+    "json", None, "JSON file to write the counts to; without this flag, they are only printed."
+)
 
 
 def main() -> None:
@@ -65,8 +73,12 @@ def main() -> None:
             Path(_JSON.value).write_text(json.dumps(counted, indent=1) + "\n")
 
 
-def _for_gpu(problems: list[kernel_cycles.Problem], kind: str) -> tuple[list[dict[str, Any]], Table]:
-    counted = [dataclasses.asdict(problem) | gpu_resources.count(problem, kind) for problem in problems]
+def _for_gpu(
+    problems: list[kernel_cycles.Problem], kind: str
+) -> tuple[list[dict[str, Any]], Table]:
+    counted = [
+        dataclasses.asdict(problem) | gpu_resources.count(problem, kind) for problem in problems
+    ]
     headings = ["tokens", "encoding", "kernel", "blocks", "registers", "stack", "shared KiB"]
     rows = []
     for row in counted:
@@ -82,7 +94,9 @@ def _for_tpu(problems: list[kernel_cycles.Problem]) -> tuple[list[dict[str, Any]
     with unfinished() as folder:
         bundles.dump_into(folder)
         topology = chips.describe(_TOPOLOGY.value)
-        counted = [kernel_cycles.count(problem, topology.devices[0], folder) for problem in problems]
+        counted = [
+            kernel_cycles.count(problem, topology.devices[0], folder) for problem in problems
+        ]
     headings = ["tokens", "encoding", "blocks", "forward", "backward", "both", "÷ last"]
     rows = []
     for row in counted:
@@ -90,7 +104,15 @@ def _for_tpu(problems: list[kernel_cycles.Problem]) -> tuple[list[dict[str, Any]
         both = row["forward"]["cycles"] + row["backward"]["cycles"]
         ratio = both / (last["forward"]["cycles"] + last["backward"]["cycles"])
         cycles = [f"{n:,.0f}" for n in (row["forward"]["cycles"], row["backward"]["cycles"], both)]
-        rows.append((str(row["length"]), row["encoding"], "×".join(map(str, row["blocks"])), *cycles, f"{ratio:.2f}"))
+        rows.append(
+            (
+                str(row["length"]),
+                row["encoding"],
+                "×".join(map(str, row["blocks"])),
+                *cycles,
+                f"{ratio:.2f}",
+            )
+        )
     return counted, Table("cycles of one head", headings, rows)
 
 

@@ -18,7 +18,10 @@ from cope_jax.errors import ConfigError
 from tools.compile_check import prediction
 
 _FIGURES = flags.DEFINE_string(
-    "figures", None, "Folder with the files that tools.compile_check --json wrote (required).", required=True
+    "figures",
+    None,
+    "Folder with the files that tools.compile_check --json wrote (required).",
+    required=True,
 )
 _PLOT = flags.DEFINE_string(
     "plot",
@@ -44,7 +47,9 @@ def main() -> None:
         try:
             prediction.plot(points).savefig(_PLOT.value, dpi=200)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot write --plot={_PLOT.value} ({error}): choose another file") from error
+            raise ConfigError(
+                f"cannot write --plot={_PLOT.value} ({error}): choose another file"
+            ) from error
 
 
 if __name__ == "__main__":

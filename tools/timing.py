@@ -75,7 +75,11 @@ def _lines(rows: Sequence[Record], field: str) -> list[str]:
 
 
 def run(
-    cases: Sequence[Case], rounds: int, results: Results, stop: Callable[[], bool], keep: Callable[[], Any]
+    cases: Sequence[Case],
+    rounds: int,
+    results: Results,
+    stop: Callable[[], bool],
+    keep: Callable[[], Any],
 ) -> None:
     """Times all cases, each contender in `rounds` rounds, and calls `keep` after each case.
 
@@ -87,13 +91,17 @@ def run(
         for case in cases:
             if stop():
                 return
-            progress.label = ", ".join(str(value).replace("_", " ") for value in list(case.fields.values())[:2])
+            progress.label = ", ".join(
+                str(value).replace("_", " ") for value in list(case.fields.values())[:2]
+            )
             _time(case, rounds, results, stop, functools.partial(progress.advance, case.cost))
             keep()
             gc.collect()  # frees the contenders' memory before the next case starts
 
 
-def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], advance: Callable[[], Any]) -> None:
+def _time(
+    case: Case, rounds: int, results: Results, stop: Callable[[], bool], advance: Callable[[], Any]
+) -> None:
     tasks: dict[tuple[str, str], Task] = {}
     for name, build in case.builds.items():
         try:
@@ -120,7 +128,10 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
     for (name, kind), seconds_of_task in seconds.items():
         of_reference = seconds.get((reference, kind))
         times = {"median_seconds": statistics.median(seconds_of_task), "reference": reference}
-        times |= {"ratio": of_reference and ratio(seconds_of_task, of_reference), "seconds": seconds_of_task}
+        times |= {
+            "ratio": of_reference and ratio(seconds_of_task, of_reference),
+            "seconds": seconds_of_task,
+        }
         results.records.append({**case.fields, "contender": name, "what": kind, **times})
 
 
@@ -157,4 +168,6 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
 
     Other load that lasts for a whole round slows both tasks, so it does not change the ratio.
     """
-    return statistics.median(second / other for second, other in zip(seconds, reference, strict=True))
+    return statistics.median(
+        second / other for second, other in zip(seconds, reference, strict=True)
+    )

@@ -54,7 +54,9 @@ class AttentionFn(nnx.Module):
       ConfigError: an option is not an argument of `attend`.
     """
 
-    def __init__(self, encoding: Encoding, *, x: Array | None = None, causal: bool = False, **options: Any):
+    def __init__(
+        self, encoding: Encoding, *, x: Array | None = None, causal: bool = False, **options: Any
+    ):
         self.encoding = encoding
         self.x = nnx.data(x)
         self.causal = causal
@@ -114,7 +116,9 @@ class AttentionFn(nnx.Module):
         length, keys = query.shape[-3], key.shape[-3]
         if length != keys:
             counts = f"{length} queries and {keys} keys"
-            raise ConfigError(f"AttentionFn is self-attention, got {counts}: to decode with a cache, use attend_cached")
+            raise ConfigError(
+                f"AttentionFn is self-attention, got {counts}: to decode with a cache, use attend_cached"
+            )
         drops = dropout_rate > 0 and not deterministic
         if drops and (broadcast_dropout or dropout_rng is None):
             raise ConfigError(

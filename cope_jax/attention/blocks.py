@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, PyTree
 
-AXES = dict(q=2, rotated_q=2, k=2, v=2, features=2, positions=1, indices=0, segment_ids=1, given=3, bias=3)
+AXES = dict(
+    q=2, rotated_q=2, k=2, v=2, features=2, positions=1, indices=0, segment_ids=1, given=3, bias=3
+)
 T = TypeVar("T", "QueryBlock", "KeyBlock")
 
 
@@ -81,7 +83,9 @@ class KeyBlock:
 
     def for_queries(self, number: Array, size: int) -> "KeyBlock":
         """Returns the same keys with the pairs of query block `number`, which has `size` queries."""
-        return self.over_queries(lambda x, axis: jax.lax.dynamic_slice_in_dim(x, number * size, size, axis))
+        return self.over_queries(
+            lambda x, axis: jax.lax.dynamic_slice_in_dim(x, number * size, size, axis)
+        )
 
     def over_queries(self, change: Callable[[Array, int], Array]) -> "KeyBlock":
         """Replaces the arrays of pairs by `change(array, axis)`, where `axis` is that of queries."""
@@ -100,7 +104,9 @@ def head_major(x: Array) -> Array:
 def swap_heads(block: T) -> T:
     """Returns a block of the caller's arrays as head-major, or the reverse."""
     names = {"q", "rotated_q", "k", "v", "features"} & {f.name for f in dataclasses.fields(block)}
-    return dataclasses.replace(block, **{name: jax.tree.map(head_major, getattr(block, name)) for name in names})
+    return dataclasses.replace(
+        block, **{name: jax.tree.map(head_major, getattr(block, name)) for name in names}
+    )
 
 
 def along_sequence(change: Callable[[Array, int], Array], block: T) -> T:
@@ -119,7 +125,9 @@ def _cut(block: T, start: Array | int, size: int) -> T:
 
 def pad_by(padding: int) -> Callable[[Array, int], Array]:
     """Returns a function that lengthens an axis by `padding` copies of its last entry."""
-    return lambda x, axis: jnp.pad(x, [(0, padding if a == axis else 0) for a in range(x.ndim)], "edge")
+    return lambda x, axis: jnp.pad(
+        x, [(0, padding if a == axis else 0) for a in range(x.ndim)], "edge"
+    )
 
 
 class BlockSizes(NamedTuple):

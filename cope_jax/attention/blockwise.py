@@ -82,14 +82,18 @@ def _attend(spans: Spans, stream: Stream) -> Array:
     return _forward_blocks(spans, stream, gradient=False)[0]
 
 
-def _forward_blocks(spans: Spans, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+def _forward_blocks(
+    spans: Spans, stream: Stream, gradient: bool
+) -> tuple[Array, Array, tuple[Array, ...]]:
     def of_strip(stream: Stream, number: Array) -> Any:
         strip = stream.query_block(number)
         state = streaming_softmax.start(strip, gradient)
         return streaming_softmax.finish(strip, streaming_softmax.accumulate(strip, state))
 
     if spans is not None:
-        return _concatenate([of_strip(_narrow(stream, span), jnp.int32(n)) for n, span in enumerate(spans)])
+        return _concatenate(
+            [of_strip(_narrow(stream, span), jnp.int32(n)) for n, span in enumerate(spans)]
+        )
     return _join(jax.lax.map(functools.partial(of_strip, stream), _numbers(stream)))
 
 
@@ -104,7 +108,10 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
 
     def of_strip(stream: Stream, gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
         dparams, dkeys = gathered
-        strip, residuals_of_strip = stream.query_block(number), residuals.block(number, stream.sizes.queries)
+        strip, residuals_of_strip = (
+            stream.query_block(number),
+            residuals.block(number, stream.sizes.queries),
+        )
         state = streaming_gradient.start(strip, residuals_of_strip, dkeys)
         state = streaming_gradient.backward(strip, residuals_of_strip, state)
         more, dqueries = streaming_gradient.finish(strip, residuals_of_strip, state)
@@ -117,7 +124,9 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
         blocks = []
         for n, (first, end) in enumerate(spans):
             narrow = _narrow(stream, (first, end))
-            (dparams, dkey), dquery = of_strip(narrow, (dparams, KeyGradients.zeros(narrow.keys)), jnp.int32(n))
+            (dparams, dkey), dquery = of_strip(
+                narrow, (dparams, KeyGradients.zeros(narrow.keys)), jnp.int32(n)
+            )
             dkeys = dkeys.add(end, dkey.k, dkey.v, dkey.features)
             blocks.append(dquery.among(first, keys))
         dqueries = _concatenate(blocks)
@@ -168,7 +177,9 @@ def static_spans(mask: Mask, size: int) -> Spans:
         return None
     spans = []
     for start in range(0, len(q_indices), size):
-        rule = Mask(q_indices[start : start + size], k_indices, causal=mask.causal, window=mask.window)
+        rule = Mask(
+            q_indices[start : start + size], k_indices, causal=mask.causal, window=mask.window
+        )
         seen = np.flatnonzero(rule.allowed().any(axis=0))
         spans.append((int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1))
     return tuple(spans)

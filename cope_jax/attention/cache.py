@@ -123,7 +123,9 @@ class Cache:
         length = jnp.shape(k_BLGK)[1]
         batch, dtype, shape = len(self.positions_BC), self.entries.k.dtype, encoding.shape
         shapes, _ = entry_shapes(encoding, batch, length, dtype, self.entries.v)
-        before_rotation = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
+        before_rotation = jax.ShapeDtypeStruct(
+            (batch, length, shape.kv_heads, shape.head_dim), dtype
+        )
         check_fit("keys", k_BLGK, before_rotation)
         check_fit("values", v_BLGK, jax.eval_shape(head_major, shapes.v))
         positions_BL, segment_ids_BL = self.latest(length)
@@ -140,11 +142,17 @@ class Cache:
             start = (jnp.zeros((), jnp.int32), self.filled - length, jnp.zeros((), jnp.int32))
             if layer is None:
                 return jax.lax.dynamic_update_slice(slots, new, start)
-            return jax.lax.dynamic_update_slice(slots, new[None], (jnp.asarray(layer, jnp.int32), *start))
+            return jax.lax.dynamic_update_slice(
+                slots, new[None], (jnp.asarray(layer, jnp.int32), *start)
+            )
 
-        new = jax.tree.map(lambda x: rows_of(head_major(x)), CacheEntry(rotated_BLGK, v_BLGK, features))
+        new = jax.tree.map(
+            lambda x: rows_of(head_major(x)), CacheEntry(rotated_BLGK, v_BLGK, features)
+        )
         entries = jax.tree.map(write, self.entries, new)
-        return dataclasses.replace(self, entries=entries, state=jax.tree.map(_keeper(layer), self.state, state))
+        return dataclasses.replace(
+            self, entries=entries, state=jax.tree.map(_keeper(layer), self.state, state)
+        )
 
     def entries_of(
         self, encoding: Encoding, layer: int | Array | None, length: int
@@ -153,7 +161,9 @@ class Cache:
         head-major.
         """
         rows, batch = self._of_layer(self.entries, layer), len(self.positions_BC)
-        last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, self.filled - length, length, axis=1), rows)
+        last = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, self.filled - length, length, axis=1), rows
+        )
 
         def shaped(rows: CacheEntry, tokens: int) -> CacheEntry:
             shapes, _ = entry_shapes(encoding, batch, tokens, rows.k.dtype, rows.v)
@@ -167,7 +177,9 @@ class Cache:
 
     def with_windows(self, windows: PyTree, layer: int | Array | None) -> "Cache":
         """Returns the cache with the windows of a layer after the tokens entered last."""
-        return dataclasses.replace(self, windows=jax.tree.map(_keeper(layer), self.windows, windows))
+        return dataclasses.replace(
+            self, windows=jax.tree.map(_keeper(layer), self.windows, windows)
+        )
 
     def _of_layer(self, tree: PyTree, layer: int | Array | None) -> PyTree:
         if layer is None:
@@ -251,7 +263,11 @@ def entry_shapes(
     q_BLHK = jax.ShapeDtypeStruct((batch, length, shape.num_heads, shape.head_dim), dtype)
     k_BLGK = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
 
-    v_BLGK = k_BLGK if value is None else jax.ShapeDtypeStruct((*k_BLGK.shape[:3], value.shape[-1]), value.dtype)
+    v_BLGK = (
+        k_BLGK
+        if value is None
+        else jax.ShapeDtypeStruct((*k_BLGK.shape[:3], value.shape[-1]), value.dtype)
+    )
 
     def entries(tokens: Tokens) -> tuple[CacheEntry, PyTree]:
         features, state = encoding.features(tokens, None)
@@ -276,13 +292,23 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
         raise ConfigError(
             f"layer={layer} does not fit a cache of one layer: omit layer, or create the cache with num_layers"
         )
-    if num_layers is not None and (layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)):
+    if num_layers is not None and (
+        layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)
+    ):
         raise ConfigError(
             f"layer={layer} does not fit a cache of {num_layers} layers: give a layer from 0 to {num_layers - 1}"
         )
-    shapes, _ = entry_shapes(encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype, cache.entries.v)
-    slots = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[-3:], slots.dtype), cache.entries)
-    check_fit("entries of this encoding", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)
+    shapes, _ = entry_shapes(
+        encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype, cache.entries.v
+    )
+    slots = jax.tree.map(
+        lambda slots: jax.ShapeDtypeStruct(slots.shape[-3:], slots.dtype), cache.entries
+    )
+    check_fit(
+        "entries of this encoding",
+        jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes),
+        slots,
+    )
 
 
 def check_fit(name: str, new: PyTree, slots: PyTree) -> None:

@@ -23,13 +23,19 @@ def check_arrays(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
     arrays = {"q": q_BLHK, "k": k_BMGK, "v": v_BMGK}
     for name, x in arrays.items():
         if not is_array(x):
-            raise ConfigError(f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}")
+            raise ConfigError(
+                f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}"
+            )
     shapes = f"got q {list(q_BLHK.shape)}, k {list(k_BMGK.shape)}, v {list(v_BMGK.shape)}"
     if not q_BLHK.ndim == k_BMGK.ndim == v_BMGK.ndim == 4:
-        raise ConfigError(f"attend needs 4 axes each, q [B, L, H, K] and k, v [B, M, G, K], but {shapes}")
+        raise ConfigError(
+            f"attend needs 4 axes each, q [B, L, H, K] and k, v [B, M, G, K], but {shapes}"
+        )
     for name, x in arrays.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ConfigError(f"attend needs floating-point numbers, but {name} has {x.dtype}: convert {name}")
+            raise ConfigError(
+                f"attend needs floating-point numbers, but {name} has {x.dtype}: convert {name}"
+            )
     same_keys = k_BMGK.shape[:3] == v_BMGK.shape[:3]
     if q_BLHK.shape[0] != k_BMGK.shape[0] or q_BLHK.shape[3] != k_BMGK.shape[3] or not same_keys:
         raise ConfigError(
@@ -47,14 +53,23 @@ def check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array, embedded: b
     `check_embedded`.
     """
     if not isinstance(encoding, Encoding):
-        raise ConfigError(f"encoding={abridged(encoding)} is no encoding: create one with cope_jax.encodings.create")
+        raise ConfigError(
+            f"encoding={abridged(encoding)} is no encoding: create one with cope_jax.encodings.create"
+        )
     shape = encoding.shape
-    built, given = (shape.num_heads, shape.kv_heads, shape.head_dim), (q_BLHK.shape[2], *k_BMGK.shape[2:])
+    built, given = (
+        (shape.num_heads, shape.kv_heads, shape.head_dim),
+        (q_BLHK.shape[2], *k_BMGK.shape[2:]),
+    )
     if built != given:
         swapped = q_BLHK.shape[1] == shape.num_heads
         raise ConfigError(
             f"the encoding was built for num_heads, num_kv_heads, head_dim = {built}, but q and k have {given}: "
-            + ("swap two axes, attend takes [B, L, H, K]" if swapped else "create it with the sizes of q and k")
+            + (
+                "swap two axes, attend takes [B, L, H, K]"
+                if swapped
+                else "create it with the sizes of q and k"
+            )
         )
     check_embedded(encoding, embedded)
 
@@ -86,7 +101,9 @@ def checked_input(x: Any, batch: int, keys: int) -> Any:
     """Returns the layer's input x_BMD; None stays."""
     if x is not None and (not is_array(x) or x.ndim != 3 or x.shape[:2] != (batch, keys)):
         shape = list(x.shape) if is_array(x) else abridged(x)
-        raise ConfigError(f"x must be the input of the layer for all keys, [{batch}, {keys}, D], got {shape}")
+        raise ConfigError(
+            f"x must be the input of the layer for all keys, [{batch}, {keys}, D], got {shape}"
+        )
     return x
 
 
@@ -101,7 +118,11 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
         raise ConfigError(f"{name} must have shape {[batch, length]}, got {list(ids.shape)}")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ConfigError(f"{name} must be integers, got {ids.dtype}")
-    if isinstance(ids, np.ndarray) and ids.size and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+    if (
+        isinstance(ids, np.ndarray)
+        and ids.size
+        and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31
+    ):
         raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
     return ids.astype(np.int32)
 
@@ -114,8 +135,12 @@ def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:
         return None
     mask = _array("mask", mask)
     if mask.dtype != bool:
-        raise ConfigError(f"mask must be boolean, True where a query may see a key, got {mask.dtype}")
-    if mask.ndim != 4 or any(size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)):
+        raise ConfigError(
+            f"mask must be boolean, True where a query may see a key, got {mask.dtype}"
+        )
+    if mask.ndim != 4 or any(
+        size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)
+    ):
         raise ConfigError(
             f"mask must have shape {list(shape)}, where any axis may have size 1, got {list(mask.shape)}: for one of "
             "[L, M] give mask[None, None]"
@@ -129,9 +154,15 @@ def checked_bias(bias: Any, shape: tuple[int, int, int, int]) -> Any:
         return None
     bias = _array("bias", bias)
     if not jnp.issubdtype(bias.dtype, jnp.floating):
-        raise ConfigError(f"bias must be floating-point numbers, got {bias.dtype}: to hide keys, give mask")
+        raise ConfigError(
+            f"bias must be floating-point numbers, got {bias.dtype}: to hide keys, give mask"
+        )
     rows = zip(bias.shape[:2], shape[:2], strict=True) if bias.ndim == 4 else ()
-    if bias.ndim != 4 or bias.shape[2:] != shape[2:] or any(size not in (1, whole) for size, whole in rows):
+    if (
+        bias.ndim != 4
+        or bias.shape[2:] != shape[2:]
+        or any(size not in (1, whole) for size, whole in rows)
+    ):
         raise ConfigError(
             f"bias must have shape {list(shape)}, where the first two axes may have size 1, got {list(bias.shape)}"
         )
@@ -152,7 +183,11 @@ def is_key(x: Any) -> bool:
     """Returns whether x is one random key, of `jax.random.key` or `jax.random.PRNGKey`."""
     if not isinstance(x, jax.Array):
         return False
-    return x.shape == () if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else (x.shape, x.dtype) == ((2,), jnp.uint32)
+    return (
+        x.shape == ()
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        else (x.shape, x.dtype) == ((2,), jnp.uint32)
+    )
 
 
 def checked_window(window: Any) -> int | None:

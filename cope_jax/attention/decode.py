@@ -161,7 +161,11 @@ def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Arr
         )
         scored_BHLM, carry = encoding.score(block, carry)
         scored_BHLM = jnp.where(fresh_111M, scored_BHLM, cut(logits_BHLC, 3))
-        return start, jax.lax.dynamic_update_slice_in_dim(logits_BHLC, scored_BHLM, start, axis=3), carry
+        return (
+            start,
+            jax.lax.dynamic_update_slice_in_dim(logits_BHLC, scored_BHLM, start, axis=3),
+            carry,
+        )
 
     lowest = jnp.finfo(pairs.logits.dtype).min
     far_BHLC = encoding.tail(pairs, carry) if saturates else jnp.full_like(pairs.logits, lowest)

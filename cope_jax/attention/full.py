@@ -33,11 +33,15 @@ def full_attention(encoding: Encoding, request: Request) -> Array:
     weights_BHLM, sink_BHL = weights_of(encoding, request)
     queries, keys = request.queries, request.keys
     if request.drop is not None:
-        weights_BHLM = weights_BHLM * request.drop(queries.indices, keys.indices, weights_BHLM.dtype)
+        weights_BHLM = weights_BHLM * request.drop(
+            queries.indices, keys.indices, weights_BHLM.dtype
+        )
     return head_major(weigh(weights_BHLM, sink_BHL, keys.v, queries.v))
 
 
-def attention_weights(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array, *, encoding: Encoding, **arguments: Any) -> Array:
+def attention_weights(
+    q_BLHK: Array, k_BMGK: Array, v_BMGK: Array, *, encoding: Encoding, **arguments: Any
+) -> Array:
     """Returns the weights a_BHLM that `attend` gives to the keys, before dropout; the arguments are
     those of `attend`.
 
@@ -62,14 +66,19 @@ def weights_of(encoding: Encoding, request: Request) -> tuple[Array, Array | Non
     return softmax_over(logits_BHLM, pairs.mask, encoding.sink(carry))
 
 
-def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -> tuple[Array, Array | None]:
+def softmax_over(
+    logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None
+) -> tuple[Array, Array | None]:
     """Returns (the softmax over the pairs of the mask, the weight of the sink).
 
     All other pairs have weight 0. If there is no sink, its weight is None.
     """
     # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather
     # than NaN.
-    lowest, zero = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype), jnp.zeros((), logits_BHLM.dtype)
+    lowest, zero = (
+        jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype),
+        jnp.zeros((), logits_BHLM.dtype),
+    )
     logits_BHLM = jnp.where(mask_B1LM, logits_BHLM, lowest)
     if sink_BHL is None:
         return jnp.where(mask_B1LM, jax.nn.softmax(logits_BHLM, axis=-1), zero), None
@@ -77,7 +86,9 @@ def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -
     return jnp.where(mask_B1LM, weights[..., :-1], zero), weights[..., -1]
 
 
-def weigh(weights_BHLM: Array, sink_BHL: Array | None, v_BGMK: Array, q_v_BGLK: Array | None) -> Array:
+def weigh(
+    weights_BHLM: Array, sink_BHL: Array | None, v_BGMK: Array, q_v_BGLK: Array | None
+) -> Array:
     """Returns out_BHLK, Σ_m weights v plus the weighted value of the sink, in the type of the
     values.
     """

@@ -65,7 +65,9 @@ class Mask:
         shape = (len(self.q_indices_L), len(self.k_indices_M))
         mask_B1LM = jnp.broadcast_to(jnp.asarray(self.allowed()), shape)[None, None]
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
-            mask_B1LM &= (self.q_segment_ids_BL[:, :, None] == self.k_segment_ids_BM[:, None, :])[:, None]
+            mask_B1LM &= (self.q_segment_ids_BL[:, :, None] == self.k_segment_ids_BM[:, None, :])[
+                :, None
+            ]
         return mask_B1LM if self.given_B1LM is None else mask_B1LM & self.given_B1LM
 
     def span(self) -> tuple[Array, Array, Array, Array]:
@@ -86,7 +88,9 @@ class Mask:
             some_M = some_M & (low - index_M < self.window) & (index_M - high < self.window)
             all_M = all_M & (high - index_M < self.window) & (index_M - low < self.window)
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
-            low_B1, high_B1 = (f(self.q_segment_ids_BL, axis=1, keepdims=True) for f in (jnp.min, jnp.max))
+            low_B1, high_B1 = (
+                f(self.q_segment_ids_BL, axis=1, keepdims=True) for f in (jnp.min, jnp.max)
+            )
             ids_BM = self.k_segment_ids_BM
             some_M = some_M & ((ids_BM >= low_B1) & (ids_BM <= high_B1)).any(axis=0)
             all_M = all_M & ((ids_BM == low_B1) & (ids_BM == high_B1)).all(axis=0)
@@ -95,9 +99,16 @@ class Mask:
             all_M = all_M & self.given_B1LM.all(axis=(0, 1, 2))
         first, end = _range(some_M)
         full, full_end = _range(all_M)
-        return first, end, jnp.where(all_M.sum(dtype=jnp.int32) == full_end - full, full, full_end), full_end
+        return (
+            first,
+            end,
+            jnp.where(all_M.sum(dtype=jnp.int32) == full_end - full, full, full_end),
+            full_end,
+        )
 
 
 def _range(chosen_M: Array) -> tuple[Array, Array]:
     numbers_M = jnp.arange(len(chosen_M), dtype=jnp.int32)
-    return jnp.where(chosen_M, numbers_M, len(chosen_M)).min(), jnp.where(chosen_M, numbers_M + 1, 0).max()
+    return jnp.where(chosen_M, numbers_M, len(chosen_M)).min(), jnp.where(
+        chosen_M, numbers_M + 1, 0
+    ).max()

@@ -39,7 +39,12 @@ def why_undivided(axes: Sequence[str | None], head_axis: str | None, groups: int
       groups: the number of key heads.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty and current_device().startswith("TPU") and jax.default_backend() == "tpu" and jax.device_count() > 1:
+    if (
+        mesh.empty
+        and current_device().startswith("TPU")
+        and jax.default_backend() == "tpu"
+        and jax.device_count() > 1
+    ):
         return "there are several devices and no mesh: call under jax.set_mesh(mesh)"
     for axis, size, kind in zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True):
         if size > 1 and kind == AxisType.Explicit:
@@ -54,10 +59,14 @@ def why_undivided(axes: Sequence[str | None], head_axis: str | None, groups: int
 @functools.cache
 def log_choice(name: str, reason: str = "") -> None:
     """Logs once which implementation runs, and why not those that come before it."""
-    logging.getLogger("cope_jax").info("attention: %s%s", name, f", because {reason}" if reason else "")
+    logging.getLogger("cope_jax").info(
+        "attention: %s%s", name, f", because {reason}" if reason else ""
+    )
 
 
-def shard_batch(attention: Callable[[Encoding, Request], Array], encoding: Encoding, request: Request) -> Array:
+def shard_batch(
+    attention: Callable[[Encoding, Request], Array], encoding: Encoding, request: Request
+) -> Array:
     """Splits the batch over devices, and computes `attention(encoding, request)` on each device for
     its own examples.
 
@@ -101,7 +110,11 @@ def shard_batch(attention: Callable[[Encoding, Request], Array], encoding: Encod
         drop = dataclasses.replace(arrays.drop, keys_2BH=PartitionSpec(None, axes))
         specs = dataclasses.replace(specs, drop=drop)
     split = jax.shard_map(
-        on_device, in_specs=(everyone, specs), out_specs=examples, axis_names=set(axes), check_vma=False
+        on_device,
+        in_specs=(everyone, specs),
+        out_specs=examples,
+        axis_names=set(axes),
+        check_vma=False,
     )
     # Compiled, because a partly manual program cannot run op by op.
     return jax.jit(split)(params, arrays)

@@ -96,7 +96,9 @@ class Request:
             k_positions=keys.positions,
         )
 
-    def content_gradients(self, logits_BHLM: Array, dlogits_BHLM: Array) -> tuple[Array, Array | None]:
+    def content_gradients(
+        self, logits_BHLM: Array, dlogits_BHLM: Array
+    ) -> tuple[Array, Array | None]:
         """Returns the gradients of q·k and of the bias, for pairs whose content logits are
         `logits_BHLM`.
         """
@@ -162,7 +164,10 @@ def prepare(
     checks.check_arrays(q_BLHK, k_BMGK, v_BMGK)
     checks.check_encoding(encoding, q_BLHK, k_BMGK, embedded)
     (batch, length, heads, _), keys = q_BLHK.shape, k_BMGK.shape[1]
-    q_indices, k_indices = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
+    q_indices, k_indices = (
+        np.arange(keys - length, keys, dtype=np.int32),
+        np.arange(keys, dtype=np.int32),
+    )
     q_positions = q_indices[None] if q_positions is None else q_positions
     k_positions = k_indices[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
@@ -172,7 +177,9 @@ def prepare(
     q_segment_ids = checks.checked_integers("q_segment_ids", q_segment_ids, batch, length)
     k_segment_ids = checks.checked_integers("k_segment_ids", k_segment_ids, batch, keys)
     if mask is not None and not encoding.traits.takes_masks:
-        raise ConfigError("this encoding needs an unbroken run of keys: leave mask out, or choose another encoding")
+        raise ConfigError(
+            "this encoding needs an unbroken run of keys: leave mask out, or choose another encoding"
+        )
     x = checks.checked_input(x, batch, keys)
     tokens = Tokens(x, _queries_of_keys(q_BLHK, keys), k_BMGK, v_BMGK, k_positions, k_segment_ids)
     features, _ = encoding.features(tokens, None)
@@ -201,7 +208,11 @@ def _queries_of_keys(q_BLHK: Array, keys: int) -> Array:
     does not give.
     """
     earlier = keys - q_BLHK.shape[1]
-    return q_BLHK[:, -earlier:] if earlier <= 0 else jnp.pad(q_BLHK, [(0, 0), (earlier, 0), (0, 0), (0, 0)])
+    return (
+        q_BLHK[:, -earlier:]
+        if earlier <= 0
+        else jnp.pad(q_BLHK, [(0, 0), (earlier, 0), (0, 0), (0, 0)])
+    )
 
 
 def checked_execution(

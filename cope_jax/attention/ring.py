@@ -58,7 +58,9 @@ def plan(
     """
     axis = request.layout.length
     if axis is None:
-        raise ConfigError("ring attention needs the axis of the mesh that splits the sequence: give sequence_axis")
+        raise ConfigError(
+            "ring attention needs the axis of the mesh that splits the sequence: give sequence_axis"
+        )
     ring = Ring.of(axis)
     if reason := _reason(encoding, request):
         return reason
@@ -78,15 +80,24 @@ def _reason(encoding: Encoding, request: Request) -> Reason | None:
     if not encoding.traits.splits_queries:
         return COUPLED
     if length != keys:
-        return Reason(f"it needs as many queries as keys, got {length} and {keys}", "choose 'full' or 'blockwise'")
+        return Reason(
+            f"it needs as many queries as keys, got {length} and {keys}",
+            "choose 'full' or 'blockwise'",
+        )
     if request.keys.given is not None:
-        return Reason("it takes no mask", "use causal, window and segment ids, or choose 'blockwise'")
+        return Reason(
+            "it takes no mask", "use causal, window and segment ids, or choose 'blockwise'"
+        )
     if request.keys.bias is not None:
         return Reason("it takes no bias", "choose 'full' or 'blockwise'")
     if length and needs_one_block(encoding, request):
-        return Reason("it splits the keys, but this encoding cannot", "choose 'full' or 'blockwise'")
+        return Reason(
+            "it splits the keys, but this encoding cannot", "choose 'full' or 'blockwise'"
+        )
     if length and not request.causal and jax.tree.leaves(carry_of(encoding, request).sums):
-        return Reason("it must be causal if the encoding sums over keys, as cope does", "set causal=True")
+        return Reason(
+            "it must be causal if the encoding sums over keys, as cope does", "set causal=True"
+        )
     return None
 
 
@@ -105,8 +116,12 @@ def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
     queries = along_sequence(_cut((ring.chunks, attention.pieces)), queries)
     keys = along_sequence(_cut((ring.chunks,)), keys)
     placed = ring.sharded(ring.placed, (True,), True)((queries, keys))
-    out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, attention, stream.part(*placed)))
-    out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[:, :length]
+    out = ring.sharded(ring.unplaced, (True,), True)(
+        _attend_placed(ring, attention, stream.part(*placed))
+    )
+    out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[
+        :, :length
+    ]
     return ring.whole(out_BLHK, 1) if length % ring.devices else out_BLHK
 
 
@@ -163,7 +178,9 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
 
         def start(item: Any) -> Gradients:
             strip, residuals = item
-            return _alone(streaming_gradient.start(stream.part(strip, stream.keys), residuals, none))
+            return _alone(
+                streaming_gradient.start(stream.part(strip, stream.keys), residuals, none)
+            )
 
         def see(dparams: PyTree, chunk: Any) -> Any:
             queries, keys, residuals, states = chunk
@@ -183,20 +200,38 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
             # Gradients of keys travel while those of the next chunk are computed, and are added
             # afterwards.
             arriving = ring.moved(dkeys)
-            dparams, (leaving, states) = jax.lax.scan(see, dparams, (queries, keys, residuals, states))
-            return (ring.moved(keys), jax.tree.map(jnp.add, arriving, leaving), dparams, states), None
+            dparams, (leaving, states) = jax.lax.scan(
+                see, dparams, (queries, keys, residuals, states)
+            )
+            return (
+                ring.moved(keys),
+                jax.tree.map(jnp.add, arriving, leaving),
+                dparams,
+                states,
+            ), None
 
         def finish(dparams: PyTree, item: Any) -> Any:
             strip, residuals, state = item
             state = dataclasses.replace(state, params=dparams)
-            dparams, dqueries = streaming_gradient.finish(stream.part(strip, stream.keys), residuals, state)
+            dparams, dqueries = streaming_gradient.finish(
+                stream.part(strip, stream.keys), residuals, state
+            )
             return dparams, dqueries.of(strip)
 
-        zeros = jax.vmap(KeyGradients.zeros)(stream.keys), jax.tree.map(jnp.zeros_like, stream.params)
+        zeros = (
+            jax.vmap(KeyGradients.zeros)(stream.keys),
+            jax.tree.map(jnp.zeros_like, stream.params),
+        )
         loop = (stream.keys, *zeros, _map_blocks(start, (queries, residuals)))
         (keys, dkeys, dparams, states), _ = jax.lax.scan(step, loop, length=ring.chunks)
-        dparams, dqueries = jax.lax.scan(functools.partial(jax.lax.scan, finish), dparams, (queries, residuals, states))
-        return jax.lax.psum(dparams, ring.axis), dqueries, jax.vmap(KeyGradients.of)(ring.moved(dkeys), keys)
+        dparams, dqueries = jax.lax.scan(
+            functools.partial(jax.lax.scan, finish), dparams, (queries, residuals, states)
+        )
+        return (
+            jax.lax.psum(dparams, ring.axis),
+            dqueries,
+            jax.vmap(KeyGradients.of)(ring.moved(dkeys), keys),
+        )
 
     sharded = ring.sharded(on_device, (_split(stream), True), (False, True, True))
     return (streaming_gradient.of(stream, *sharded(stream, (dout, *result))),)
@@ -211,7 +246,9 @@ def _split(stream: Stream) -> Any:
     """
     kinds: Any = {"queries": True, "keys": True, "drop": False}
     unsplit: Any = False
-    return dataclasses.replace(stream, params=unsplit, request=dataclasses.replace(stream.request, **kinds))
+    return dataclasses.replace(
+        stream, params=unsplit, request=dataclasses.replace(stream.request, **kinds)
+    )
 
 
 def _alone(state: Gradients) -> Gradients:

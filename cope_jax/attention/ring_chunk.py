@@ -74,7 +74,9 @@ def _with_kernels(
     encoding: Encoding, request: Request, share: int, resident: int | None, interpret: bool
 ) -> tuple[ChunkAttention, BlockSizes]:
     carry, keys = carry_of(encoding, request), request.keys
-    sizes = tpu_attention.sizes_of(encoding, carry, request.length, len(keys.indices), request.blocks)
+    sizes = tpu_attention.sizes_of(
+        encoding, carry, request.length, len(keys.indices), request.blocks
+    )
     size, sizes, parts = chunk_sizes(share, sizes, keys.k, keys.v, resident)
     execution = tpu_attention.execution_of(size // parts, request.layout.width, interpret)
     return ChunkAttention(1, size, execution, "ring, with kernels"), sizes

@@ -53,7 +53,9 @@ class Ring:
         """
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
-            raise ConfigError(f"sequence_axis={axis!r} needs a mesh with this axis: call under jax.set_mesh(mesh)")
+            raise ConfigError(
+                f"sequence_axis={axis!r} needs a mesh with this axis: call under jax.set_mesh(mesh)"
+            )
         if axis not in mesh.axis_names:
             raise unknown("axis of the mesh", axis, mesh.axis_names)
         if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] != AxisType.Auto:
@@ -70,7 +72,9 @@ class Ring:
         """Returns the device that a chunk is on."""
         return min(chunk, self.chunks - 1 - chunk)
 
-    def sharded(self, function: Callable[..., Any], sharded: tuple[Any, ...], results: Any) -> Callable[..., Any]:
+    def sharded(
+        self, function: Callable[..., Any], sharded: tuple[Any, ...], results: Any
+    ) -> Callable[..., Any]:
         """Returns a function that calls `function` on each device of the ring.
 
         `sharded` and `results` describe the arguments and results of `function`: True means an

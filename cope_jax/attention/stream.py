@@ -49,7 +49,9 @@ class Stream:
 
     def part(self, queries: QueryBlock, keys: KeyBlock) -> "Stream":
         """Returns the same stream with other queries and keys."""
-        return dataclasses.replace(self, request=dataclasses.replace(self.request, queries=queries, keys=keys))
+        return dataclasses.replace(
+            self, request=dataclasses.replace(self.request, queries=queries, keys=keys)
+        )
 
     def query_block(self, number: Array) -> "Stream":
         """Returns the stream of query block `number`."""
@@ -69,7 +71,9 @@ class Stream:
         return self.encoding(self.params).initial_carry(queries.q, queries.features)
 
 
-def stream_of(encoding: Encoding, request: Request, sizes: BlockSizes, *, one_block: bool, padding: int) -> Stream:
+def stream_of(
+    encoding: Encoding, request: Request, sizes: BlockSizes, *, one_block: bool, padding: int
+) -> Stream:
     """Creates the stream of all keys and all queries, plus `padding` copies of the last query."""
     graph, params = nnx.split(encoding)
     params, request = jax.tree.map(jnp.asarray, (params, request.head_major()))
@@ -82,7 +86,9 @@ def stream_of(encoding: Encoding, request: Request, sizes: BlockSizes, *, one_bl
 
 def needs_one_block(encoding: Encoding, request: Request) -> bool:
     """Returns whether all keys must be one block: the encoding cannot split them, or has a `state`."""
-    return not encoding.traits.splits_keys or bool(jax.tree.leaves(carry_of(encoding, request).state))
+    return not encoding.traits.splits_keys or bool(
+        jax.tree.leaves(carry_of(encoding, request).state)
+    )
 
 
 def carry_of(encoding: Encoding, request: Request) -> Carry:

@@ -37,7 +37,9 @@ class Residuals:
     dcarry: tuple[Array, ...]
 
     @classmethod
-    def of(cls, dout: Array, out: Array, logsumexp: Array, dout_dcarry: tuple[Array, ...]) -> "Residuals":
+    def of(
+        cls, dout: Array, out: Array, logsumexp: Array, dout_dcarry: tuple[Array, ...]
+    ) -> "Residuals":
         """Creates the residuals from the results of `streaming_softmax.finish`."""
         wide = dout.astype(logsumexp.dtype)
         dcarry = tuple((wide * slope).sum(axis=-1) for slope in dout_dcarry)
@@ -45,7 +47,9 @@ class Residuals:
 
     def block(self, number: Array, size: int) -> "Residuals":
         """Returns the residuals of block `number`; each block has `size` queries."""
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, number * size, size, axis=2), self)
+        return jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, number * size, size, axis=2), self
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -63,12 +67,22 @@ class QueryGradients:
 
     @classmethod
     def zeros(cls, queries: QueryBlock, bias: Array | None) -> "QueryGradients":
-        return jax.tree.map(_zeros, cls(queries.q, queries.rotated_q, queries.v, queries.features, bias))
+        return jax.tree.map(
+            _zeros, cls(queries.q, queries.rotated_q, queries.v, queries.features, bias)
+        )
 
     def of(self, queries: QueryBlock) -> Any:
         """Converts to the cotangent of `queries`, in the types of `queries`."""
-        like = {"q": queries.q, "rotated_q": queries.rotated_q, "v": queries.v, "features": queries.features}
-        cast = {name: jax.tree.map(lambda x, y: x.astype(y.dtype), getattr(self, name), y) for name, y in like.items()}
+        like = {
+            "q": queries.q,
+            "rotated_q": queries.rotated_q,
+            "v": queries.v,
+            "features": queries.features,
+        }
+        cast = {
+            name: jax.tree.map(lambda x, y: x.astype(y.dtype), getattr(self, name), y)
+            for name, y in like.items()
+        }
         cast["features"] = cotangent(cast["features"])
         return dataclasses.replace(queries, **cast, positions=NONE, indices=NONE, segment_ids=NONE)
 
@@ -79,7 +93,9 @@ class QueryGradients:
         if self.bias is None:
             return self
         after = keys - first - self.bias.shape[3]
-        return dataclasses.replace(self, bias=jnp.pad(self.bias, [(0, 0), (0, 0), (0, 0), (first, after)]))
+        return dataclasses.replace(
+            self, bias=jnp.pad(self.bias, [(0, 0), (0, 0), (0, 0), (first, after)])
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -95,14 +111,21 @@ class KeyGradients:
 
     @classmethod
     def zeros(cls, keys: KeyBlock) -> "KeyGradients":
-        return jax.tree.map(_zeros, cls(jnp.swapaxes(keys.k, 2, 3), jnp.swapaxes(keys.v, 2, 3), keys.features))
+        return jax.tree.map(
+            _zeros, cls(jnp.swapaxes(keys.k, 2, 3), jnp.swapaxes(keys.v, 2, 3), keys.features)
+        )
 
     def of(self, keys: KeyBlock, bias: Array | None = None) -> Any:
         """Converts to the cotangent of `keys`, in the types of `keys`; `bias` is the gradient of
         the bias.
         """
-        k, v = jnp.swapaxes(self.k, 2, 3).astype(keys.k.dtype), jnp.swapaxes(self.v, 2, 3).astype(keys.v.dtype)
-        features = cotangent(jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features))
+        k, v = (
+            jnp.swapaxes(self.k, 2, 3).astype(keys.k.dtype),
+            jnp.swapaxes(self.v, 2, 3).astype(keys.v.dtype),
+        )
+        features = cotangent(
+            jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features)
+        )
         bias = None if bias is None or keys.bias is None else bias.astype(keys.bias.dtype)
         none = {"positions": NONE, "indices": NONE, "segment_ids": NONE, "given": NONE}
         return dataclasses.replace(keys, k=k, v=v, features=features, bias=bias, **none)
@@ -112,7 +135,9 @@ class KeyGradients:
         `KeyBlock.block`).
         """
         start = jnp.maximum(end - k.shape[-1], 0)
-        features = jax.tree.map(lambda whole, x: _add_at(2, start, whole, x), self.features, features)
+        features = jax.tree.map(
+            lambda whole, x: _add_at(2, start, whole, x), self.features, features
+        )
         return KeyGradients(_add_at(3, start, self.k, k), _add_at(3, start, self.v, v), features)
 
 
@@ -151,12 +176,16 @@ class Gradients:
 
     def add(self, end: Array | int, block: "Gradients") -> "Gradients":
         """Adds the contribution of the block of keys before `end`, from `block_gradients`."""
-        drest, dparams = jax.tree.map(add_cotangent, (self.drest, self.params), (block.drest, block.params))
+        drest, dparams = jax.tree.map(
+            add_cotangent, (self.drest, self.params), (block.drest, block.params)
+        )
         dkeys = self.keys.add(end, block.keys.k, block.keys.v, block.keys.features)
         dqueries, dbias = _add(self.queries, block.queries), block.queries.bias
         if self.queries.bias is not None and dbias is not None:
             start = jnp.maximum(end - dbias.shape[3], 0)
-            dqueries = dataclasses.replace(dqueries, bias=_add_at(3, start, self.queries.bias, dbias))
+            dqueries = dataclasses.replace(
+                dqueries, bias=_add_at(3, start, self.queries.bias, dbias)
+            )
         return Gradients(block.carry, block.dsums, drest, dqueries, dparams, dkeys)
 
 
@@ -182,9 +211,14 @@ def backward(stream: Stream, residuals: Residuals, state: Gradients) -> Gradient
     farther blocks.
     """
 
-    def step(end: Array, state: Gradients, *, size: int, masked: bool, saturated: bool) -> Gradients:
+    def step(
+        end: Array, state: Gradients, *, size: int, masked: bool, saturated: bool
+    ) -> Gradients:
         block, so_far = stream.keys.block(end, size), (state.carry, state.dsums)
-        return state.add(end, block_gradients(stream, residuals, block, *so_far, masked=masked, saturated=saturated))
+        return state.add(
+            end,
+            block_gradients(stream, residuals, block, *so_far, masked=masked, saturated=saturated),
+        )
 
     return over_blocks(stream, state, step)
 
@@ -211,7 +245,12 @@ def block_gradients(
 
 
 def _saturated_block(
-    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, carry: Carry, dsums: tuple[Array, ...]
+    stream: Stream,
+    residuals: Residuals,
+    block: KeyBlock,
+    pairs: Pairs,
+    carry: Carry,
+    dsums: tuple[Array, ...],
 ) -> Gradients:
     """`block_gradients` of a block in which all rows are saturated: carry and `dsums` stay."""
 
@@ -226,7 +265,12 @@ def _saturated_block(
 
 
 def _only_block(
-    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, carry: Carry, dsums: tuple[Array, ...]
+    stream: Stream,
+    residuals: Residuals,
+    block: KeyBlock,
+    pairs: Pairs,
+    carry: Carry,
+    dsums: tuple[Array, ...],
 ) -> Gradients:
     """`block_gradients` if all keys are one block: the sink follows at once, and no block reads the
     carry after it.
@@ -246,7 +290,12 @@ def _only_block(
 
 
 def _counting_block(
-    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, carry: Carry, dsums: tuple[Array, ...]
+    stream: Stream,
+    residuals: Residuals,
+    block: KeyBlock,
+    pairs: Pairs,
+    carry: Carry,
+    dsums: tuple[Array, ...],
 ) -> Gradients:
     """`block_gradients` of a block that changes the carry's sums, which farther blocks read."""
 
@@ -279,7 +328,12 @@ def _softmax_gradients(
 
 
 def _product_gradients(
-    stream: Stream, residuals: Residuals, block: KeyBlock, pairs: Pairs, dpairs: Pairs, kept_BHLM: Array
+    stream: Stream,
+    residuals: Residuals,
+    block: KeyBlock,
+    pairs: Pairs,
+    dpairs: Pairs,
+    kept_BHLM: Array,
 ) -> tuple[QueryGradients, KeyGradients]:
     """Returns the gradients of queries and keys, from those of the pairs, `dpairs`, and of weights
     times values.
@@ -287,10 +341,14 @@ def _product_gradients(
     queries, groups = stream.queries, block.k.shape[1]
     dlogits, dbias = stream.request.content_gradients(pairs.logits, dpairs.logits)
     dlogits = dlogits.astype(block.k.dtype)
-    dqueries = QueryGradients(dpairs.q, weights_times_v(dlogits, block.k), None, dpairs.q_features, dbias)
+    dqueries = QueryGradients(
+        dpairs.q, weights_times_v(dlogits, block.k), None, dpairs.q_features, dbias
+    )
     dk = q_times_weights(queries.rotated_q, dlogits, groups)
     dk = jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk
-    dv = q_times_weights(residuals.dout.astype(block.v.dtype), kept_BHLM.astype(block.v.dtype), groups)
+    dv = q_times_weights(
+        residuals.dout.astype(block.v.dtype), kept_BHLM.astype(block.v.dtype), groups
+    )
     dv = jnp.swapaxes(dpairs.v, 2, 3).astype(dv.dtype) + dv
     return dqueries, KeyGradients(dk, dv, dpairs.k_features)
 
@@ -304,14 +362,22 @@ def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTr
     params, queries = stream.params, stream.queries
     dparams, dqueries, dcarry = state.params, state.queries, state.drest
     if not stream.one_block:
-        dsums = [before - after for before, after in zip(residuals.dcarry, state.dsums, strict=True)]
-        dcarry = dcarry._replace(sums=jax.tree.unflatten(jax.tree.structure(state.carry.sums), dsums))
-        sink_BHL, vjp = jax.vjp(lambda params, carry: stream.encoding(params).sink(carry), params, state.carry)
+        dsums = [
+            before - after for before, after in zip(residuals.dcarry, state.dsums, strict=True)
+        ]
+        dcarry = dcarry._replace(
+            sums=jax.tree.unflatten(jax.tree.structure(state.carry.sums), dsums)
+        )
+        sink_BHL, vjp = jax.vjp(
+            lambda params, carry: stream.encoding(params).sink(carry), params, state.carry
+        )
         if sink_BHL is not None:
             dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
             more, dsink_carry = vjp(dsink_BHL)
             dparams, dcarry = jax.tree.map(add_cotangent, (dparams, dcarry), (more, dsink_carry))
-            dqueries = _add(dqueries, dataclasses.replace(jax.tree.map(jnp.zeros_like, dqueries), v=dq_v))
+            dqueries = _add(
+                dqueries, dataclasses.replace(jax.tree.map(jnp.zeros_like, dqueries), v=dq_v)
+            )
 
     def initial_carry(params: PyTree, q: Array, features: PyTree) -> Carry:
         return stream.encoding(params).initial_carry(q, features)
@@ -351,5 +417,7 @@ def _add(gradients: QueryGradients, more: QueryGradients) -> QueryGradients:
     """Adds `more` to `gradients`, except to the bias; a `v` of None adds nothing."""
     v = gradients.v if more.v is None or gradients.v is None else gradients.v + more.v
     none: Any = {"v": None, "bias": None}
-    rest = jax.tree.map(add_cotangent, dataclasses.replace(gradients, **none), dataclasses.replace(more, **none))
+    rest = jax.tree.map(
+        add_cotangent, dataclasses.replace(gradients, **none), dataclasses.replace(more, **none)
+    )
     return dataclasses.replace(rest, v=v, bias=gradients.bias)

@@ -53,7 +53,13 @@ class State:
     slope_total: tuple[Array, ...]
     slope_weighted: tuple[Array, ...]
 
-    def add(self, carry: Carry, logits_BHLM: Array, slopes: Slopes, times_v: Callable[[Array, bool], Array]) -> "State":
+    def add(
+        self,
+        carry: Carry,
+        logits_BHLM: Array,
+        slopes: Slopes,
+        times_v: Callable[[Array, bool], Array],
+    ) -> "State":
         """Adds keys, given their logits and slopes ∂logit/∂sum; a slope of None means 0.
 
         `times_v(terms, wide)` returns Σ terms·v. The factors have the accumulator type if `wide`,
@@ -71,15 +77,22 @@ class State:
             # Slopes stay in the accumulator type: an error in the gradients of sums would reach
             # every farther gate.
             product_BHLK = times_v(terms, slope is not None)
-            return total * correction_BHL + terms.sum(axis=-1), weighted * correction_BHL[..., None] + product_BHLK
+            return total * correction_BHL + terms.sum(axis=-1), weighted * correction_BHL[
+                ..., None
+            ] + product_BHLK
 
         def add_slope(total: Array, weighted: Array, slope: Array | None) -> tuple[Array, Array]:
             corrected = total * correction_BHL, weighted * correction_BHL[..., None]
             return corrected if slope is None else add(total, weighted, slope)
 
-        followed = [add_slope(*sums) for sums in zip(self.slope_total, self.slope_weighted, slopes, strict=True)]
+        followed = [
+            add_slope(*sums)
+            for sums in zip(self.slope_total, self.slope_weighted, slopes, strict=True)
+        ]
         slope_total, slope_weighted = zip(*followed, strict=True) if followed else ((), ())
-        return State(carry, row_max_BHL, *add(self.total, self.weighted), slope_total, slope_weighted)
+        return State(
+            carry, row_max_BHL, *add(self.total, self.weighted), slope_total, slope_weighted
+        )
 
 
 def start(stream: Stream, gradient: bool) -> State:
@@ -106,7 +119,9 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
     """
     sizes = stream.sizes
     if stream.one_block:
-        return step(jnp.asarray(sizes.near, jnp.int32), state, size=sizes.near, masked=True, saturated=False)
+        return step(
+            jnp.asarray(sizes.near, jnp.int32), state, size=sizes.near, masked=True, saturated=False
+        )
     first, end, full, full_end = stream.request.mask.span()
     encoding = stream.encoding(stream.params)
     saturates = encoding.saturated(state.carry) is not None
@@ -119,10 +134,17 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
 
     def near(loop: tuple[Array, T]) -> Array:
         end, state = loop
-        return more(loop) & ~(all_rows(encoding.saturated(state.carry)) if saturates else interior(end))
+        return more(loop) & ~(
+            all_rows(encoding.saturated(state.carry)) if saturates else interior(end)
+        )
 
-    def body(size: int, masked: bool, saturated: bool) -> Callable[[tuple[Array, T]], tuple[Array, T]]:
-        return lambda loop: (loop[0] - size, step(*loop, size=size, masked=masked, saturated=saturated))
+    def body(
+        size: int, masked: bool, saturated: bool
+    ) -> Callable[[tuple[Array, T]], tuple[Array, T]]:
+        return lambda loop: (
+            loop[0] - size,
+            step(*loop, size=size, masked=masked, saturated=saturated),
+        )
 
     # Named to tell the loops apart in the compiled program, because their numbers of iterations
     # depend on the data.
@@ -146,12 +168,16 @@ def accumulate(stream: Stream, state: State) -> State:
     """
 
     def step(end: Array, state: State, *, size: int, masked: bool, saturated: bool) -> State:
-        return add_block(stream, stream.keys.block(end, size), state, masked=masked, saturated=saturated)
+        return add_block(
+            stream, stream.keys.block(end, size), state, masked=masked, saturated=saturated
+        )
 
     return over_blocks(stream, state, step)
 
 
-def add_block(stream: Stream, block: KeyBlock, state: State, *, masked: bool, saturated: bool) -> State:
+def add_block(
+    stream: Stream, block: KeyBlock, state: State, *, masked: bool, saturated: bool
+) -> State:
     """Adds one block of keys to the state.
 
     `masked`: it may have hidden pairs; `saturated`: all rows are saturated.
@@ -166,7 +192,9 @@ def add_block(stream: Stream, block: KeyBlock, state: State, *, masked: bool, sa
     else:
         logits_BHLM, carry = encoding.score(pairs, carry)
     logits_BHLM = jnp.where(pairs.mask, logits_BHLM, jnp.finfo(logits_BHLM.dtype).min)
-    scale_BHLM = None if drop is None else drop(stream.queries.indices, block.indices, logits_BHLM.dtype)
+    scale_BHLM = (
+        None if drop is None else drop(stream.queries.indices, block.indices, logits_BHLM.dtype)
+    )
 
     def times_v(terms_BHLM: Array, wide: bool) -> Array:
         kept = terms_BHLM if scale_BHLM is None else terms_BHLM * scale_BHLM
@@ -208,9 +236,18 @@ def _add_sink(stream: Stream, state: State) -> State:
 
     def times_v(terms_BHL1: Array, wide: bool) -> Array:
         v_BHLK = own_values(stream.queries)
-        return jnp.zeros_like(state.weighted) if v_BHLK is None else terms_BHL1 * v_BHLK.astype(terms_BHL1.dtype)
+        return (
+            jnp.zeros_like(state.weighted)
+            if v_BHLK is None
+            else terms_BHL1 * v_BHLK.astype(terms_BHL1.dtype)
+        )
 
-    return state.add(state.carry, logit[..., None], [None if s is None else s[..., None] for s in slopes], times_v)
+    return state.add(
+        state.carry,
+        logit[..., None],
+        [None if s is None else s[..., None] for s in slopes],
+        times_v,
+    )
 
 
 def own_values(queries: QueryBlock) -> Array | None:
@@ -220,7 +257,9 @@ def own_values(queries: QueryBlock) -> Array | None:
     return jnp.repeat(queries.v, queries.q.shape[1] // queries.v.shape[1], axis=1)
 
 
-def _with_slopes(function: Callable[[Carry], tuple[Any, Any]], carry: Carry) -> tuple[Array, list[Array], Any]:
+def _with_slopes(
+    function: Callable[[Carry], tuple[Any, Any]], carry: Carry
+) -> tuple[Array, list[Array], Any]:
     """Returns (logits, ∂logits/∂sum for each running sum, the second result of `function`), by
     forward mode.
 

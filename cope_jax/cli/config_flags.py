@@ -33,7 +33,9 @@ class _ConfigParser(flags.ArgumentParser[Any]):
         return self._parser.flag_type()
 
 
-def DEFINE_config(name: str, default: str | None = None, purpose: str = "") -> flags.FlagHolder[Any]:
+def DEFINE_config(
+    name: str, default: str | None = None, purpose: str = ""
+) -> flags.FlagHolder[Any]:
     """Defines a flag for a config, and a flag for each of its fields.
 
     The help begins with `what`, the config's use.
@@ -55,7 +57,9 @@ def DEFINE_config(name: str, default: str | None = None, purpose: str = "") -> f
 def DEFINE_seed() -> flags.FlagHolder[int | None]:
     """Defines --seed, which chooses one of the models of a run."""
     return flags.DEFINE_integer(
-        "seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
+        "seed",
+        None,
+        "Seed of the model to use, if the run trained several seeds; without this flag, the first seed.",
     )
 
 
@@ -72,7 +76,8 @@ def warn_of_unused(name: str, config: ExperimentConfig) -> None:
         encoding = rest.partition(".")[0]
         if group == "encodings" and encoding not in used:
             print(
-                f"warning: --{name}.{field} has no effect, because the encoding is {config.encoding}", file=sys.stderr
+                f"warning: --{name}.{field} has no effect, because the encoding is {config.encoding}",
+                file=sys.stderr,
             )
 
 

@@ -52,10 +52,14 @@ def join() -> None:
     JAX does if it loses a process. The other processes may only be late, so the same command can be
     run again. Raises ConfigError for incomplete flags.
     """
-    given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
+    given: dict[str, Any] = {
+        name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")
+    }
     explicit = any(value is not None for value in given.values())
     if explicit and None in given.values():
-        raise ConfigError("--coordinator, --num_processes and --process_id belong together: give all three, or none")
+        raise ConfigError(
+            "--coordinator, --num_processes and --process_id belong together: give all three, or none"
+        )
     address = re.fullmatch(r".+:([0-9]{1,5})", given["coordinator"]) if explicit else None
     if explicit and (address is None or not 0 < int(address[1]) < 2**16):
         address_text = given["coordinator"]
@@ -63,8 +67,14 @@ def join() -> None:
             f"--coordinator={address_text} must be HOST:PORT with a port below 65536, such as 10.0.0.2:1234"
         )
     if explicit and given["process_id"] >= given["num_processes"]:
-        raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
-    if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):
+        raise ConfigError(
+            "--process_id={process_id} must be less than --num_processes={num_processes}".format(
+                **given
+            )
+        )
+    if not explicit and not (
+        _DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())
+    ):
         return
     # Before JAX, which aborts with a trace.
     late = threading.Timer(SECONDS, _leave, (f"after {SECONDS:.0f} s",))
@@ -97,6 +107,8 @@ def _leave(reason: str) -> None:
 
 def several() -> bool:
     """True if environment variables show that this is one of several processes."""
-    counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
+    counts = (
+        os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    )
     hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
     return "," in hosts or any(count.isdigit() and int(count) > 1 for count in counts)

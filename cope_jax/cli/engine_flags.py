@@ -17,19 +17,28 @@ _CORES = flags.DEFINE_integer(
 )
 _GPUS = flags.DEFINE_integer("gpus", 0, "Number of GPUs of a cell.", lower_bound=0)
 _RESOURCES = flags.DEFINE_list(
-    "resources", [], "What else a cell needs of Ray, such as TPU=4, or options of Slurm, such as slurm_partition=gpu."
+    "resources",
+    [],
+    "What else a cell needs of Ray, such as TPU=4, or options of Slurm, such as slurm_partition=gpu.",
 )
 _ADDRESS = flags.DEFINE_string(
-    "address", None, "Address of a Ray cluster, such as auto; without this flag, Ray starts on this machine."
+    "address",
+    None,
+    "Address of a Ray cluster, such as auto; without this flag, Ray starts on this machine.",
 )
 TIME_LIMIT = flags.DEFINE_float(
-    "time_limit", None, "Seconds after which a cell is stopped and counts as failed.", lower_bound=1.0
+    "time_limit",
+    None,
+    "Seconds after which a cell is stopped and counts as failed.",
+    lower_bound=1.0,
 )
 
 
 def choose(workdir: Path) -> Callable[[int], engines.Engine]:
     """Checks the flags, and returns a function that starts the engine with a number of slots."""
-    return engines.choose(_ENGINE.value, workdir, _CORES.value, _GPUS.value, _RESOURCES.value, _ADDRESS.value)
+    return engines.choose(
+        _ENGINE.value, workdir, _CORES.value, _GPUS.value, _RESOURCES.value, _ADDRESS.value
+    )
 
 
 def slots(cells: int) -> int:

@@ -43,7 +43,9 @@ def clear_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(141)
     except (ConfigError, NonFiniteError, StorageError) as error:
-        status = 2 if isinstance(error, ConfigError) else 3 if isinstance(error, NonFiniteError) else 4
+        status = (
+            2 if isinstance(error, ConfigError) else 3 if isinstance(error, NonFiniteError) else 4
+        )
         _leave(status, f"error: {error}")
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
@@ -59,13 +61,25 @@ def clear_errors() -> Iterator[None]:
         if clear := bucket_error(error):
             _leave(4 if isinstance(clear, StorageError) else 2, f"error: {clear}")
         if _out_of_memory(error):  # NumPy and XLA say how much was asked for
-            _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
+            _leave(
+                2,
+                f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes",
+            )
         if jax.distributed.is_initialized() and _lost_process(error):
-            _leave(134, f"error: another process is lost ({first_line(error)}): rerun the command in all processes")
+            _leave(
+                134,
+                f"error: another process is lost ({first_line(error)}): rerun the command in all processes",
+            )
         if reason := storage_reason(error):
-            _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
+            _leave(
+                4,
+                f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}",
+            )
         if isinstance(error, OSError) and error.filename and error.errno in _WRONG_PATHS:
-            _leave(2, f"error: cannot use {str(error.filename)[:200]} ({error.strerror}): correct the path or the file")
+            _leave(
+                2,
+                f"error: cannot use {str(error.filename)[:200]} ({error.strerror}): correct the path or the file",
+            )
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
             platforms = os.environ.get("JAX_PLATFORMS") or "not set"
             reason = one_line(error) or "it is not installed"
@@ -76,7 +90,9 @@ def clear_errors() -> Iterator[None]:
 
 def _out_of_memory(error: Exception) -> bool:
     from_device = isinstance(error, jax.errors.JaxRuntimeError)
-    return isinstance(error, MemoryError) or (from_device and bool(re.search("(?i)out of memory", str(error))))
+    return isinstance(error, MemoryError) or (
+        from_device and bool(re.search("(?i)out of memory", str(error)))
+    )
 
 
 def _lost_process(error: Exception) -> bool:

@@ -46,7 +46,9 @@ def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
     """
     for text in texts:
         if not text.strip().isdecimal() or int(text) < 1:
-            raise ConfigError(f"--{flag} takes positive whole numbers separated by commas, not {text!r}")
+            raise ConfigError(
+                f"--{flag} takes positive whole numbers separated by commas, not {text!r}"
+            )
     return [int(text) for text in texts]
 
 
@@ -56,7 +58,9 @@ def load_models(models: Sequence[str]) -> list[Embedder]:
     Embedders with the same name get longer names.
     """
     if not models or "" in models:
-        raise ConfigError('--models names no model: give runs of cope-jax train, folders of models, or "minilm"')
+        raise ConfigError(
+            '--models names no model: give runs of cope-jax train, folders of models, or "minilm"'
+        )
     if len(set(models)) < len(models):
         twice = next(model for model in models if models.count(model) > 1)
         raise ConfigError(f"--models names {twice!r} twice: name each model once")
@@ -78,9 +82,13 @@ def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     for model in models:
         kind = load(model).name
         if kind not in kinds:
-            raise ConfigError(f"--models names {model}, which contains a {kind}: give only {' and '.join(kinds)}")
+            raise ConfigError(
+                f"--models names {model}, which contains a {kind}: give only {' and '.join(kinds)}"
+            )
         if kind in model_of:
-            raise ConfigError(f"--models names two models of {kind}, {model_of[kind]} and {model}: give only one")
+            raise ConfigError(
+                f"--models names two models of {kind}, {model_of[kind]} and {model}: give only one"
+            )
         model_of[kind] = model
     return model_of
 
@@ -88,4 +96,6 @@ def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
 def with_options(config: ExperimentConfig, **options: Any) -> ExperimentConfig:
     """Replaces options of the config's task. Options that are None stay unchanged."""
     given = {name: value for name, value in options.items() if value is not None}
-    return dataclasses.replace(config, task=TaskConfig(config.task.name, {**config.task.options, **given}))
+    return dataclasses.replace(
+        config, task=TaskConfig(config.task.name, {**config.task.options, **given})
+    )

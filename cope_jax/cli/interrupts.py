@@ -35,7 +35,9 @@ def install() -> None:
     """
     dropped = sys.unraisablehook
 
-    def uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    def uncaught(
+        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+    ) -> None:
         _leave_after_interrupt(kind)
         sys.__excepthook__(kind, error, trace)
 
@@ -60,7 +62,10 @@ def install() -> None:
                     _leave(number)
 
     sys.excepthook, sys.unraisablehook = uncaught, unraisable
-    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+    for number, default in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
         if signal.getsignal(number) == default:
             signal.signal(number, answer)
     signals, wakeup = os.pipe()

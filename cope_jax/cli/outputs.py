@@ -40,8 +40,12 @@ def writing(path: object, flag: str = "out") -> Iterator[None]:
         raise
     except OSError as error:
         if in_bucket(str(path)):
-            raise StorageError(f"{path} cannot be used now ({error}): rerun the command later") from error
-        raise ConfigError(f"cannot write to {path} ({error.strerror or error}): choose another --{flag}") from error
+            raise StorageError(
+                f"{path} cannot be used now ({error}): rerun the command later"
+            ) from error
+        raise ConfigError(
+            f"cannot write to {path} ({error.strerror or error}): choose another --{flag}"
+        ) from error
 
 
 def list_files(paths: Iterable[Path]) -> None:

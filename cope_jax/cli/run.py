@@ -73,7 +73,9 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     def guarded(argv: Sequence[str]) -> None:
         with clear_errors():
             if argv[1:]:
-                raise ConfigError(f"unexpected argument {argv[1]!r}: give all options as flags, see --help")
+                raise ConfigError(
+                    f"unexpected argument {argv[1]!r}: give all options as flags, see --help"
+                )
             _allow_open_files()
             with _mirrored_folders(mirrors):
                 main()
@@ -110,7 +112,9 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     logging.set_verbosity(logging.WARNING)
     getLogger("gcsfs").setLevel(logging.FATAL)  # it logs the errors that it raises
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
-    logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    logging.get_absl_logger().addFilter(
+        lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname
+    )
     with no_late_words():
         app.run(guarded, flags_parser=parse)
 
@@ -123,7 +127,10 @@ def _open_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:  # closed by who started the command
             setattr(sys, name, open(os.devnull, "w"))
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in (
+            "strict",
+            "surrogateescape",
+        ):
             # A terminal or file may not support every character.
             stream.reconfigure(errors="replace")
 
@@ -133,7 +140,9 @@ def _check_text(argv: Sequence[str]) -> None:
     for word in argv[1:]:
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             shown = word.encode(errors="backslashreplace").decode()
-            raise ConfigError(f"{shown} is not UTF-8: rename the file or folder, or convert the text")
+            raise ConfigError(
+                f"{shown} is not UTF-8: rename the file or folder, or convert the text"
+            )
 
 
 def _check_lists() -> None:
@@ -150,7 +159,9 @@ def _allow_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _FILES:
         if 0 <= hard < _FILES:
-            raise ConfigError(f"only {hard} files may be open at a time: allow at least {_FILES} with `ulimit -n`")
+            raise ConfigError(
+                f"only {hard} files may be open at a time: allow at least {_FILES} with `ulimit -n`"
+            )
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
 
 
@@ -169,9 +180,13 @@ def _check_folders() -> None:
     for name in FOLDERS:
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
         if value == "":
-            raise ConfigError(f"--{name} is empty, as with an unset variable: give a folder, or . for the current one")
+            raise ConfigError(
+                f"--{name} is empty, as with an unset variable: give a folder, or . for the current one"
+            )
         if isinstance(value, str) and value.startswith("~"):
-            raise ConfigError(f"the shell does not replace ~ in --{name}={value}: write $HOME, or ./~ for that name")
+            raise ConfigError(
+                f"the shell does not replace ~ in --{name}={value}: write $HOME, or ./~ for that name"
+            )
 
 
 @contextlib.contextmanager
@@ -224,7 +239,9 @@ def _flag_error(message: str) -> str:
     name = re.match(r"Unknown command line flag '(\w+)'", message)
     if name and "config" in flags.FLAGS and (field := config_flags.field_that_ends(name[1])):
         return f"unknown flag --{name[1]}: did you mean {field}? See --help"
-    number = re.match(r"flag (--\S+?=.*): (invalid literal for int|could not convert string to float)", message)
+    number = re.match(
+        r"flag (--\S+?=.*): (invalid literal for int|could not convert string to float)", message
+    )
     if number:
         kind = "a whole number" if number[2].endswith("int") else "a number"
         return f"{number[1]}: the value must be {kind}; see --help"

@@ -58,7 +58,9 @@ _CORPORA_DIR = flags.DEFINE_string(
     "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
 )
 _INPUT = flags.DEFINE_string(
-    "input", None, "A .csv file with a header and the columns text and label, to read in place of the corpus."
+    "input",
+    None,
+    "A .csv file with a header and the columns text and label, to read in place of the corpus.",
 )
 _MODEL = flags.DEFINE_string(
     "model",
@@ -66,11 +68,18 @@ _MODEL = flags.DEFINE_string(
     "Folder of a pretrained BERT: a training run or a published model. Without this flag, systems with BERT "
     "are left out.",
 )
-_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to test: any of {', '.join(SYSTEMS)}.")
-_REPEATS = flags.DEFINE_integer(
-    "repeats", 1, "Number of times to divide the data into random folds; results are means over all.", lower_bound=1
+_SYSTEMS = flags.DEFINE_list(
+    "systems", list(SYSTEMS), f"Systems to test: any of {', '.join(SYSTEMS)}."
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints (required).", required=True)
+_REPEATS = flags.DEFINE_integer(
+    "repeats",
+    1,
+    "Number of times to divide the data into random folds; results are means over all.",
+    lower_bound=1,
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for results and checkpoints (required).", required=True
+)
 flags.adopt_module_key_flags(jobs)
 
 
@@ -78,7 +87,9 @@ def main() -> None:
     """Trains and tests the systems on folds that are not done yet, then shows all results."""
     check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
-    config = with_options(config_flags.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
+    config = with_options(
+        config_flags.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value
+    )
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]
     if not systems:
         raise ConfigError(
@@ -87,7 +98,11 @@ def main() -> None:
         )
     folds = divide(config)
     with workdirs.Workdir(workdir).locked():
-        show(workdir, {name: cross_validate(name, config, folds, workdir) for name in systems}, folds[0].classes)
+        show(
+            workdir,
+            {name: cross_validate(name, config, folds, workdir) for name in systems},
+            folds[0].classes,
+        )
 
 
 def is_there(system: str) -> bool:
@@ -105,7 +120,10 @@ def is_there(system: str) -> bool:
 def divide(config: ExperimentConfig) -> list[Any]:
     """One task for every fold of every repeat."""
     numbers = itertools.product(range(_REPEATS.value), range(config.task.options["folds"]))
-    return [tasks.create(config.task.name, **config.task.options | {"repeat": r, "fold": f}) for r, f in numbers]
+    return [
+        tasks.create(config.task.name, **config.task.options | {"repeat": r, "fold": f})
+        for r, f in numbers
+    ]
 
 
 def cross_validate(
@@ -113,22 +131,31 @@ def cross_validate(
 ) -> classification.CrossValidation:
     """Predicts the test messages of every fold with a system that is trained on the other folds."""
     if classify := classification.CLASSIFIERS.get(system):
-        predictions = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
+        predictions = [
+            classify(task.texts("train"), task.labels("train"), task.texts("test"))
+            for task in folds
+        ]
     else:
         model = pretrained.MINILM if system.startswith("minilm") else _MODEL.value
         head = pretrained.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
         configs = {}
         for repeat, fold in ((task.config.repeat, task.config.fold) for task in folds):
-            configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(head, repeat=repeat, fold=fold)
+            configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(
+                head, repeat=repeat, fold=fold
+            )
         Experiment.check(next(iter(configs.values())))
         grid = Grid(workdir, plan(configs, 1, 1, workdir))
         grid.train(jobs.number(len(grid.cells), default=1))
         predictions = [pretrained.classify(cell.folder(workdir)) for cell in grid.cells]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
-    return classification.CrossValidation([task.labels("test") for task in folds], predictions, test_share)
+    return classification.CrossValidation(
+        [task.labels("test") for task in folds], predictions, test_share
+    )
 
 
-def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]], classes: tuple[str, str]) -> Table:
+def create_table(
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]], classes: tuple[str, str]
+) -> Table:
     """A row for each system: means over the folds, with intervals.
 
     Headings name the classes for ham and for spam.
@@ -151,7 +178,11 @@ def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]], classe
     return Table("means over folds [95 % interval]", ("system", *headings.values()), rows)
 
 
-def show(workdir: Path, validations: Mapping[str, classification.CrossValidation], classes: tuple[str, str]) -> None:
+def show(
+    workdir: Path,
+    validations: Mapping[str, classification.CrossValidation],
+    classes: tuple[str, str],
+) -> None:
     """Writes and prints the scores of all systems."""
     scores = {name: run.summary() for name, run in validations.items()}
     workdirs.write_json(workdir / "scores.json", {"scores": scores, "environment": environment()})

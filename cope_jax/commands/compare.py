@@ -36,20 +36,28 @@ from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
 
-_CONFIG = config_flags.DEFINE_config("config", purpose="Config of the task, model and training (required). ")
+_CONFIG = config_flags.DEFINE_config(
+    "config", purpose="Config of the task, model and training (required). "
+)
 _ENCODINGS = flags.DEFINE_string(
     "encodings",
     "cope,rope,relative,learned",
     'Encodings to compare, separated by commas. Options go in parentheses, as in "cope(gate=value)"; "cope+rope" '
     "combines two encodings.",
 )
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds per encoding; N means the seeds 0 to N−1.", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints (required).", required=True)
+_SEEDS = flags.DEFINE_integer(
+    "seeds", 3, "Number of seeds per encoding; N means the seeds 0 to N−1.", lower_bound=1
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for results, plots and checkpoints (required).", required=True
+)
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)
 flags.adopt_module_key_flags(jobs)
 
-SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
+SAME_RECIPE = (
+    r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
+)
 """Config fields that do not change the recipe: where files are, how cells are executed, and how
 much is measured.
 """
@@ -88,17 +96,26 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
     labels = list(dict.fromkeys(cell.label for cell in grid.cells))
     records, paths = grid.records(), grid.write_results()
     paper = {} if is_changed() else config.paper
-    paths.append(write_atomically(grid.workdir / "table.md", comparison.markdown(task, records, labels, paper)))
+    paths.append(
+        write_atomically(
+            grid.workdir / "table.md", comparison.markdown(task, records, labels, paper)
+        )
+    )
     model, title = config.model.name, ", ".join(filter(None, (task.name, config.variant)))
     _, (page, latex) = grid_report.write(grid, grid.state(), {"": task}, title)
     curves = list(grid_report.curves(grid, grid.cells))
     drawn, skipped = plots.write_plots(grid.workdir, task, records, curves, labels, model)
     out = console()
     out.print(comparison.table(task, records, labels, paper=paper).rich())
-    out.print(*map(shown, [*paths, latex, *drawn]), *skipped, sep="\n", soft_wrap=True, highlight=False)
+    out.print(
+        *map(shown, [*paths, latex, *drawn]), *skipped, sep="\n", soft_wrap=True, highlight=False
+    )
     out.print(f"all results as a page: {shown(page)}", soft_wrap=True, highlight=False)
     displayed = {cell.folder(grid.workdir).parent.name for cell in grid.cells}
-    if others := {path.parts[-3] for path in grid.workdir.glob("cells/*/*/result.json")} - displayed:
+    if (
+        others := {path.parts[-3] for path in grid.workdir.glob("cells/*/*/result.json")}
+        - displayed
+    ):
         line = f"but not shown: {', '.join(sorted(others))} (name them in --encodings too)"
         print(f"finished in {shown(grid.workdir)} {line}")
     outputs.name_next(grid.cells[0].folder(grid.workdir), model)

@@ -44,15 +44,34 @@ _MODEL = flags.DEFINE_string(
     "Folder to read: a training run, or a model in one of the formats that --format accepts (required).",
     required=True,
 )
-_OUT = flags.DEFINE_string("out", None, "Folder to write to; it must be new or empty (required).", required=True)
+_OUT = flags.DEFINE_string(
+    "out", None, "Folder to write to; it must be new or empty (required).", required=True
+)
 _FORMAT = flags.DEFINE_enum(
-    "format", formats.OWN, sorted(formats.FORMATS), "Format to write: ours (cope_jax), or one of Hugging Face's."
+    "format",
+    formats.OWN,
+    sorted(formats.FORMATS),
+    "Format to write: ours (cope_jax), or one of Hugging Face's.",
 )
 _SEED = config_flags.DEFINE_seed()
 
 COMPANIONS = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),
-    *("vocab.json", "vocab.txt", "vocab.bpe", "encoder.json", "merges.txt", "words.txt", "generation_config.json"),
+    *(
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "added_tokens.json",
+        "special_tokens_map.json",
+    ),
+    *(
+        "vocab.json",
+        "vocab.txt",
+        "vocab.bpe",
+        "encoder.json",
+        "merges.txt",
+        "words.txt",
+        "generation_config.json",
+    ),
     "corpus.json",  # the digest of the text that a run was trained on
 )
 """Names of files that are copied with a model if they are in its folder."""
@@ -84,7 +103,9 @@ def main() -> None:
         texts = dict(loaded.task.saved_files())
         options = loaded.experiment.task.options
         if "lowercase" in options:  # no vocabulary says whether its pieces are lower-case
-            texts["tokenizer_config.json"] = json.dumps({"do_lower_case": options["lowercase"]}) + "\n"
+            texts["tokenizer_config.json"] = (
+                json.dumps({"do_lower_case": options["lowercase"]}) + "\n"
+            )
     elif safetensors_io.holds_model(source):
         tokens = safetensors_io.read_tokens(source)
     config, params = loaded.config, jax.device_get(loaded.params(_SEED.value))
@@ -108,7 +129,9 @@ def main() -> None:
     unknown = loaded.experiment is None and options.get("data_dir", "") is None
     data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
     config_file = shown(target / TRAIN)
-    print(f"to train it further: cope-jax train --config={config_file} {data_dir}--workdir=runs/NAME")
+    print(
+        f"to train it further: cope-jax train --config={config_file} {data_dir}--workdir=runs/NAME"
+    )
 
 
 def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:
@@ -137,17 +160,24 @@ def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
     if loaded.experiment is None and model.name in models.able("generate"):
         tokenizer = loading.find(folder)
         if tokenizer is None:
-            raise ConfigError("the model has no tokenizer: put the files of its tokenizer into the folder of --model")
+            raise ConfigError(
+                "the model has no tokenizer: put the files of its tokenizer into the folder of --model"
+            )
         kind = "words" if isinstance(tokenizer, Words) else "bpe"
         options |= {"tokenizer": kind, "vocab": str(folder), "vocab_size": None}
     else:
         options |= tasks.TASKS.get(name).with_saved_files(options, folder)
         if "lowercase" in options:
             options["lowercase"] = pretrained.lowercase(loaded)
-    values["task"]["options"] = dataclasses.asdict(configure(tasks.TASKS.get(name).Config, options, name))
+    values["task"]["options"] = dataclasses.asdict(
+        configure(tasks.TASKS.get(name).Config, options, name)
+    )
     values["training"]["start"] = str(folder)
     if hasattr(model, "encoding"):
-        if EncodingConfig.parse(values["encoding"], values["encodings"]).options() != model.encoding.options():
+        if (
+            EncodingConfig.parse(values["encoding"], values["encodings"]).options()
+            != model.encoding.options()
+        ):
             values |= {"encoding": model.encoding.text() or "none", "encodings": {}}
         if _shapes(model) != _shapes(dataclasses.replace(model, max_length=model.max_length + 1)):
             values["training"]["max_position"] = model.max_length
@@ -163,25 +193,38 @@ def _experiment_with(model: str) -> ExperimentConfig:
     """The experiment of a config file with this model, on text if the model generates text, and
     small if possible.
     """
-    for name in sorted(config_files.names(), key=lambda name: (":" not in name, name), reverse=True):
+    for name in sorted(
+        config_files.names(), key=lambda name: (":" not in name, name), reverse=True
+    ):
         config = config_files.config(name)
         on_text = issubclass(tasks.TASKS.get(config.task.name), TextTask)
         if config.model.name == model and (on_text or model not in models.able("generate")):
             return config
-    raise ConfigError(f"no file of cope_jax/configs has the model {model}: add a config file with this model")
+    raise ConfigError(
+        f"no file of cope_jax/configs has the model {model}: add a config file with this model"
+    )
 
 
 def config_text(values: Mapping[str, Any]) -> str:
     """The text of a config file with these fields. The text omits defaults, `job` and `paper`."""
     name, model = values["task"]["name"], {"name": values["model"]["name"]}
-    defaults = config_files.experiment(name, model=model).to_dict() | {"job": values["job"], "paper": values["paper"]}
+    defaults = config_files.experiment(name, model=model).to_dict() | {
+        "job": values["job"],
+        "paper": values["paper"],
+    }
     fields = _changes(values, defaults)
     options = fields.pop("task", {}).get("options", {})
     fields["model"] = model | fields.get("model", {})
     arguments = ""
-    for begin, value in [("", name), ("", options), *((f"{field}=", value) for field, value in fields.items())]:
+    for begin, value in [
+        ("", name),
+        ("", options),
+        *((f"{field}=", value) for field, value in fields.items()),
+    ]:
         indent = " " * (8 + len(begin))
-        arguments += f"        {begin}{pprint.pformat(value, sort_dicts=False)},\n".replace("\n ", f"\n{indent} ")
+        arguments += f"        {begin}{pprint.pformat(value, sort_dicts=False)},\n".replace(
+            "\n ", f"\n{indent} "
+        )
     return _FILE.format(arguments=arguments)
 
 
@@ -202,4 +245,7 @@ def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def _shapes(config: Any) -> dict[Any, Any]:
-    return {path: leaf.shape for path, leaf in safetensors_io.shapes(models.MODELS.get(config.name), config).items()}
+    return {
+        path: leaf.shape
+        for path, leaf in safetensors_io.shapes(models.MODELS.get(config.name), config).items()
+    }

@@ -16,7 +16,9 @@ _CORPORA = flags.DEFINE_list(
 )
 _OUT = flags.DEFINE_string("out", None, "Folder to write to (required).", required=True)
 _MIRROR = flags.DEFINE_string(
-    "mirror", None, "URL of a folder to download from; without this flag, each file comes from its publisher."
+    "mirror",
+    None,
+    "URL of a folder to download from; without this flag, each file comes from its publisher.",
 )
 
 

@@ -13,9 +13,14 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
 
-_MODEL = flags.DEFINE_string("model", None, "Folder of the training run to evaluate (required).", required=True)
+_MODEL = flags.DEFINE_string(
+    "model", None, "Folder of the training run to evaluate (required).", required=True
+)
 _EXAMPLES = flags.DEFINE_integer(
-    "examples", None, "Number of examples per split; without this flag, the number in the run's config.", lower_bound=1
+    "examples",
+    None,
+    "Number of examples per split; without this flag, the number in the run's config.",
+    lower_bound=1,
 )
 
 

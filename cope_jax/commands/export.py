@@ -32,37 +32,70 @@ from cope_jax.storage.files import in_bucket
 MIRRORED = ()
 """No folder is mirrored: shards for a bucket would not fit a disk."""
 
-_OUT = flags.DEFINE_string("out", None, "Folder to write to (required); shards may go to a bucket.", required=True)
-_INPUT = flags.DEFINE_list("input", [], "Files of text to export as shards: paths or globs of .txt, .jsonl, .parquet.")
+_OUT = flags.DEFINE_string(
+    "out", None, "Folder to write to (required); shards may go to a bucket.", required=True
+)
+_INPUT = flags.DEFINE_list(
+    "input", [], "Files of text to export as shards: paths or globs of .txt, .jsonl, .parquet."
+)
 _CORPUS = flags.DEFINE_string("corpus", None, "Corpus to export as shards, as in the task text.")
 _TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to write.")
 
 _SHARDS: dict[str, Any] = {
-    "corpora_dir": flags.DEFINE_string("corpora_dir", None, "Folder of --corpus; None means the built-in sample."),
-    "globs": flags.DEFINE_list("globs", [], "Patterns that choose the files of --corpus=files or --corpus=code."),
-    "text_field": flags.DEFINE_string("text_field", "text", "Field of a record of .jsonl or .parquet with its text."),
-    "split_documents": flags.DEFINE_enum(
-        "split_documents", "file", get_args(document_files.Division), "What is one document of a .txt, .md or .py file."
+    "corpora_dir": flags.DEFINE_string(
+        "corpora_dir", None, "Folder of --corpus; None means the built-in sample."
     ),
-    "held_out": flags.DEFINE_float("held_out", 0.001, "Share of the documents of --input in validation, and in test."),
-    "tokenizer": flags.DEFINE_enum("tokenizer", "bpe", ["bpe", "words", "bytes"], "Kind of the tokenizer."),
-    "vocab": flags.DEFINE_string("vocab", None, "Path of a tokenizer to load; without it, one is learned."),
-    "vocab_size": flags.DEFINE_integer("vocab_size", None, "Size of a learned vocabulary.", lower_bound=1),
-    "sample": flags.DEFINE_integer("sample", 100_000_000, "Characters to learn a vocabulary from.", lower_bound=1),
-    "length": flags.DEFINE_integer("length", 1024, "Number of tokens of an example.", lower_bound=1),
-    "packing": flags.DEFINE_enum("packing", "stream", ["stream", "documents"], "How documents fill examples."),
+    "globs": flags.DEFINE_list(
+        "globs", [], "Patterns that choose the files of --corpus=files or --corpus=code."
+    ),
+    "text_field": flags.DEFINE_string(
+        "text_field", "text", "Field of a record of .jsonl or .parquet with its text."
+    ),
+    "split_documents": flags.DEFINE_enum(
+        "split_documents",
+        "file",
+        get_args(document_files.Division),
+        "What is one document of a .txt, .md or .py file.",
+    ),
+    "held_out": flags.DEFINE_float(
+        "held_out", 0.001, "Share of the documents of --input in validation, and in test."
+    ),
+    "tokenizer": flags.DEFINE_enum(
+        "tokenizer", "bpe", ["bpe", "words", "bytes"], "Kind of the tokenizer."
+    ),
+    "vocab": flags.DEFINE_string(
+        "vocab", None, "Path of a tokenizer to load; without it, one is learned."
+    ),
+    "vocab_size": flags.DEFINE_integer(
+        "vocab_size", None, "Size of a learned vocabulary.", lower_bound=1
+    ),
+    "sample": flags.DEFINE_integer(
+        "sample", 100_000_000, "Characters to learn a vocabulary from.", lower_bound=1
+    ),
+    "length": flags.DEFINE_integer(
+        "length", 1024, "Number of tokens of an example.", lower_bound=1
+    ),
+    "packing": flags.DEFINE_enum(
+        "packing", "stream", ["stream", "documents"], "How documents fill examples."
+    ),
     "shard_tokens": flags.DEFINE_integer(
         "shard_tokens",
         1 << 22,
         "A shard ends after the document with which it has as many tokens; a process holds one shard in memory.",
         lower_bound=1,
     ),
-    "shard": flags.DEFINE_string("shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."),
-    "workers": flags.DEFINE_integer("workers", None, "Number of processes; None means all cores.", lower_bound=1),
+    "shard": flags.DEFINE_string(
+        "shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."
+    ),
+    "workers": flags.DEFINE_integer(
+        "workers", None, "Number of processes; None means all cores.", lower_bound=1
+    ),
 }
 _DATASET: dict[str, Any] = {
     "options": flags.DEFINE_string(
-        "options", "", "Options of the task, as name=value,name=value; without this flag, each option has its default."
+        "options",
+        "",
+        "Options of the task, as name=value,name=value; without this flag, each option has its default.",
     ),
     "sizes": flags.DEFINE_string(
         "sizes",
@@ -83,9 +116,15 @@ def parse_assignments(text: str, flag: str) -> dict[str, Any]:
     check_plain_numbers(text, f"--{flag}")
     try:
         call = ast.parse(f"_({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+        if (
+            not isinstance(call, ast.Call)
+            or call.args
+            or any(keyword.arg is None for keyword in call.keywords)
+        ):
             raise ValueError
-        return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        return {
+            keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg
+        }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise ConfigError(f"--{flag} must look like name=value,name=value, got {text!r}") from None
 
@@ -98,7 +137,9 @@ def parse_part(text: str) -> tuple[int, int]:
     """
     index, slash, parts = text.partition("/")
     if not (slash and index.isdecimal() and parts.isdecimal() and int(index) < int(parts)):
-        raise ConfigError(f"--shard must look like 0/8, with the first number less than the second, got {text!r}")
+        raise ConfigError(
+            f"--shard must look like 0/8, with the first number less than the second, got {text!r}"
+        )
     return int(index), int(parts)
 
 
@@ -132,7 +173,11 @@ def _summary(manifest: Manifest) -> str:
         f"{split}: {counts.tokens:,} tokens of {manifest.documents[split]:,} documents, {counts.bytes:,} bytes"
         for split, counts in manifest.counts.items()
     ]
-    lines += [f"{split}: {counts.left_out}" for split, counts in manifest.counts.items() if counts.left_out]
+    lines += [
+        f"{split}: {counts.left_out}"
+        for split, counts in manifest.counts.items()
+        if counts.left_out
+    ]
     option = "--config.task.options"
     lines += [
         f"{_OUT.value}: {len(manifest.shards)} shards",
@@ -162,7 +207,9 @@ def main() -> None:
         raise ConfigError("say what to export: give one of --input, --corpus and --task")
     of_task = _TASK.value is not None
     if of_task and in_bucket(_OUT.value):
-        raise ConfigError(f"--out={_OUT.value} is in a bucket: write the dataset to a disk, then copy it")
+        raise ConfigError(
+            f"--out={_OUT.value} is in a bucket: write the dataset to a disk, then copy it"
+        )
     for name, holder in (_SHARDS if of_task else _DATASET).items():
         if holder.present:
             belongs = "--input and --corpus" if of_task else "--task"

@@ -26,7 +26,10 @@ _MODEL = flags.DEFINE_string(
     "model", None, "Folder of the training run to compute baselines for (required).", required=True
 )
 _EXAMPLES = flags.DEFINE_integer(
-    "examples", 20_000, "Maximum number of training examples for the bag-of-words baseline.", lower_bound=2
+    "examples",
+    20_000,
+    "Maximum number of training examples for the bag-of-words baseline.",
+    lower_bound=2,
 )
 
 
@@ -41,7 +44,9 @@ def main() -> None:
         )
     figures, source = task_baselines.run_figures(run.folder)
     baselines = task_baselines.measure(run.task, config, figures, _EXAMPLES.value)
-    table = task_baselines.table(baselines, f"{config.task.name}, results of the run: {source or 'not evaluated yet'}")
+    table = task_baselines.table(
+        baselines, f"{config.task.name}, results of the run: {source or 'not evaluated yet'}"
+    )
     console().print(table.rich())
     content = {"floors": [baseline.record() for baseline in baselines], "run": source}
     outputs.list_files(outputs.write(run.output, "floors", content, table.markdown()))

@@ -35,21 +35,33 @@ _MODEL = flags.DEFINE_string(
     "the package, such as shakespeare (required).",
     required=True,
 )
-_PROMPT = flags.DEFINE_string("prompt", None, "Text to continue (either this flag or --prompts is required).")
+_PROMPT = flags.DEFINE_string(
+    "prompt", None, "Text to continue (either this flag or --prompts is required)."
+)
 _PROMPTS = flags.DEFINE_string(
-    "prompts", None, "File with one text to continue per line (either this flag or --prompt is required)."
+    "prompts",
+    None,
+    "File with one text to continue per line (either this flag or --prompt is required).",
 )
 _OUT = flags.DEFINE_string(
-    "out", None, "File for prompts and continuations as JSON lines; without this flag, the command prints them."
+    "out",
+    None,
+    "File for prompts and continuations as JSON lines; without this flag, the command prints them.",
 )
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
     "max_new_tokens", 128, "Maximum number of tokens to generate for each prompt.", lower_bound=1
 )
 _TEMPERATURE = flags.DEFINE_float(
-    "temperature", 1.0, "Sampling temperature; 0 always takes the most probable token.", lower_bound=0.0
+    "temperature",
+    1.0,
+    "Sampling temperature; 0 always takes the most probable token.",
+    lower_bound=0.0,
 )
 _TOP_K = flags.DEFINE_integer(
-    "top_k", None, "Sample only from the K most probable tokens; without this flag, from all tokens.", lower_bound=1
+    "top_k",
+    None,
+    "Sample only from the K most probable tokens; without this flag, from all tokens.",
+    lower_bound=1,
 )
 _TOP_P = flags.DEFINE_float(
     "top_p",
@@ -70,7 +82,10 @@ _SAMPLE_SEED = flags.DEFINE_integer(
 )
 _SEED = config_flags.DEFINE_seed()
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 16, "Number of prompts from --prompts to continue at the same time.", lower_bound=1
+    "batch_size",
+    16,
+    "Number of prompts from --prompts to continue at the same time.",
+    lower_bound=1,
 )
 
 
@@ -80,7 +95,9 @@ def main() -> None:
     if not math.isfinite(_TEMPERATURE.value):
         raise ConfigError(f"--temperature must be a finite number, got {_TEMPERATURE.value}")
     if _TOP_P.value is not None and not _TOP_P.value > 0:
-        raise ConfigError(f"--top_p must be above 0, got {_TOP_P.value}; to always take the best token, set --top_k=1")
+        raise ConfigError(
+            f"--top_p must be above 0, got {_TOP_P.value}; to always take the best token, set --top_k=1"
+        )
     if _OUT.value is not None:
         if Path(_OUT.value).is_file() and Path(_OUT.value).stat().st_size:
             raise ConfigError(f"{_OUT.value} exists: delete it, or choose another --out")
@@ -88,10 +105,18 @@ def main() -> None:
             Path(_OUT.value).open("a").close()  # so that an error comes before the model is loaded
     generator = text_model.load(Path(_MODEL.value), _SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
-    longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin) + _MAX_NEW_TOKENS.value - 1
+    longest = (
+        max(len(tokens) for _, tokens in prompts)
+        + len(generator.codec.begin)
+        + _MAX_NEW_TOKENS.value
+        - 1
+    )
     print(generator.title, file=sys.stderr)
     if longest > generator.length:
-        print(f"the context has up to {longest} tokens; training used {generator.length}", file=sys.stderr)
+        print(
+            f"the context has up to {longest} tokens; training used {generator.length}",
+            file=sys.stderr,
+        )
     speed = Speed()
     if _OUT.value is None:
         for start in range(0, len(prompts), _BATCH_SIZE.value):
@@ -136,7 +161,10 @@ def _prompts() -> Iterator[tuple[str, str]]:
 
 
 def _rows(
-    generator: text_model.TextGenerator, batch: list[tuple[str, list[int]]], start: int, speed: Speed
+    generator: text_model.TextGenerator,
+    batch: list[tuple[str, list[int]]],
+    start: int,
+    speed: Speed,
 ) -> Iterator[list[tuple[Continuation, str]]]:
     """After each step, yields all continuations of a batch with their new text; at the end, with
     the held-back text.
@@ -170,7 +198,12 @@ def _rows(
     yield [(row, row.finish()) for row in rows]
 
 
-def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], start: int, speed: Speed) -> None:
+def _show(
+    generator: text_model.TextGenerator,
+    prompts: list[tuple[str, list[int]]],
+    start: int,
+    speed: Speed,
+) -> None:
     """Prints the first continuation of a batch while it grows, then the others, which are complete
     by then.
     """
@@ -199,13 +232,19 @@ def _visible(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda sign: f"\\x{ord(sign[0]):02x}", text)
 
 
-def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
+def _write(
+    generator: text_model.TextGenerator,
+    prompts: list[tuple[str, list[int]]],
+    out: Path,
+    speed: Speed,
+) -> None:
     """Writes one JSON line for each prompt, batch by batch."""
     for start in range(0, len(prompts), _BATCH_SIZE.value):
         batch = prompts[start : start + _BATCH_SIZE.value]
         *_, rows = _rows(generator, batch, start, speed)
         lines = [
-            {"prompt": prompt, "continuation": row.text} for (prompt, _), (row, _) in zip(batch, rows, strict=True)
+            {"prompt": prompt, "continuation": row.text}
+            for (prompt, _), (row, _) in zip(batch, rows, strict=True)
         ]
         text = "".join(f"{json.dumps(values, ensure_ascii=False)}\n" for values in lines)
         with outputs.writing(out), out.open("a" if start else "w", encoding="utf-8") as file:

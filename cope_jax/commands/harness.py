@@ -32,7 +32,9 @@ _MODEL = flags.DEFINE_string(
     required=True,
 )
 _SEED = config_flags.DEFINE_seed()
-_TASKS = flags.DEFINE_list("tasks", None, "Names of tasks or groups of tasks (required).", required=True)
+_TASKS = flags.DEFINE_list(
+    "tasks", None, "Names of tasks or groups of tasks (required).", required=True
+)
 _TASK_DIR = flags.DEFINE_string("task_dir", None, "Folder with more tasks, as YAML files.")
 _LENGTH = flags.DEFINE_integer(
     "length",
@@ -54,7 +56,9 @@ _FEWSHOT = flags.DEFINE_integer(
     "Number of worked examples before each question; without this flag, the number in the task.",
     lower_bound=0,
 )
-_LIMIT = flags.DEFINE_integer("limit", None, "Number of examples of each task; without this flag, all.", lower_bound=1)
+_LIMIT = flags.DEFINE_integer(
+    "limit", None, "Number of examples of each task; without this flag, all.", lower_bound=1
+)
 
 
 def main() -> None:
@@ -69,9 +73,18 @@ def main() -> None:
     with workdirs.Workdir(folder.output).locked(workdirs.MEASURING):
         results = _measure(lm, manager)
         records, left_out = harness_model.records(results, model.lost)
-        rows = [[r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)] for r in records]
+        rows = [
+            [r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)]
+            for r in records
+        ]
         caption = "; ".join(f"{task}: {note}" for task, note in left_out.items())
-        table = Table(title, ["task", "metric", "value", "± standard error"], rows, caption=caption, text_columns=2)
+        table = Table(
+            title,
+            ["task", "metric", "value", "± standard error"],
+            rows,
+            caption=caption,
+            text_columns=2,
+        )
         content = {"records": records, "step": folder.step, "settings": _settings(model.length)}
         paths = outputs.write(folder.output, "harness", content, table.markdown())
     wide_console().print(table.rich())
@@ -83,13 +96,17 @@ def _tasks() -> Any:
     from lm_eval.tasks import TaskManager
 
     if _TASK_DIR.value is not None and not Path(_TASK_DIR.value).is_dir():
-        raise ConfigError(f"there is no folder {_TASK_DIR.value}: give a folder with tasks in --task_dir")
+        raise ConfigError(
+            f"there is no folder {_TASK_DIR.value}: give a folder with tasks in --task_dir"
+        )
     manager = TaskManager(include_path=_TASK_DIR.value)
     for name in _TASKS.value:
         if not manager.match_tasks([name]):
             near = difflib.get_close_matches(name, manager.all_tasks, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(f"unknown task {name!r} in --tasks: {hint}`lm-eval ls tasks` lists the tasks of lm_eval")
+            raise ConfigError(
+                f"unknown task {name!r} in --tasks: {hint}`lm-eval ls tasks` lists the tasks of lm_eval"
+            )
     return manager
 
 
@@ -107,7 +124,10 @@ def _measure(lm: Any, manager: Any) -> Any:
             log_samples=False,
         )
     except Exception as error:
-        if any(frame.filename == harness_model.__file__ for frame in traceback.extract_tb(error.__traceback__)):
+        if any(
+            frame.filename == harness_model.__file__
+            for frame in traceback.extract_tb(error.__traceback__)
+        ):
             raise  # from the model, not from a task
         reason = f"{type(error).__name__}: {first_line(error)}"
         names = ",".join(_TASKS.value)
@@ -120,4 +140,9 @@ def _settings(length: int) -> dict[str, Any]:
     """Settings on which the results depend, except the model."""
     import lm_eval
 
-    return {"length": length, "fewshot": _FEWSHOT.value, "limit": _LIMIT.value, "lm_eval": lm_eval.__version__}
+    return {
+        "length": length,
+        "fewshot": _FEWSHOT.value,
+        "limit": _LIMIT.value,
+        "lm_eval": lm_eval.__version__,
+    }

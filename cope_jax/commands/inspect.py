@@ -49,7 +49,9 @@ _INPUT = flags.DEFINE_string(
     "read from the split --split.",
 )
 _SPLIT = flags.DEFINE_string(
-    "split", None, "Without --input: split to read the input from; without this flag, the first evaluation split."
+    "split",
+    None,
+    "Without --input: split to read the input from; without this flag, the first evaluation split.",
 )
 _EXAMPLE = flags.DEFINE_integer(
     "example",
@@ -59,10 +61,16 @@ _EXAMPLE = flags.DEFINE_integer(
 )
 _SEED = config_flags.DEFINE_seed()
 _QUERY = flags.DEFINE_integer(
-    "query", -1, "For a synthetic task: index of the query in the input, from 0; a negative index counts from the end."
+    "query",
+    -1,
+    "For a synthetic task: index of the query in the input, from 0; a negative index counts from the end.",
 )
-_LAYER = flags.DEFINE_integer("layer", None, "The only layer to show, counted from 0; without this flag, all layers.")
-_HEAD = flags.DEFINE_integer("head", None, "The only head to show, counted from 0; without this flag, all heads.")
+_LAYER = flags.DEFINE_integer(
+    "layer", None, "The only layer to show, counted from 0; without this flag, all layers."
+)
+_HEAD = flags.DEFINE_integer(
+    "head", None, "The only head to show, counted from 0; without this flag, all heads."
+)
 _WINDOWS = flags.DEFINE_integer(
     "windows",
     16,
@@ -76,14 +84,18 @@ _TOP = flags.DEFINE_integer(
     "chooses the heads.",
     lower_bound=0,
 )
-_OUT = flags.DEFINE_string("out", None, "Folder for the pictures; without this flag, `maps` in the run's folder.")
+_OUT = flags.DEFINE_string(
+    "out", None, "Folder for the pictures; without this flag, `maps` in the run's folder."
+)
 
 
 def main() -> None:
     """Prints what the model attends to and counts, and writes the pictures."""
     run = load_run(_MODEL.value)
     if run.name not in models.able("map"):
-        raise ConfigError(f"{run.folder} is a run of {run.name} on {run.task.name}: choose a run of a decoder")
+        raise ConfigError(
+            f"{run.folder} is a run of {run.name} on {run.task.name}: choose a run of a decoder"
+        )
     out = run.output / "maps" if _OUT.value is None else Path(_OUT.value)
     console = wide_console()
     if isinstance(run.task, SyntheticTask):
@@ -95,7 +107,9 @@ def main() -> None:
     outputs.list_files(paths)
 
 
-def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable[[Path], list[Path]]:
+def show_maps(
+    console: Console, run: LoadedRun, task: SyntheticTask
+) -> Callable[[Path], list[Path]]:
     """Prints the coloured tokens of a synthetic example.
 
     Returns a function that writes its heat maps.
@@ -118,7 +132,10 @@ def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable
     console.print(maps.strips(seen, console.width), soft_wrap=True)
 
     def write(folder: Path) -> list[Path]:
-        return [*maps.write_heat_maps(folder, seen, title), viewer.write(folder / "report.html", seen, title)]
+        return [
+            *maps.write_heat_maps(folder, seen, title),
+            viewer.write(folder / "report.html", seen, title),
+        ]
 
     return write
 
@@ -128,7 +145,9 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
         Workdir(run.folder).check_sources(run.task, [split])
-    tokens_BL = inspect_text.windows(run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value)
+    tokens_BL = inspect_text.windows(
+        run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value
+    )
     shape = run.config.block.attention_shape(None)
     layers = maps.choose("layer", _LAYER.value, run.config.num_layers)
     heads = maps.choose("head", _HEAD.value, shape.num_heads)
@@ -138,11 +157,15 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     windows = f"{len(tokens_BL)} window{'s' * (len(tokens_BL) > 1)} of {tokens_BL.shape[1]}"
     console.print(f"{scored.count:,} tokens in {windows}\n", markup=False)
     console.print(views.ranking(scored.heads, scored.bound, scored.top_tokens).rich())
-    console.print(*views.sentences(scored.heads, scored.bound), sep="\n", markup=False, soft_wrap=True)
+    console.print(
+        *views.sentences(scored.heads, scored.bound), sep="\n", markup=False, soft_wrap=True
+    )
     console.print("", maps.legend("mean gates"), sep="\n")
     shown = [head for head in scored.heads if head.layer in layers and head.head in heads]
     for head in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
-        console.print(f"\nlayer {head.layer}, head {head.head}: mean gates", style="bold", markup=False)
+        console.print(
+            f"\nlayer {head.layer}, head {head.head}: mean gates", style="bold", markup=False
+        )
         console.print(views.coloured(scored.pieces, scored.gates_LHBL[head.layer, head.head, 0]))
     model = run.model(_SEED.value)
     pieces = _Pieces(run.task.codec(), model.config.vocab_size)
@@ -151,7 +174,10 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     seen = dataclasses.replace(seen, tokens=tuple(scored.pieces[: len(tokens_L)]))
 
     def write(folder: Path) -> list[Path]:
-        return [*views.write(folder, scored.heads, title), viewer.write(folder / "report.html", seen, title)]
+        return [
+            *views.write(folder, scored.heads, title),
+            viewer.write(folder / "report.html", seen, title),
+        ]
 
     return write
 
@@ -180,6 +206,10 @@ def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
         return tokens_L
     example, examples = _EXAMPLE.value, run.experiment.evaluation.examples
     if example >= examples:
-        raise ConfigError(f"--example must be below {examples}, the number of examples that the run was evaluated on")
-    batch = task.dataset(_SPLIT.value or task.evaluation_splits[0], examples, run.experiment.training.data_seed)
+        raise ConfigError(
+            f"--example must be below {examples}, the number of examples that the run was evaluated on"
+        )
+    batch = task.dataset(
+        _SPLIT.value or task.evaluation_splits[0], examples, run.experiment.training.data_seed
+    )
     return batch["inputs"][example, : int(np.flatnonzero(batch["weights"][example])[-1]) + 1]

@@ -30,9 +30,20 @@ from cope_jax.training.metrics import read_curves
 _MODELS = flags.DEFINE_list(
     "models", None, "Folders of the finished training runs to compare (required).", required=True
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the table and the plot (required).", required=True)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for the table and the plot (required).", required=True
+)
 
-HEADINGS = ("model", "parameters", "steps", "minutes", "validation", "test", "at equal steps", "at equal time")
+HEADINGS = (
+    "model",
+    "parameters",
+    "steps",
+    "minutes",
+    "validation",
+    "test",
+    "at equal steps",
+    "at equal time",
+)
 
 
 def main() -> None:
@@ -43,7 +54,9 @@ def main() -> None:
             "the perplexities of --models cannot be compared: choose runs with the same task and evaluation"
         )
     if len({run["model"] for run in runs}) < len(runs):
-        raise ConfigError("two folders of --models have the same name, which becomes the model's name: rename one")
+        raise ConfigError(
+            "two folders of --models have the same name, which becomes the model's name: rename one"
+        )
     steps, seconds = (min(run[name] for run in runs) for name in ("steps", "seconds"))
     for run in runs:
         run["equal_steps"] = at(run["curve"], "step", steps)
@@ -51,7 +64,9 @@ def main() -> None:
     workdir = Path(_WORKDIR.value)
     with workdirs.Workdir(workdir).locked():
         table = create_table(runs, steps, seconds)
-        curves = contextual_plots.language_model_curves([row for run in runs for row in run["curve"]])
+        curves = contextual_plots.language_model_curves(
+            [row for run in runs for row in run["curve"]]
+        )
         paths = [save(curves, workdir / "curves.png")]
         paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
         workdirs.write_json(workdir / "language_models.json", {"models": runs})
@@ -67,7 +82,9 @@ def read(workdir: Path) -> dict[str, Any]:
     losses = {record["split"]: record["value"] for record in records if record["metric"] == "loss"}
     first = records[0]
     if first["task"] != "words":
-        raise ConfigError(f"{workdir} is a run on the task {first['task']}: choose runs on the task words")
+        raise ConfigError(
+            f"{workdir} is a run on the task {first['task']}: choose runs on the task words"
+        )
     config = workdirs.Workdir(workdir).settings()["config"]
     pace = first["wall_seconds"] / first["step"]
     return {

@@ -31,18 +31,27 @@ _ONLY = flags.DEFINE_list("only", list(KINDS), f"What to list: any of {', '.join
 def main() -> None:
     """Prints a list for each kind."""
     check_names("--only", _ONLY.value, KINDS)
-    registries: dict[str, Any] = {"encodings": encodings.ENCODINGS, "tasks": tasks.TASKS, "models": models.MODELS}
+    registries: dict[str, Any] = {
+        "encodings": encodings.ENCODINGS,
+        "tasks": tasks.TASKS,
+        "models": models.MODELS,
+    }
     blocks = []
     for kind in _ONLY.value:
         if kind in registries:
-            texts = {name: inspect.getdoc(registries[kind].get(name)) or "" for name in registries[kind]}
+            texts = {
+                name: inspect.getdoc(registries[kind].get(name)) or "" for name in registries[kind]
+            }
         elif kind == "trained":
             texts = {path.name: load_run(path).title() for path in sorted(TRAINED.iterdir())}
         elif kind == "grids":
             folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
             texts = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
         elif kind == "configs":
-            texts = {name: with_variants(name, text) for name, text in _documents(config_files.families()).items()}
+            texts = {
+                name: with_variants(name, text)
+                for name, text in _documents(config_files.families()).items()
+            }
         else:
             texts = _documents({name: run.COMMANDS / f"{name}.py" for name in run.command_names()})
         if not texts:  # an installed package has no grids
@@ -50,19 +59,27 @@ def main() -> None:
         width = 2 + max(map(len, texts))
         columns, margin = shutil.get_terminal_size().columns, " " * (width + 2)
         rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in texts.items())
-        blocks.append("\n".join([kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]))
+        blocks.append(
+            "\n".join(
+                [kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]
+            )
+        )
     print("\n\n".join(blocks))
 
 
 def with_variants(name: str, text: str) -> str:
     """The first sentence of a config file, and the variants other than the default."""
-    variants = [known.partition(":")[2] for known in config_files.names() if known.startswith(f"{name}:")]
+    variants = [
+        known.partition(":")[2] for known in config_files.names() if known.startswith(f"{name}:")
+    ]
     return first_sentence(text) + (f"; variants: {', '.join(variants)}" if variants else "")
 
 
 def _documents(files: Mapping[str, Path]) -> dict[str, str]:
     """Reads the docstring of each file without running the file."""
-    return {name: ast.get_docstring(ast.parse(path.read_bytes())) or "" for name, path in files.items()}
+    return {
+        name: ast.get_docstring(ast.parse(path.read_bytes())) or "" for name, path in files.items()
+    }
 
 
 def first_sentence(text: str) -> str:

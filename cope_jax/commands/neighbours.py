@@ -31,54 +31,97 @@ from cope_jax.corpora import sentences_by_corpus
 from cope_jax.corpora.word_sense_corpora import Occurrence
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word_senses
-from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean, Word2VecConfig, train_word2vec
+from cope_jax.evaluation.contextual.word2vec import (
+    ContextFree,
+    ContextMean,
+    Word2VecConfig,
+    train_word2vec,
+)
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import MISSING, Table, console, share
 from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.runs import workdir as workdirs
 
 _TASK = flags.DEFINE_enum(
-    "task", "neighbours", ["neighbours", "senses"], "Find the neighbours of --word, or predict the senses of words."
+    "task",
+    "neighbours",
+    ["neighbours", "senses"],
+    "Find the neighbours of --word, or predict the senses of words.",
 )
 _MODELS = flags.DEFINE_list(
-    "models", None, 'Folders of training runs or of published models, or "minilm" (required).', required=True
+    "models",
+    None,
+    'Folders of training runs or of published models, or "minilm" (required).',
+    required=True,
 )
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
     "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots (required).", required=True)
-_EPOCHS = flags.DEFINE_integer("word2vec_epochs", 5, "Number of epochs to train word2vec for.", lower_bound=1)
-_WORD = flags.DEFINE_string("word", None, "Word to find neighbours of (required for --task=neighbours).")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for tables and plots (required).", required=True
+)
+_EPOCHS = flags.DEFINE_integer(
+    "word2vec_epochs", 5, "Number of epochs to train word2vec for.", lower_bound=1
+)
+_WORD = flags.DEFINE_string(
+    "word", None, "Word to find neighbours of (required for --task=neighbours)."
+)
 _SENTENCES = flags.DEFINE_string(
-    "sentences", None, "Sentences that contain --word, separated by | (required for --task=neighbours)."
+    "sentences",
+    None,
+    "Sentences that contain --word, separated by | (required for --task=neighbours).",
 )
 _CORPUS_SENTENCES = flags.DEFINE_integer(
-    "corpus_sentences", 3000, "For --task=neighbours: maximum number of sentences to search.", lower_bound=1
+    "corpus_sentences",
+    3000,
+    "For --task=neighbours: maximum number of sentences to search.",
+    lower_bound=1,
 )
 _COUNT = flags.DEFINE_integer(
-    "count", 3, "For --task=neighbours: number of neighbours to find for each sentence and layer.", lower_bound=1
+    "count",
+    3,
+    "For --task=neighbours: number of neighbours to find for each sentence and layer.",
+    lower_bound=1,
 )
 _LAYERS = flags.DEFINE_enum(
-    "layers", "last", ["last", "all"], "For --task=neighbours: which layers of each model the table shows."
+    "layers",
+    "last",
+    ["last", "all"],
+    "For --task=neighbours: which layers of each model the table shows.",
 )
 _CORPUS = flags.DEFINE_enum(
-    "corpus", "coarsewsd20", list(word_senses.CORPORA), "For --task=senses: corpus to read, with labelled word senses."
+    "corpus",
+    "coarsewsd20",
+    list(word_senses.CORPORA),
+    "For --task=senses: corpus to read, with labelled word senses.",
 )
 _TRAIN = flags.DEFINE_integer(
-    "train_per_word", 100, "For --task=senses: maximum number of training occurrences per word.", lower_bound=1
+    "train_per_word",
+    100,
+    "For --task=senses: maximum number of training occurrences per word.",
+    lower_bound=1,
 )
 _TEST = flags.DEFINE_integer(
-    "test_per_word", 50, "For --task=senses: maximum number of test occurrences per word.", lower_bound=1
+    "test_per_word",
+    50,
+    "For --task=senses: maximum number of test occurrences per word.",
+    lower_bound=1,
 )
 _K = flags.DEFINE_integer(
-    "k", 5, "For --task=senses: number of nearest training occurrences that vote on a sense.", lower_bound=1
+    "k",
+    5,
+    "For --task=senses: number of nearest training occurrences that vote on a sense.",
+    lower_bound=1,
 )
 
 LARGE = 50_000
 """If a text has at least this number of words, word2vec leaves out rare words."""
-WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {"of the word": ("same", None), "of any word": ("any", 1)}
+WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {
+    "of the word": ("same", None),
+    "of any word": ("any", 1),
+}
 """By heading: which occurrences can be neighbours, and the maximum number of neighbours that are
 the same word.
 """
@@ -98,7 +141,9 @@ def main() -> None:
             find_neighbours(models, queries, text, corpus, workdir)
     else:
         models = load_models(_MODELS.value)
-        train, test = word_senses.read_occurrences(_CORPUS.value, _CORPORA_DIR.value, _TRAIN.value, _TEST.value)
+        train, test = word_senses.read_occurrences(
+            _CORPUS.value, _CORPORA_DIR.value, _TRAIN.value, _TEST.value
+        )
         with workdirs.Workdir(workdir).locked():
             show_senses(score_models(models, train, test), train, test, workdir)
 
@@ -115,17 +160,25 @@ def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence
     Raises:
       ConfigError: the word or a sentence is missing.
     """
-    missing = [f"--{name}" for name, value in (("word", word), ("sentences", sentences)) if not value]
+    missing = [
+        f"--{name}" for name, value in (("word", word), ("sentences", sentences)) if not value
+    ]
     if not word or not sentences:
-        raise ConfigError(f"--task=neighbours needs {' and '.join(missing)}: see --help, or set --task=senses")
+        raise ConfigError(
+            f"--task=neighbours needs {' and '.join(missing)}: see --help, or set --task=senses"
+        )
     queries: list[tuple[Sentence, int]] = []
     for sentence in filter(None, map(str.split, sentences.split("|"))):
         lower = [other.lower() for other in sentence]
         if word.lower() not in lower:
-            raise ConfigError(f"the sentence {' '.join(sentence)!r} has no word {word!r}: put spaces around the word")
+            raise ConfigError(
+                f"the sentence {' '.join(sentence)!r} has no word {word!r}: put spaces around the word"
+            )
         queries.append((sentence, lower.index(word.lower())))
     if not queries:
-        raise ConfigError("--sentences has no sentence: give sentences that contain the word, separated by |")
+        raise ConfigError(
+            "--sentences has no sentence: give sentences that contain the word, separated by |"
+        )
     return queries
 
 
@@ -133,7 +186,9 @@ def static_vectors(sentences: Sequence[Sentence]) -> dict[str, Any]:
     """Trains word2vec on the sentences. In a small text, it also learns words that occur once."""
     words = sum(map(len, sentences))
     print(f"word2vec: {_EPOCHS.value} epochs of {words:,} words", file=sys.stderr)
-    return train_word2vec(sentences, Word2VecConfig(epochs=_EPOCHS.value, min_count=5 if words >= LARGE else 1))
+    return train_word2vec(
+        sentences, Word2VecConfig(epochs=_EPOCHS.value, min_count=5 if words >= LARGE else 1)
+    )
 
 
 def find_neighbours(
@@ -153,20 +208,31 @@ def find_neighbours(
     results: dict[str, Any] = {}
     words = sum(map(len, corpus))
     for model in models:
-        index = nearest_words.OccurrenceIndex(model, corpus, max_words=words, label="words of the corpus")
+        index = nearest_words.OccurrenceIndex(
+            model, corpus, max_words=words, label="words of the corpus"
+        )
         results[model.name] = {}
         for way, (kind, per_word) in WAYS.items():
-            compared = nearest_words.compare(index, vectors, queries, count=_COUNT.value, words=kind, per_word=per_word)
-            table = nearest_words.table(compared, None if _LAYERS.value == "all" else model.layers[-1:])
+            compared = nearest_words.compare(
+                index, vectors, queries, count=_COUNT.value, words=kind, per_word=per_word
+            )
+            table = nearest_words.table(
+                compared, None if _LAYERS.value == "all" else model.layers[-1:]
+            )
             parts.append(f"## {model.name}: occurrences {way}\n\n{table.markdown()}")
             results[model.name][way] = [
-                {layer: [neighbour.record() for neighbour in near] for layer, near in layers.items()}
+                {
+                    layer: [neighbour.record() for neighbour in near]
+                    for layer, near in layers.items()
+                }
                 for layers in compared.contextual
             ]
             out.print(f"[bold]{model.name}: occurrences {way}[/bold]", table.rich(), sep="\n")
     content = {
         "word": _WORD.value,
-        "sentences": [{"words": list(sentence), "place": word_index} for sentence, word_index in queries],
+        "sentences": [
+            {"words": list(sentence), "place": word_index} for sentence, word_index in queries
+        ],
         "corpus": {"sentences": len(corpus), "words": words},
         "static": [{"word": word, "cosine": cosine} for word, cosine in compared.static],
         "models": results,
@@ -174,17 +240,30 @@ def find_neighbours(
     outputs.list_files(outputs.write(workdir, "neighbours", content, "\n\n".join(parts)))
 
 
-def score_models(models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]) -> Scores:
+def score_models(
+    models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]
+) -> Scores:
     """Scores the baseline without vectors, context-free vectors, and all layers of models."""
     vectors = static_vectors(read_text())
-    static: list[Embedder] = [ContextFree(vectors, "word2vec, word"), ContextMean(vectors, "word2vec, context")]
-    scores_of = {"no vectors": [word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))]}
+    static: list[Embedder] = [
+        ContextFree(vectors, "word2vec, word"),
+        ContextMean(vectors, "word2vec, context"),
+    ]
+    scores_of = {
+        "no vectors": [
+            word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))
+        ]
+    }
     for model in (*static, *models):
-        _, *scores_of[model.name] = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
+        _, *scores_of[model.name] = word_senses.disambiguate(
+            model, train, test, k=_K.value, label="occurrences"
+        )
     return scores_of
 
 
-def show_senses(scores_of: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path) -> None:
+def show_senses(
+    scores_of: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path
+) -> None:
     """Writes and prints the shares of correct senses, and plots them for each model with several
     layers.
     """
@@ -193,29 +272,58 @@ def show_senses(scores_of: Scores, train: Sequence[Occurrence], test: Sequence[O
         for score in scores:
             micro, macro = score.interval(), score.interval(macro=True)
             rows.append(
-                [name, score.layer or MISSING, score.method, share(score.micro, micro), share(score.macro, macro)]
+                [
+                    name,
+                    score.layer or MISSING,
+                    score.method,
+                    share(score.micro, micro),
+                    share(score.macro, macro),
+                ]
             )
-            figures = {"micro": score.micro, "macro": score.macro, "micro_interval": micro, "macro_interval": macro}
+            figures = {
+                "micro": score.micro,
+                "macro": score.macro,
+                "micro_interval": micro,
+                "macro_interval": macro,
+            }
             records.append({"model": name, **dataclasses.asdict(score), **figures})
     sizes = f"{_CORPUS.value}: {len(train):,} known occurrences, {len(test):,} to predict"
     title = f"correct senses, in % [95 % interval]; {sizes}"
     table = Table(title, ("model", "layer", "method", "micro", "macro"), rows, text_columns=3)
-    content = {"corpus": _CORPUS.value, "train": len(train), "test": len(test), "k": _K.value, "scores": records}
+    content = {
+        "corpus": _CORPUS.value,
+        "train": len(train),
+        "test": len(test),
+        "k": _K.value,
+        "scores": records,
+    }
     paths = outputs.write(workdir, "senses", content, table.markdown())
-    layers = {name: list(dict.fromkeys(score.layer for score in scores)) for name, scores in scores_of.items()}
+    layers = {
+        name: list(dict.fromkeys(score.layer for score in scores))
+        for name, scores in scores_of.items()
+    }
     baselines = {
-        name: max(score.micro for score in scores) for name, scores in scores_of.items() if len(layers[name]) < 2
+        name: max(score.micro for score in scores)
+        for name, scores in scores_of.items()
+        if len(layers[name]) < 2
     }
     for name in (name for name in scores_of if name not in baselines):
         methods = {
             method: [score for score in scores_of[name] if score.method == method]
             for method in dict.fromkeys(score.method for score in scores_of[name])
         }
-        lines = {method: [[score.micro for score in of_method]] for method, of_method in methods.items()}
-        intervals = {method: [score.interval() for score in of_method] for method, of_method in methods.items()}
+        lines = {
+            method: [[score.micro for score in of_method]] for method, of_method in methods.items()
+        }
+        intervals = {
+            method: [score.interval() for score in of_method]
+            for method, of_method in methods.items()
+        }
         shown: dict[str, str] = {"label": "correct senses (%)", "title": f"{name}, word senses"}
         shown["caption"] = f"{sizes}; bars: 95 % intervals"
-        figure = contextual_plots.scores_by_layer(layers[name], lines, baselines, intervals, **shown)
+        figure = contextual_plots.scores_by_layer(
+            layers[name], lines, baselines, intervals, **shown
+        )
         paths.append(save(figure, contextual_plots.plot_path(workdir, "senses", name)))
     console().print(table.rich())
     outputs.list_files(paths)

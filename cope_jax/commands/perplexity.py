@@ -31,10 +31,15 @@ from cope_jax.runs.records import Record, select
 from cope_jax.storage.mirror import shown
 from cope_jax.tasks.stored import TextTask
 
-_MODEL = flags.DEFINE_string("model", None, "Folder of a run that trained a decoder on text (required).", required=True)
+_MODEL = flags.DEFINE_string(
+    "model", None, "Folder of a run that trained a decoder on text (required).", required=True
+)
 _SPLIT = flags.DEFINE_string("split", "test", "Split to measure: train, validation or test.")
 _LENGTH = flags.DEFINE_integer(
-    "length", None, "Number of tokens per window; without this flag, the same number as in training.", lower_bound=1
+    "length",
+    None,
+    "Number of tokens per window; without this flag, the same number as in training.",
+    lower_bound=1,
 )
 _STRIDE = flags.DEFINE_integer(
     "stride",
@@ -43,7 +48,9 @@ _STRIDE = flags.DEFINE_integer(
     lower_bound=1,
 )
 _LENGTHS = flags.DEFINE_list(
-    "lengths", [], "More window lengths to measure, such as 128,256,512; without this flag, only --length."
+    "lengths",
+    [],
+    "More window lengths to measure, such as 128,256,512; without this flag, only --length.",
 )
 
 
@@ -56,7 +63,9 @@ def main() -> None:
     task = run.task
     models = [run.model(seed) for seed in run.seeds]
     if not isinstance(task, TextTask) or "score" not in models[0].abilities:
-        raise ConfigError(f"{run.folder} is a run of {run.name} on {task.name}: choose a decoder trained on text")
+        raise ConfigError(
+            f"{run.folder} is a run of {run.name} on {task.name}: choose a decoder trained on text"
+        )
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
     workdirs.Workdir(run.folder).check_sources(task, [_SPLIT.value])
@@ -90,7 +99,9 @@ def measure(
             results = select(workdirs.read_records(path), **key, **text)
             if not results:
                 label = f"seed {seed}, windows of {length}"
-                losses = perplexity_report.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
+                losses = perplexity_report.read(
+                    model, task, _SPLIT.value, length, stride, plan[-1], rows, label
+                )
                 figures = perplexity_report.record(task, _SPLIT.value, length, stride, losses)
                 results = [{"seed": seed, "step": run.restored.step, **figures}]
                 workdirs.replace_records(path, key, results)
@@ -105,10 +116,14 @@ def show(run: LoadedRun, task: TextTask, records: Sequence[Record], first: int) 
     """
     console, workdir = wide_console(), run.output
     console.print(perplexity_report.figures_table(records).rich())
-    console.print(perplexity_report.positions_table([row for row in records if row["length"] == first]).rich())
+    console.print(
+        perplexity_report.positions_table([row for row in records if row["length"] == first]).rich()
+    )
     paths = [workdir / "perplexity.json"]
     model = f"{run.name} with {run.experiment.encoding}, trained on {task.name}"
-    paths.append(save(perplexity_report.loss_by_position(records, model), workdir / "loss_by_position.png"))
+    paths.append(
+        save(perplexity_report.loss_by_position(records, model), workdir / "loss_by_position.png")
+    )
     if len(perplexity_report.lengths(records)) > 1:
         figure = perplexity_report.by_length(records, task.metric, task.window_length, model)
         paths.append(save(figure, workdir / f"{task.metric}_by_length.png"))

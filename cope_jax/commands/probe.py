@@ -38,28 +38,49 @@ from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 
 _MODELS = flags.DEFINE_list(
-    "models", None, 'Folders of training runs or of published models, or "minilm" (required).', required=True
+    "models",
+    None,
+    'Folders of training runs or of published models, or "minilm" (required).',
+    required=True,
 )
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
     "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots (required).", required=True)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for tables and plots (required).", required=True
+)
 _TRAIN_WORDS = flags.DEFINE_integer(
-    "train_words", 20_000, "For parts of speech: maximum number of words to train the probes on.", lower_bound=1
+    "train_words",
+    20_000,
+    "For parts of speech: maximum number of words to train the probes on.",
+    lower_bound=1,
 )
 _TEST_WORDS = flags.DEFINE_integer(
-    "test_words", 5_000, "For parts of speech: maximum number of words to test the probes on.", lower_bound=1
+    "test_words",
+    5_000,
+    "For parts of speech: maximum number of words to test the probes on.",
+    lower_bound=1,
 )
 _TRAIN_SENSES = flags.DEFINE_integer(
-    "train_per_word", 50, "For word senses: maximum number of training occurrences of each word.", lower_bound=1
+    "train_per_word",
+    50,
+    "For word senses: maximum number of training occurrences of each word.",
+    lower_bound=1,
 )
 _TEST_SENSES = flags.DEFINE_integer(
-    "test_per_word", 50, "For word senses: maximum number of test occurrences of each word.", lower_bound=1
+    "test_per_word",
+    50,
+    "For word senses: maximum number of test occurrences of each word.",
+    lower_bound=1,
 )
-_EPOCHS = flags.DEFINE_integer("epochs", 20, "Number of epochs to train each probe for.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Random seed for the probes and the control task.", lower_bound=0)
+_EPOCHS = flags.DEFINE_integer(
+    "epochs", 20, "Number of epochs to train each probe for.", lower_bound=1
+)
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Random seed for the probes and the control task.", lower_bound=0
+)
 
 Task = tuple[list[Occurrence], list[Occurrence]]
 """(training words, test words), with their labels."""
@@ -73,7 +94,8 @@ def main() -> None:
     config = ProbeConfig(epochs=_EPOCHS.value, seed=_SEED.value)
     with workdirs.Workdir(workdir).locked():
         probings = {
-            model.name: {name: probe(model, name, task, config) for name, task in tasks.items()} for model in models
+            model.name: {name: probe(model, name, task, config) for name, task in tasks.items()}
+            for model in models
         }
         show(probings, {name: len(test) for name, (_, test) in tasks.items()}, workdir)
 
@@ -107,9 +129,14 @@ def senses_task(data_dir: str | None) -> Task:
 
     The control task identifies a word by its lemma.
     """
-    sides = word_senses.read_occurrences("coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value)
+    sides = word_senses.read_occurrences(
+        "coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value
+    )
     train, test = (
-        [dataclasses.replace(occurrence, sense=f"{occurrence.lemma} {occurrence.sense}") for occurrence in side]
+        [
+            dataclasses.replace(occurrence, sense=f"{occurrence.lemma} {occurrence.sense}")
+            for occurrence in side
+        ]
         for side in sides
     )
     return train, test
@@ -119,26 +146,40 @@ def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probin
     """Computes the vectors of a task, in half precision, and probes all layers."""
 
     def read(side: list[Occurrence]) -> tuple[np.ndarray, list[str], list[str]]:
-        sentences, places = [occurrence.words for occurrence in side], [occurrence.index for occurrence in side]
+        sentences, places = (
+            [occurrence.words for occurrence in side],
+            [occurrence.index for occurrence in side],
+        )
         label = f"{name}, {side[0].split}"
         vectors = occurrence_vectors(model, sentences, places, dtype=np.float16, label=label)
-        return vectors, [occurrence.lemma for occurrence in side], [occurrence.sense for occurrence in side]
+        return (
+            vectors,
+            [occurrence.lemma for occurrence in side],
+            [occurrence.sense for occurrence in side],
+        )
 
     train, test = task
     return probe_layers(model.name, model.layers, read(train), read(test), config)
 
 
-def show(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path) -> None:
+def show(
+    probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path
+) -> None:
     """Writes and prints tables, plots and the paragraph."""
     out, parts, plots = console(), [], []
     conclusion = probing.paragraph(probings, sizes)
     records = {
-        name: {task: probing.record(probing_of_task, sizes[task]) for task, probing_of_task in by_task.items()}
+        name: {
+            task: probing.record(probing_of_task, sizes[task])
+            for task, probing_of_task in by_task.items()
+        }
         for name, by_task in probings.items()
     }
     for name, by_task in probings.items():
         for task, probing_of_task in by_task.items():
-            table = probing.table(probing_of_task, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
+            table = probing.table(
+                probing_of_task, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]"
+            )
             mix = probing.mix_summary(probing_of_task)
             out.print(table.rich(), mix, sep="\n", soft_wrap=True)
             parts += [table.markdown(), mix]
@@ -149,12 +190,17 @@ def show(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int]
     outputs.list_files([*outputs.write(workdir, "probe", content, text), *plots])
 
 
-def plot(name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], workdir: Path) -> list[Path]:
+def plot(
+    name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], workdir: Path
+) -> list[Path]:
     """Plots accuracies by layer, with intervals and baselines, and the shares of layers in the
     mixes.
     """
     layers = [score.layer for score in next(iter(by_task.values())).scores]
-    lines = {task: [[score.accuracy for score in probing_of_task.scores]] for task, probing_of_task in by_task.items()}
+    lines = {
+        task: [[score.accuracy for score in probing_of_task.scores]]
+        for task, probing_of_task in by_task.items()
+    }
     lines |= {
         f"control of {task}": [[score.control for score in probing_of_task.scores]]
         for task, probing_of_task in by_task.items()
@@ -171,7 +217,9 @@ def plot(name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], wo
     }
     caption = f"tested on {', '.join(f'{size:,} {task}' for task, size in sizes.items())}; bars: 95 % intervals"
     title = f"{name}, linear probes"
-    figure = contextual_plots.scores_by_layer(layers, lines, baselines, intervals, title=title, caption=caption)
+    figure = contextual_plots.scores_by_layer(
+        layers, lines, baselines, intervals, title=title, caption=caption
+    )
     weights = {task: [probing_of_task.mix] for task, probing_of_task in by_task.items()}
     mixes = contextual_plots.mix_weights(
         layers, weights, title=f"{name}, probe on all layers", caption="one probe per task"

@@ -28,10 +28,17 @@ from cope_jax.storage.mirror import shown
 from cope_jax.training.preemption import Interrupted
 
 _GRID = flags.DEFINE_string(
-    "grid", None, "Name of a grid in experiments/grids, or path of a grid file (required).", required=True
+    "grid",
+    None,
+    "Name of a grid in experiments/grids, or path of a grid file (required).",
+    required=True,
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for all cells and the results (required).", required=True)
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only count the cells, and estimate the time from finished ones.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for all cells and the results (required).", required=True
+)
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Only count the cells, and estimate the time from finished ones."
+)
 _ONLY_FAILED = flags.DEFINE_bool("only_failed", False, "Train only cells that failed before.")
 flags.adopt_module_key_flags(engine_flags)
 flags.adopt_module_key_flags(jobs)
@@ -56,7 +63,11 @@ def main() -> None:
             print(line, file=sys.stderr)
         grid = Grid(workdir, [search.choose(cell, workdir)[0] for cell in free])
         state = grid.state()
-        todo = [cell for cell in grid.cells if cell in state.failed or (cell in state.left and not _ONLY_FAILED.value)]
+        todo = [
+            cell
+            for cell in grid.cells
+            if cell in state.failed or (cell in state.left and not _ONLY_FAILED.value)
+        ]
         announce(len(cells), grid, state, todo)
         if _DRY_RUN.value:
             return
@@ -70,7 +81,11 @@ def main() -> None:
     if stopped is not None:
         raise stopped
     if state.failed or state.left:
-        again = "rerun without --only_failed" if _ONLY_FAILED.value and state.left else "rerun the same command"
+        again = (
+            "rerun without --only_failed"
+            if _ONLY_FAILED.value and state.left
+            else "rerun the same command"
+        )
         counts = ((len(state.failed), "failed"), (len(state.left), "not trained yet"))
         parts = [f"{count} cell{'s' * (count > 1)} {outcome}" for count, outcome in counts if count]
         print(
@@ -101,7 +116,11 @@ def announce(total: int, grid: Grid, state: State, todo: list[Cell]) -> None:
     line = f"{', '.join(counts)}, {len(todo)} to train, {at_a_time} at a time"
     seconds = grid.seconds_left(todo, state.finished)
     if todo:
-        time = "unknown until a cell is finished" if seconds is None else tqdm.format_interval(seconds / at_a_time)
+        time = (
+            "unknown until a cell is finished"
+            if seconds is None
+            else tqdm.format_interval(seconds / at_a_time)
+        )
         line += f"; estimated time of training: {time}"
     print(line, file=sys.stderr)
 

@@ -38,17 +38,28 @@ from cope_jax.runs.records import select
 from cope_jax.storage.files import write_atomically
 from cope_jax.training.experiment_config import ExperimentConfig
 
-SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
+SYSTEMS = (
+    "majority",
+    "words",
+    "words+characters",
+    "words+characters+elmo",
+    "bert_frozen",
+    "bert_fine_tuned",
+)
 
 _CONFIG = config_flags.DEFINE_config("config", "tagger", "Config of the BiLSTM taggers. ")
-_BERT_CONFIG = config_flags.DEFINE_config("bert_config", "tagger:bert", "Config of the BERT taggers. ")
+_BERT_CONFIG = config_flags.DEFINE_config(
+    "bert_config", "tagger:bert", "Config of the BERT taggers. "
+)
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
     "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
 )
 _INPUT = flags.DEFINE_string(
-    "input", None, "A .csv file with a header and the columns text and label, to read in place of the treebank."
+    "input",
+    None,
+    "A .csv file with a header and the columns text and label, to read in place of the treebank.",
 )
 _MODELS = flags.DEFINE_list(
     "models",
@@ -56,9 +67,15 @@ _MODELS = flags.DEFINE_list(
     'Folders of an ELMo, of a BERT, or of both; "minilm" also counts as a BERT. Systems whose model is not given are '
     "left out. Without this flag, every system that needs ELMo or BERT is left out.",
 )
-_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to compare: any of {', '.join(SYSTEMS)}.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds per system; N means the seeds 0 to N−1.", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints (required).", required=True)
+_SYSTEMS = flags.DEFINE_list(
+    "systems", list(SYSTEMS), f"Systems to compare: any of {', '.join(SYSTEMS)}."
+)
+_SEEDS = flags.DEFINE_integer(
+    "seeds", 1, "Number of seeds per system; N means the seeds 0 to N−1.", lower_bound=1
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for results, plots and checkpoints (required).", required=True
+)
 flags.adopt_module_key_flags(jobs)
 
 
@@ -70,7 +87,9 @@ def main() -> None:
     configs = create_configs(systems, models)
     with workdirs.Workdir(workdir).locked():
         if config := configs.get("words+characters+elmo"):
-            folder = pretrained.write_vectors(models["elmo"], config, workdir / "vectors" / "elmo", "ELMo")
+            folder = pretrained.write_vectors(
+                models["elmo"], config, workdir / "vectors" / "elmo", "ELMo"
+            )
             configs["words+characters+elmo"] = with_vectors(config, folder)
         grid = Grid(workdir, plan(configs, _SEEDS.value, 1, workdir))
         grid.train(jobs.number(len(grid.cells), default=1))
@@ -85,18 +104,26 @@ def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
     """
     check_names("system", names, SYSTEMS)
     missing = [kind for kind in ("elmo", "bert") if kind not in models]
-    systems = [name for name in SYSTEMS if name in names and not any(kind in name for kind in missing)]
+    systems = [
+        name for name in SYSTEMS if name in names and not any(kind in name for kind in missing)
+    ]
     if not systems:
-        raise ConfigError("no system of --systems can be compared: give their ELMo or BERT in --models")
+        raise ConfigError(
+            "no system of --systems can be compared: give their ELMo or BERT in --models"
+        )
     return systems
 
 
 def read_config(holder: Any) -> ExperimentConfig:
     """The config of a flag, on the sentences of the other flags."""
-    return with_options(config_flags.read_config(holder.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
+    return with_options(
+        config_flags.read_config(holder.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value
+    )
 
 
-def create_configs(systems: Sequence[str], models: Mapping[str, str]) -> dict[str, ExperimentConfig]:
+def create_configs(
+    systems: Sequence[str], models: Mapping[str, str]
+) -> dict[str, ExperimentConfig]:
     """The checked config of each system that is trained; that on ELMo still lacks its vectors."""
     recurrent = read_config(_CONFIG)
     words = recurrent.model
@@ -109,9 +136,13 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str]) -> dict[st
     for name in systems:
         if name.startswith("bert"):
             config = read_config(_BERT_CONFIG)
-            config = pretrained.on_encoder(config, models["bert"], frozen=name == "bert_frozen", vocabulary="pieces")
+            config = pretrained.on_encoder(
+                config, models["bert"], frozen=name == "bert_frozen", vocabulary="pieces"
+            )
             if name == "bert_frozen":
-                config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
+                config = dataclasses.replace(
+                    config, model=dataclasses.replace(config.model, layers="mix")
+                )
             configs[name] = config
     for config in (recurrent, *configs.values()):
         Experiment.check(config)
@@ -160,7 +191,9 @@ def show(systems: Sequence[str], grid: Grid) -> None:
     for label, runs in mixes.items():
         layers = [str(layer) for layer in range(len(runs[0]))]
         means = np.mean(runs, axis=0)
-        shares = ", ".join(f"{layer}: {share:.3f}" for layer, share in zip(layers, means, strict=True))
+        shares = ", ".join(
+            f"{layer}: {share:.3f}" for layer, share in zip(layers, means, strict=True)
+        )
         text = f"{label} weights the layers {shares}; the largest weight is of layer {np.argmax(means)}"
         out.print(text, markup=False, soft_wrap=True)
         figure = contextual_plots.mix_weights(layers, {label: runs}, title="parts of speech")

@@ -17,9 +17,14 @@ from cope_jax.runs.workdir import Workdir
 from cope_jax.training import processes
 from cope_jax.training.profiling import Profile
 
-_CONFIG = config_flags.DEFINE_config("config", purpose="Config of the task, model and training (required). ")
+_CONFIG = config_flags.DEFINE_config(
+    "config", purpose="Config of the task, model and training (required). "
+)
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for checkpoints, metrics and results (required). A run resumes from it.", required=True
+    "workdir",
+    None,
+    "Folder for checkpoints, metrics and results (required). A run resumes from it.",
+    required=True,
 )
 _SEED = flags.DEFINE_integer(
     "seed",
@@ -54,4 +59,6 @@ def main() -> None:
     records = experiment.train(workdir, [_SEED.value], profile=profile, verbose=True)
     if processes.is_first():
         print_errors(experiment, records)
-        outputs.list_run(workdir, ("result.json", "metrics.jsonl", "TensorBoard"), workdir, config.model.name)
+        outputs.list_run(
+            workdir, ("result.json", "metrics.jsonl", "TensorBoard"), workdir, config.model.name
+        )

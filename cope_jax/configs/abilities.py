@@ -51,7 +51,10 @@ def get_config(ability: str = "recall") -> ConfigDict:
     return experiment(
         task,
         options,
-        model={"num_layers": 1 if ability.startswith("ignore") else 2, "block": {"model_dim": 64, "num_heads": 2}},
+        model={
+            "num_layers": 1 if ability.startswith("ignore") else 2,
+            "block": {"model_dim": 64, "num_heads": 2},
+        },
         optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05},
         training={"steps": 1500, "batch_size": 32, **every(500)},
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 0},

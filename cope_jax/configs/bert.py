@@ -40,8 +40,18 @@ def get_config(variant: str = "small") -> ConfigDict:
             },
             encoding="learned",
             optimizer={**BERT, "learning_rate": 1e-4, "warmup_steps": 10_000},
-            training={"steps": 1_000_000, "batch_size": 256, "evaluate_every": 10_000, "checkpoint_every": 1000},
-            evaluation={"examples": 4096, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 256},
+            training={
+                "steps": 1_000_000,
+                "batch_size": 256,
+                "evaluate_every": 10_000,
+                "checkpoint_every": 1000,
+            },
+            evaluation={
+                "examples": 4096,
+                "curve_examples": 1024,
+                "sweep_examples": 0,
+                "batch_size": 256,
+            },
         )
     return experiment(
         "masked_lm",

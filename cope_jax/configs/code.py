@@ -66,7 +66,12 @@ def get_config(text: str = "text") -> ConfigDict:
         optimizer={**GPT3, "learning_rate": 5e-4, "warmup_steps": 2000, "epsilon": 1e-5},
         training={"steps": 190_000, "batch_size": 128, "steps_per_dispatch": 10, **every(1000)},
         # 8 M tokens of each split, which are held in memory.
-        evaluation={"examples": 2_000, "curve_examples": 128, "sweep_examples": 0, "batch_size": 128},
+        evaluation={
+            "examples": 2_000,
+            "curve_examples": 128,
+            "sweep_examples": 0,
+            "batch_size": 128,
+        },
         paper={
             "learned": {"test": "4.7"},
             "rope": {"test": "4.1"},

@@ -27,7 +27,11 @@ from cope_jax.training.config_files import ConfigDict, every, experiment
 PAPER = {
     "1": {
         "learned": {"in_distribution": "5.3 (0.8)"},
-        "relative": {"in_distribution": "1.1 (0.4)", "pass_100": "8.8 (1.1)", "pass_10": "34.1 (2.5)"},
+        "relative": {
+            "in_distribution": "1.1 (0.4)",
+            "pass_100": "8.8 (1.1)",
+            "pass_10": "34.1 (2.5)",
+        },
         "cope": {"in_distribution": "0.0 (0.0)", "pass_100": "0.0 (0.0)", "pass_10": "4.0 (4.1)"},
     },
     "3": {
@@ -66,7 +70,13 @@ def get_config(variant: str = "1") -> ConfigDict:
             "cope": {"npos_max": 513, "scale_position_logits": True},
             "relative": {"scale_position_logits": True},
         },
-        optimizer={"name": "adam", "learning_rate": 7e-5, "schedule": "constant", "warmup_steps": 0, "clip_norm": None},
+        optimizer={
+            "name": "adam",
+            "learning_rate": 7e-5,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "clip_norm": None,
+        },
         training={"steps": 15_625, "examples": 10_000, "steps_per_dispatch": 25, **every(625)},
         paper=PAPER[variant],
     )

@@ -29,9 +29,24 @@ def get_config(variant: str = "small") -> ConfigDict:
             {"length": 20, "max_characters": 50},
             model={"name": "elmo", "num_sampled": 8192},
             encoding="none",
-            optimizer={"learning_rate": 1e-3, "warmup_steps": 1000, "weight_decay": 0.0, "clip_norm": 10.0},
-            training={"steps": 100_000, "batch_size": 384, "evaluate_every": 5000, "checkpoint_every": 1000},
-            evaluation={"examples": 8192, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 128},
+            optimizer={
+                "learning_rate": 1e-3,
+                "warmup_steps": 1000,
+                "weight_decay": 0.0,
+                "clip_norm": 10.0,
+            },
+            training={
+                "steps": 100_000,
+                "batch_size": 384,
+                "evaluate_every": 5000,
+                "checkpoint_every": 1000,
+            },
+            evaluation={
+                "examples": 8192,
+                "curve_examples": 1024,
+                "sweep_examples": 0,
+                "batch_size": 128,
+            },
         )
     return experiment(
         "bilm",
@@ -46,7 +61,17 @@ def get_config(variant: str = "small") -> ConfigDict:
             "num_sampled": 1024,
         },
         encoding="none",
-        optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.0},
+        optimizer={
+            "learning_rate": 1e-3,
+            "warmup_steps": 100,
+            "final_fraction": 0.05,
+            "weight_decay": 0.0,
+        },
         training={"steps": 3000, "batch_size": 32, "evaluate_every": 1000, "checkpoint_every": 500},
-        evaluation={"examples": 4096, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 32},
+        evaluation={
+            "examples": 4096,
+            "curve_examples": 1024,
+            "sweep_examples": 0,
+            "batch_size": 32,
+        },
     )

@@ -39,7 +39,9 @@ VARIANTS = ("125m", "1b", "8b", "125m_noise", "1b_noise", "8b_noise")
 def get_config(variant: str = "125m") -> ConfigDict:
     size, _, text = variant.partition("_")
     like = named("wikitext103").to_dict()
-    same = {name: like[name] for name in ("model", "encodings", "optimizer", "training", "evaluation")}
+    same = {
+        name: like[name] for name in ("model", "encodings", "optimizer", "training", "evaluation")
+    }
     if text == "noise":
         config = experiment("zipf", {"vocab_size": 50_257, "length": 1024}, **same)
     else:
@@ -58,12 +60,16 @@ def _enlarge_to_1b(config: ConfigDict) -> None:
     config.model.update(num_layers=24, remat="dots")
     config.model.block.update(model_dim=2048, num_heads=16, mlp_dim=8192, dropout=0.0)
     config.optimizer.update(learning_rate=2e-4, warmup_steps=500)
-    config.training.update(steps=25_000, batch_size=512, steps_per_dispatch=5, evaluate_every=500, checkpoint_every=250)
+    config.training.update(
+        steps=25_000, batch_size=512, steps_per_dispatch=5, evaluate_every=500, checkpoint_every=250
+    )
     config.job.mesh.update(data=1, fsdp=-1)
 
 
 def _enlarge_to_8b(config: ConfigDict) -> None:
-    config.task.options.update(length=4096, **({"vocab_size": 128_256} if config.task.name == "zipf" else {}))
+    config.task.options.update(
+        length=4096, **({"vocab_size": 128_256} if config.task.name == "zipf" else {})
+    )
     config.model.update(num_layers=32, remat="attention", tie_embeddings=False)
     config.model.block.update(model_dim=4096, num_heads=32, num_kv_heads=8, mlp_dim=14_336)
     config.model.block.update(activation="swiglu", norm="rms", use_bias=False)

@@ -20,7 +20,12 @@ def get_config() -> ConfigDict:
         "navigation",
         model={"num_layers": 1, "block": {"model_dim": 64, "num_heads": 1}},
         encodings={"cope": {"npos_max": 256}},
-        optimizer={"learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 200, "weight_decay": 0.05},
+        optimizer={
+            "learning_rate": 1e-3,
+            "schedule": "linear",
+            "warmup_steps": 200,
+            "weight_decay": 0.05,
+        },
         training={"steps": 4000, "batch_size": 32, **every(1000)},
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 200},
         paper={

@@ -45,7 +45,11 @@ def _paper() -> ConfigDict:
         training={"steps": 100_000, "steps_per_dispatch": 100, **every(5000)},
         evaluation={"examples": 25_000},  # the paper's 0.004 % is one sequence of these
         paper={
-            "learned": {"in_distribution": "16.9 (3.7)", "dense": "25.6 (3.8)", "sparse": "85.2 (8.4)"},
+            "learned": {
+                "in_distribution": "16.9 (3.7)",
+                "dense": "25.6 (3.8)",
+                "sparse": "85.2 (8.4)",
+            },
             "rope": {"in_distribution": "40.1 (3.5)", "dense": "100.0 (0)", "sparse": "100.0 (0)"},
             "cope": {"in_distribution": "0.0 (0)", "dense": "0.0 (0)", "sparse": "0.004 (0.006)"},
         },
@@ -58,7 +62,12 @@ def _mapformer() -> ConfigDict:
         {"num_symbols": 16, "num_tokens": 128, "num_blanks": 128},
         model={"block": {"model_dim": 128, "num_heads": 2}},
         encodings={"cope": {"npos_max": 385}},
-        optimizer={"learning_rate": 2e-4, "schedule": "linear", "warmup_steps": 100, "weight_decay": 0.05},
+        optimizer={
+            "learning_rate": 2e-4,
+            "schedule": "linear",
+            "warmup_steps": 100,
+            "weight_decay": 0.05,
+        },
         training={"steps": 1560, "batch_size": 64, **every(390)},
         evaluation={"examples": 500},
         paper={

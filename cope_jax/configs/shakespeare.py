@@ -19,7 +19,12 @@ def get_config() -> ConfigDict:
         {"corpus": "tinyshakespeare", "tokenizer": "bytes", "length": 256},
         model={"num_layers": 3, "tie_embeddings": True, "block": {"model_dim": 96, "num_heads": 4}},
         encodings={"cope": {"npos_max": 64}},
-        optimizer={"learning_rate": 3e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.1},
+        optimizer={
+            "learning_rate": 3e-3,
+            "warmup_steps": 100,
+            "final_fraction": 0.05,
+            "weight_decay": 0.1,
+        },
         training={"steps": 2000, "batch_size": 16, "evaluate_every": 500, "checkpoint_every": 500},
         evaluation={"examples": 100_000, "curve_examples": 128, "batch_size": 16},
     )

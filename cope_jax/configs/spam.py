@@ -21,5 +21,10 @@ def get_config() -> ConfigDict:
         encoding="learned",
         optimizer={**BERT, "learning_rate": 5e-4, "warmup_steps": 25},
         training={"steps": 250, "batch_size": 32, "evaluate_every": 0, "checkpoint_every": 250},
-        evaluation={"examples": 100_000, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
+        evaluation={
+            "examples": 100_000,
+            "curve_examples": 512,
+            "sweep_examples": 0,
+            "batch_size": 64,
+        },
     )

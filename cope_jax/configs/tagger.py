@@ -42,6 +42,11 @@ def get_config(variant: str = "lstm") -> ConfigDict:
         "tagging",
         {"length": 48, "max_pieces": 64} if variant == "bert" else {"length": 48},
         training={"steps": 600, "batch_size": 32, "evaluate_every": 200, "checkpoint_every": 200},
-        evaluation={"examples": 100_000, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
+        evaluation={
+            "examples": 100_000,
+            "curve_examples": 512,
+            "sweep_examples": 0,
+            "batch_size": 64,
+        },
         **(ON_BERT if variant == "bert" else LSTM),
     )

@@ -9,7 +9,14 @@ import numpy as np
 from cope_jax.errors import ConfigError
 
 Batch = Mapping[str, np.ndarray]
-FEATURES = ("weighted overlap", "cosine", "shared kinds", "log length of A", "log length of B", "log total length")
+FEATURES = (
+    "weighted overlap",
+    "cosine",
+    "shared kinds",
+    "log length of A",
+    "log length of B",
+    "log total length",
+)
 
 
 def majority_label(labels: Sequence[Any]) -> Any:
@@ -22,7 +29,9 @@ def majority_label(labels: Sequence[Any]) -> Any:
     return min(count, key=lambda label: (-count[label], label))
 
 
-def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) -> list[Any]:
+def majority_by_word(
+    words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]
+) -> list[Any]:
     """The commonest training label of each test word; of an unknown word, of all labels.
 
     >>> majority_by_word(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
@@ -61,7 +70,9 @@ def unigram_cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Bat
     total = count = 0.0
     for batch in batches:
         for prefix, p_V in known.items():
-            total -= float(batch[f"{prefix}weights"].ravel() @ np.log(p_V)[batch[f"{prefix}targets"].ravel()])
+            total -= float(
+                batch[f"{prefix}weights"].ravel() @ np.log(p_V)[batch[f"{prefix}targets"].ravel()]
+            )
             count += float(batch[f"{prefix}weights"].sum())
     return total / count
 
@@ -85,7 +96,9 @@ def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
     for side in (0, 1):
         rows, indices = np.nonzero(counted_BL & (batch["segments"] == side))
         pieces = batch["inputs"][rows, indices]
-        counts.append(coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr())
+        counts.append(
+            coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr()
+        )
     return counts
 
 
@@ -112,7 +125,9 @@ class BagOfWords:
         from sklearn.preprocessing import StandardScaler
 
         self._vocab_size, self._special = vocab_size, tuple(special)
-        self._model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, random_state=seed))
+        self._model = make_pipeline(
+            StandardScaler(), LogisticRegression(max_iter=1000, random_state=seed)
+        )
         self.idf_V: np.ndarray | None = None
 
     def fit(self, batch: Batch) -> "BagOfWords":
@@ -122,8 +137,12 @@ class BagOfWords:
           ConfigError: all examples are of one kind.
         """
         if len(np.unique(batch["next"])) < 2:
-            raise ConfigError("the next-sentence baseline needs examples of both kinds: ask for more examples")
-        sides_V = sum(bag.sign().sum(axis=0) for bag in bags(batch, self._vocab_size, self._special))
+            raise ConfigError(
+                "the next-sentence baseline needs examples of both kinds: ask for more examples"
+            )
+        sides_V = sum(
+            bag.sign().sum(axis=0) for bag in bags(batch, self._vocab_size, self._special)
+        )
         self.idf_V = np.log((1 + 2 * len(batch["next"])) / (1 + sides_V))
         self._model.fit(self.features(batch), batch["next"])
         return self
@@ -139,7 +158,9 @@ class BagOfWords:
         norms_B = np.sqrt((a_BV.power(2) @ self.idf_V**2) * (b_BV.power(2) @ self.idf_V**2))
         lengths = a_BV.sum(axis=1), b_BV.sum(axis=1)
         logs = np.log1p([*lengths, sum(lengths)])
-        return np.stack([both_B, _ratio(product_B, norms_B), _ratio(both_B, either_B), *logs], axis=1)
+        return np.stack(
+            [both_B, _ratio(product_B, norms_B), _ratio(both_B, either_B), *logs], axis=1
+        )
 
     def accuracy(self, batch: Batch) -> float:
         """The share of examples with a correct prediction of whether B follows A."""

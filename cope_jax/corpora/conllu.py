@@ -16,7 +16,9 @@ from cope_jax.corpora.document_files import split_of
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
-TAGS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split())
+TAGS = tuple(
+    "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()
+)
 """The 17 universal parts of speech, sorted."""
 
 SPLITS = {"train": "train", "validation": "dev", "test": "test"}
@@ -72,7 +74,9 @@ def parse(path: epath.Path) -> list[TaggedSentence]:
       ConfigError: a line is malformed, or there is no sentence.
     """
     sentences = []
-    for blank, lines in itertools.groupby(enumerate(read_lines(path), start=1), lambda entry: not entry[1].strip()):
+    for blank, lines in itertools.groupby(
+        enumerate(read_lines(path), start=1), lambda entry: not entry[1].strip()
+    ):
         block = list(lines)
         if not blank and any(not line.startswith("#") for _, line in block):
             sentences.append(_sentence(block, path))
@@ -97,14 +101,18 @@ def read_table(path: str) -> dict[str, list[TaggedSentence]]:
         text, tags = row["text"], tuple(row["label"].split())
         words = tuple(text.split())
         if len(words) != len(tags):
-            raise ConfigError(f"{where} has {len(words)} words and {len(tags)} tags: give each word one tag")
+            raise ConfigError(
+                f"{where} has {len(words)} words and {len(tags)} tags: give each word one tag"
+            )
         split = row.get("split", split_of(text, 0.1))
         if split not in sentences_of:
             raise ConfigError(f"{where} has the split {split!r}: choose from {', '.join(SPLITS)}")
         sentences_of[split].append(TaggedSentence(words, tags))
     for split, sentences in sentences_of.items():
         if not sentences:
-            raise ConfigError(f"{path} has no sentence for {split}: give more, or name splits in a column 'split'")
+            raise ConfigError(
+                f"{path} has no sentence for {split}: give more, or name splits in a column 'split'"
+            )
     return sentences_of
 
 
@@ -128,9 +136,15 @@ def _sentence(block: list[tuple[int, str]], path: epath.Path) -> TaggedSentence:
         elif not columns[1].strip():
             reason = "the word is empty"
         if reason:
-            raise ConfigError(f"{path}, line {number}: {reason}; fix the line or fetch the file again")
+            raise ConfigError(
+                f"{path}, line {number}: {reason}; fix the line or fetch the file again"
+            )
         words.append(columns[1])
         tags.append(columns[3])
     if not words:
-        raise ConfigError(f"{path}, line {block[0][0]}: the sentence has no words; fetch the file again")
-    return TaggedSentence(tuple(words), tuple(tags), any(line.startswith("# newdoc") for _, line in block))
+        raise ConfigError(
+            f"{path}, line {block[0][0]}: the sentence has no words; fetch the file again"
+        )
+    return TaggedSentence(
+        tuple(words), tuple(tags), any(line.startswith("# newdoc") for _, line in block)
+    )

@@ -18,7 +18,9 @@ SAMPLES = epath.Path(__file__).parent / "samples"
 """The built-in data directory."""
 
 
-def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
+def find(
+    data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None
+) -> epath.Path:
     """Finds the first of `names`, plain or with `.gz`, in a folder of the data directory.
 
     A name may contain `*`. `download` is the name of the corpus in `cope-jax download`, or None if
@@ -34,7 +36,9 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     if path is not None:
         return path
     root = data_folder(data_dir)
-    command = f"; `cope-jax download --corpora={download} --out={root}` downloads it" if download else ""
+    command = (
+        f"; `cope-jax download --corpora={download} --out={root}` downloads it" if download else ""
+    )
     wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
     where = root if root.exists() else f"{root}, which does not exist"
     raise ConfigError(
@@ -68,7 +72,9 @@ def read_prose(path: epath.PathLike) -> str:
     zero = text.find("\0")
     if zero >= 0:
         line = text.count("\n", 0, zero) + 1
-        raise ConfigError(f"{path}, line {line} has a zero byte, so it is not text: remove the file or the byte")
+        raise ConfigError(
+            f"{path}, line {line} has a zero byte, so it is not text: remove the file or the byte"
+        )
     return text
 
 
@@ -80,7 +86,9 @@ def read_lines(path: epath.Path) -> list[str]:
     return lines[:-1] if not lines[-1] else lines
 
 
-def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str] = ()) -> dict[str, pathlib.Path]:
+def matching(
+    folder: pathlib.Path, globs: Sequence[str], without: Collection[str] = ()
+) -> dict[str, pathlib.Path]:
     """Finds the files below a folder that match any of `globs`, each once.
 
     Returns a sorted dict from a file's path relative to the folder to its path. For a glob with a
@@ -103,7 +111,9 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
                 raise ValueError("the pattern names no file")
             paths = sorted(root.glob(below))
         except ValueError as error:
-            raise ConfigError(f"{pattern!r} is not a glob ({error}): write one like '**/*.txt'") from error
+            raise ConfigError(
+                f"{pattern!r} is not a glob ({error}): write one like '**/*.txt'"
+            ) from error
         for path in paths:
             parts = path.relative_to(root).parts
             if not path.is_file() or not set(without).isdisjoint(parts) or path.resolve() in seen:

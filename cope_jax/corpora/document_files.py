@@ -73,14 +73,23 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
         root, below = rooted(pattern)
         try:
             paths = [path for path in root.glob(below or "*") if path.is_file()]
-        except (ValueError, NotImplementedError) as error:  # from pathlib: a wrong pattern, or an absolute one
-            raise ConfigError(f"{pattern!r} is not a glob ({error}): write one like 'data/**/*.jsonl.gz'") from error
+        except (
+            ValueError,
+            NotImplementedError,
+        ) as error:  # from pathlib: a wrong pattern, or an absolute one
+            raise ConfigError(
+                f"{pattern!r} is not a glob ({error}): write one like 'data/**/*.jsonl.gz'"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"cannot list {root} ({first_line(error)}): check the path and the credentials"
             ) from error
         if not paths:
-            more = f"it is a folder, write '{pattern}/*.jsonl'" if (root / below).is_dir() else "correct the pattern"
+            more = (
+                f"it is a folder, write '{pattern}/*.jsonl'"
+                if (root / below).is_dir()
+                else "correct the pattern"
+            )
             raise ConfigError(f"no file matches {pattern!r}: {more}")
         for path in paths:
             _format(path.name)
@@ -113,19 +122,36 @@ def pieces(
             for piece in reader(_unpacked(raw, file, stack), file, field, division, joins):
                 yield piece, min(1.0, raw.tell() / max(1, file.size))
     except (OSError, EOFError, zlib.error) as error:
-        if in_bucket(file.path) and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
-            raise StorageError(f"cannot read {file.path} ({first_line(error)}): rerun the command later") from error
-        raise ConfigError(f"cannot read {file.path} ({first_line(error)}): fetch it again") from error
+        if (
+            in_bucket(file.path)
+            and isinstance(error, OSError)
+            and not isinstance(error, gzip.BadGzipFile)
+        ):
+            raise StorageError(
+                f"cannot read {file.path} ({first_line(error)}): rerun the command later"
+            ) from error
+        raise ConfigError(
+            f"cannot read {file.path} ({first_line(error)}): fetch it again"
+        ) from error
 
 
 def _format(name: str) -> Callable[..., Iterator[Piece]]:
     plain = name.removesuffix(".gz").removesuffix(".zst")
     if plain.endswith(".parquet") and plain != name:
-        raise ConfigError(f"{name} is packed twice, because Parquet is compressed itself: unpack it")
-    for ends, reader in ((".jsonl", _records), (".json", _records), (".parquet", _rows), ("", _prose)):
+        raise ConfigError(
+            f"{name} is packed twice, because Parquet is compressed itself: unpack it"
+        )
+    for ends, reader in (
+        (".jsonl", _records),
+        (".json", _records),
+        (".parquet", _rows),
+        ("", _prose),
+    ):
         if plain.endswith(ends) and (ends or plain.rpartition(".")[2] in ("txt", "py", "md")):
             return reader
-    raise ConfigError(f"{name} has no known format: give files of .txt, .md, .py, .jsonl or .parquet")
+    raise ConfigError(
+        f"{name} has no known format: give files of .txt, .md, .py, .jsonl or .parquet"
+    )
 
 
 def _unpacked(raw: Any, file: InputFile, stack: contextlib.ExitStack) -> BinaryIO:
@@ -159,7 +185,9 @@ def is_prose(name: str) -> bool:
     return _format(name) is _prose
 
 
-def _prose(stream: BinaryIO, file: InputFile, field: str, division: Division, joins: Joins | None) -> Iterator[Piece]:
+def _prose(
+    stream: BinaryIO, file: InputFile, field: str, division: Division, joins: Joins | None
+) -> Iterator[Piece]:
     if division != "file":
         yield from _divided(stream, file, division)
         return
@@ -172,12 +200,20 @@ def _prose(stream: BinaryIO, file: InputFile, field: str, division: Division, jo
             kept += decoder.decode(raw, final=last)
         except UnicodeDecodeError as error:
             line = lines + kept.count("\n") + error.object[: error.start].count(b"\n") + 1
-            raise ConfigError(f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
-        cuts = [] if last else [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))]
+            raise ConfigError(
+                f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8"
+            ) from error
+        cuts = (
+            []
+            if last
+            else [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))]
+        )
         if joins is not None:  # a cut is tried with the text after it
             cuts = [cut for cut in cuts if cut <= len(kept) - _AFTER][-1:]
             sides = ((_unix(kept[:cut]), _unix(kept[cut : cut + _AFTER])) for cut in cuts)
-            cuts = [cut for cut, (left, right) in zip(cuts, sides, strict=True) if joins(left, right)]
+            cuts = [
+                cut for cut, (left, right) in zip(cuts, sides, strict=True) if joins(left, right)
+            ]
             if not cuts and len(kept) > _WHOLE:
                 raise ConfigError(
                     f"{file.path} has {_WHOLE:,} characters that this tokenizer reads at once, which fills the memory: "
@@ -203,7 +239,9 @@ def _divided(stream: BinaryIO, file: InputFile, division: Division) -> Iterator[
         number += 1
         size += len(raw)
         if size >= _LONGEST:
-            raise ConfigError(f"{file.path}, line {number} ends a {division} of {size:,} bytes or more: shorten it")
+            raise ConfigError(
+                f"{file.path}, line {number} ends a {division} of {size:,} bytes or more: shorten it"
+            )
         text = _decoded(raw, file, number).removesuffix("\n").removesuffix("\r")
         if text.strip():
             lines.append(text)
@@ -227,12 +265,16 @@ def _records(stream: BinaryIO, file: InputFile, field: str, *_: object) -> Itera
         try:
             record = parse_json(text)
         except ValueError as error:
-            raise ConfigError(f"{where} is not a JSON record ({first_line(error)}): repair the file") from error
+            raise ConfigError(
+                f"{where} is not a JSON record ({first_line(error)}): repair the file"
+            ) from error
         if not isinstance(record, dict):
             raise ConfigError(f"{where} is {_kind(record)}, not a JSON object: {_ONE_A_LINE}")
         if field not in record:
             names = ", ".join(record) or "none"
-            raise ConfigError(f"{where} has no field {field!r}: set --text_field to one of its fields ({names})")
+            raise ConfigError(
+                f"{where} has no field {field!r}: set --text_field to one of its fields ({names})"
+            )
         yield from _document(record[field], where, field)
 
 
@@ -246,7 +288,9 @@ def _rows(stream: BinaryIO, file: InputFile, field: str, *_: object) -> Iterator
         table = parquet.ParquetFile(stream, buffer_size=1 << 20)
         if field not in table.schema_arrow.names:
             names = ", ".join(table.schema_arrow.names)
-            raise ConfigError(f"{file.path} has no column {field!r}: set --text_field to one of {names}")
+            raise ConfigError(
+                f"{file.path} has no column {field!r}: set --text_field to one of {names}"
+            )
         row = 0
         for batch in table.iter_batches(batch_size=256, columns=[field], use_threads=False):
             for value in batch.column(0):
@@ -260,21 +304,37 @@ def _rows(stream: BinaryIO, file: InputFile, field: str, *_: object) -> Iterator
 
 def _document(text: Any, where: str, field: str) -> Iterator[Piece]:
     if not isinstance(text, str):
-        mend = {type(None): "remove the record, or write a text", bytes: "store the column as strings"}
+        mend = {
+            type(None): "remove the record, or write a text",
+            bytes: "store the column as strings",
+        }
         other = "store one text there, or set --text_field to the text's field"
-        raise ConfigError(f"{where} has {_kind(text)} in {field!r}, not text: {mend.get(type(text), other)}")
+        raise ConfigError(
+            f"{where} has {_kind(text)} in {field!r}, not text: {mend.get(type(text), other)}"
+        )
     if text:  # half of a character, as JSON can write it, has no bytes
         yield Piece(text.encode("utf-8", "replace").decode(), text)
 
 
 def _kind(value: Any) -> str:
-    kinds = {type(None): "null", list: "a list", dict: "an object", str: "a string", bool: "a truth value"}
-    return kinds.get(type(value), f"a number ({value})" if isinstance(value, int | float) else type(value).__name__)
+    kinds = {
+        type(None): "null",
+        list: "a list",
+        dict: "an object",
+        str: "a string",
+        bool: "a truth value",
+    }
+    return kinds.get(
+        type(value),
+        f"a number ({value})" if isinstance(value, int | float) else type(value).__name__,
+    )
 
 
 def rooted(pattern: str) -> tuple[Any, str]:
     """The folder where a glob starts, and the rest of the glob."""
-    fixed = pattern[: min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))]
+    fixed = pattern[
+        : min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
+    ]
     root = fixed.rpartition("/")[0]
     below = pattern[len(root) :].lstrip("/")
     if in_bucket(pattern):
@@ -292,7 +352,9 @@ def _decoded(raw: bytes, file: InputFile, line: int) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
+        raise ConfigError(
+            f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8"
+        ) from error
     return text.removeprefix("\ufeff") if line == 1 else text
 
 
@@ -300,7 +362,9 @@ def _package(name: str, file: InputFile) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise ConfigError(f"reading {file.path} needs {name}: pip install 'cope-jax[documents]'") from error
+        raise ConfigError(
+            f"reading {file.path} needs {name}: pip install 'cope-jax[documents]'"
+        ) from error
 
 
 def share_of(key: str) -> float:

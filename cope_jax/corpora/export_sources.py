@@ -36,7 +36,9 @@ class Source(Protocol):
     def more(self) -> str:
         """Advice for getting more documents."""
 
-    def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
+    def read(
+        self, unit: int, joins: Joins | None = None
+    ) -> Iterator[tuple[str | None, Piece, float]]:
         """The pieces of a unit, each with its split and the share of the unit that is read.
 
         The split is None for all pieces of a document except the first. For `joins` see
@@ -65,9 +67,13 @@ class Files:
 
     def __post_init__(self):
         if not 0 < self.held_out < 0.5:
-            raise ConfigError(f"held_out must be more than 0 and less than 0.5, got {self.held_out}")
+            raise ConfigError(
+                f"held_out must be more than 0 and less than 0.5, got {self.held_out}"
+            )
         if self.division != "file" and not self._has_prose:
-            raise ConfigError(f"no file of text can be split by {self.division}: leave split_documents out")
+            raise ConfigError(
+                f"no file of text can be split by {self.division}: leave split_documents out"
+            )
 
     @functools.cached_property
     def units(self) -> list[list[document_files.InputFile]]:
@@ -111,7 +117,9 @@ class Files:
             return "a text file is one document, so set --split_documents=paragraph or line, or give more files"
         return "give more documents"
 
-    def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
+    def read(
+        self, unit: int, joins: Joins | None = None
+    ) -> Iterator[tuple[str | None, Piece, float]]:
         total, before = max(1, self.weights[unit]), 0
         for file in self.units[unit]:
             for piece, share in document_files.pieces(file, self.field, self.division, joins=joins):
@@ -151,7 +159,9 @@ class Corpus:
     def describe(self) -> dict[str, Any]:
         return {"corpus": self.name, **{split: self._texts.fingerprint(split) for split in SPLITS}}
 
-    def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
+    def read(
+        self, unit: int, joins: Joins | None = None
+    ) -> Iterator[tuple[str | None, Piece, float]]:
         del joins  # each document is one piece
         documents = [text for text in self._texts.documents(SPLITS[unit]) if text]
         for number, text in enumerate(documents, start=1):

@@ -81,7 +81,9 @@ def cut(bounds: np.ndarray, length: int, stride: int) -> Pieces:
     return Pieces(starts, np.minimum(length, np.repeat(bounds[1:], counts) - starts), context)
 
 
-def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], width: int) -> dict[str, np.ndarray]:
+def lay_out(
+    tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], width: int
+) -> dict[str, np.ndarray]:
     """Writes pieces into rows; each field is int32 `[rows, width]`.
 
     Returns:
@@ -94,7 +96,9 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
       - `entries`: the number of the entry in the text, and −1 in the context of a piece and after
         the last piece.
     """
-    fields = {name: np.zeros((len(rows), width), np.int32) for name in ("inputs", "targets", "positions")}
+    fields = {
+        name: np.zeros((len(rows), width), np.int32) for name in ("inputs", "targets", "positions")
+    }
     fields |= {name: np.full((len(rows), width), -1, np.int32) for name in ("segments", "entries")}
     for number, row in enumerate(rows):
         begin = 0
@@ -105,7 +109,9 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
             fields["targets"][here] = tokens[start + 1 : start + size + 1]
             fields["positions"][here] = np.arange(size)
             fields["segments"][here] = segment
-            fields["entries"][number, begin + context : begin + size] = np.arange(start + context, start + size)
+            fields["entries"][number, begin + context : begin + size] = np.arange(
+                start + context, start + size
+            )
             begin += size
     return fields
 
@@ -123,7 +129,11 @@ def arrange(entries: TokenStream, length: int, packing: Packing) -> tuple[Pieces
     check_at_least(1, "packing", length=length)
     bounds = entries.bounds if packing == "documents" else np.array([0, len(entries)])
     pieces = cut(bounds, length, length)
-    rows = fit(pieces.sizes.tolist(), length) if packing == "documents" else [[n] for n in range(len(pieces.sizes))]
+    rows = (
+        fit(pieces.sizes.tolist(), length)
+        if packing == "documents"
+        else [[n] for n in range(len(pieces.sizes))]
+    )
     order = np.array([piece for row in rows for piece in row], np.int64)
     return Pieces(*(field[order] for field in pieces)), np.cumsum([0, *map(len, rows)])
 
@@ -159,12 +169,21 @@ class Packed:
         With "documents", there are also `segments` and `positions` `[n, L]`. Segments are numbered
         from 1 in each example. All fields are padded with 0.
         """
-        rows = [range(int(self._rows[index]), int(self._rows[index + 1])) for index in np.asarray(indices).tolist()]
+        rows = [
+            range(int(self._rows[index]), int(self._rows[index + 1]))
+            for index in np.asarray(indices).tolist()
+        ]
         fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
-        entries_BL, segments_BL, positions_BL = (fields.pop(name) for name in ("entries", "segments", "positions"))
+        entries_BL, segments_BL, positions_BL = (
+            fields.pop(name) for name in ("entries", "segments", "positions")
+        )
         counts_BL = (entries_BL >= 0) & (self._every | self._entries.counted[entries_BL])
         batch = {**fields, "weights": counts_BL.astype(np.float32)}
-        return batch if self._packing == "stream" else {**batch, "segments": segments_BL + 1, "positions": positions_BL}
+        return (
+            batch
+            if self._packing == "stream"
+            else {**batch, "segments": segments_BL + 1, "positions": positions_BL}
+        )
 
 
 class Mixed:
@@ -184,7 +203,9 @@ class Mixed:
         self._ends = np.cumsum([0, *map(len, parts)])
         self._order = None
         if spread and len(parts) > 1:
-            places = np.concatenate([(np.arange(len(packed)) + 0.5) / len(packed) for packed in parts])
+            places = np.concatenate(
+                [(np.arange(len(packed)) + 0.5) / len(packed) for packed in parts]
+            )
             self._order = np.argsort(places, kind="stable")
 
     def __len__(self) -> int:
@@ -198,14 +219,18 @@ class Mixed:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples at `indices`, as of `Packed.take`. ConfigError for an index out of range."""
         for index in indices[(indices < 0) | (indices >= len(self))]:
-            raise ConfigError(f"there is no example {index}: give an index of at least 0 and less than {len(self)}")
+            raise ConfigError(
+                f"there is no example {index}: give an index of at least 0 and less than {len(self)}"
+            )
         if self._order is not None:
             indices = self._order[indices]
         if len(self._parts) == 1 or not len(indices):
             return self._parts[0].take(indices)
         which = np.searchsorted(self._ends, indices, side="right") - 1
         within = indices - self._ends[which]
-        rows = [self._parts[text].take(index[None]) for text, index in zip(which, within, strict=True)]
+        rows = [
+            self._parts[text].take(index[None]) for text, index in zip(which, within, strict=True)
+        ]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
 

@@ -36,7 +36,9 @@ WITH_GLOBS = frozenset({"files", "code"})
 """Corpora whose files are chosen by globs."""
 
 
-def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str] = ()) -> list[str]:
+def documents(
+    corpus: str, data_dir: str | None, split: str, globs: Sequence[str] = ()
+) -> list[str]:
     """Reads the documents of a split. All documents, concatenated, are the text of the split.
 
     Args:
@@ -73,7 +75,9 @@ def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Read
             raise unknown(f"split of {corpus}", split, SPLITS)
         texts = [text for text in read(split) if text]
         if not texts:
-            raise ConfigError(f"{corpus} has no text in its split {split!r}: give more or larger files")
+            raise ConfigError(
+                f"{corpus} has no text in its split {split!r}: give more or larger files"
+            )
         return texts
 
     return checked
@@ -122,7 +126,9 @@ for _name in SAME_TESTS:
 def _tinyshakespeare(data_dir: str | None, globs: Sequence[str]) -> Reader:
     names = ["input.txt", "tinyshakespeare.txt"]
     return lambda split: [
-        _part(read_prose(find(data_dir, "tinyshakespeare", names, download="tinyshakespeare")), split)
+        _part(
+            read_prose(find(data_dir, "tinyshakespeare", names, download="tinyshakespeare")), split
+        )
     ]
 
 
@@ -144,14 +150,22 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 
 @READERS.register("code")
 def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    folder = source_code.standard_library() if data_dir is None else pathlib.Path(data_folder(data_dir)) / "code"
+    folder = (
+        source_code.standard_library()
+        if data_dir is None
+        else pathlib.Path(data_folder(data_dir)) / "code"
+    )
     patterns = tuple(globs) or source_code.PYTHON
-    return lambda split: _tree(folder, patterns, source_code.stamp(folder, patterns)).documents(split)
+    return lambda split: _tree(folder, patterns, source_code.stamp(folder, patterns)).documents(
+        split
+    )
 
 
 # All splits share one tree, and finding its duplicates takes seconds.
 @functools.lru_cache(maxsize=1)
-def _tree(root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str, int, int]]) -> source_code.Tree:
+def _tree(
+    root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str, int, int]]
+) -> source_code.Tree:
     del stamp  # it only changes the key of the cache when files change
     return source_code.read(root, globs)
 
@@ -188,7 +202,9 @@ def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
         except ValueError:
             number = 0.0
         if not 0 < number < float("inf"):
-            raise ConfigError(f"text.corpus={corpus!r} has the weight {weight!r}: give a positive number")
+            raise ConfigError(
+                f"text.corpus={corpus!r} has the weight {weight!r}: give a positive number"
+            )
         parts.append((number, name.strip()))
     names = [name for _, name in parts]
     if len(set(names)) < len(names):

@@ -118,12 +118,18 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
     path = epath.Path(folder) / MANIFEST
     export = "write it with `cope-jax export`"
     if not path.exists():
-        begun = " yet: run its export again, which continues" if (epath.Path(folder) / "export.json").exists() else ""
+        begun = (
+            " yet: run its export again, which continues"
+            if (epath.Path(folder) / "export.json").exists()
+            else ""
+        )
         raise ConfigError(f"{folder} has no {MANIFEST}{begun or ': ' + export}")
     content = read_object(path, f"{export} again")
     digest = content.pop("digest", None)
     if content.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {content.get('format')!r}, not {FORMAT}: {export} again")
+        raise ConfigError(
+            f"{path} has format {content.get('format')!r}, not {FORMAT}: {export} again"
+        )
     if digest != _digest(content):
         raise ConfigError(
             f"{path} was changed after the export: restore the file, or delete it and run the export again"
@@ -152,14 +158,19 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def records(entries: TokenStream, length: int, packing: Packing, vocab_size: int, *, every: bool) -> Iterator[bytes]:
+def records(
+    entries: TokenStream, length: int, packing: Packing, vocab_size: int, *, every: bool
+) -> Iterator[bytes]:
     """Cuts a stream into examples as `Packed` does, and writes each as a record."""
     pieces, rows = arrange(entries, length, packing)
     dtype = token_type(vocab_size)
     first = set(entries.bounds.tolist() if packing == "documents" else [0])
     for begin, end in itertools.pairwise(rows.tolist()):
         starts, sizes = pieces.starts[begin:end], pieces.sizes[begin:end]
-        spans = [range(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+        spans = [
+            range(start, start + size)
+            for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+        ]
         counted = np.concatenate([entries.counted[span.start : span.stop] for span in spans])
         idle = np.array([], np.int64) if every else np.flatnonzero(~counted)
         flags = np.array([_FIRST * (span.start in first) for span in spans])
@@ -192,11 +203,16 @@ class Example:
         used = int(self.sizes.sum())
         numbers = np.repeat(np.arange(len(self.sizes)), self.sizes)
         places = np.arange(used) + numbers  # each earlier piece has one token more than inputs
-        fields = {name: np.zeros(length, np.int32) for name in ("inputs", "targets", "segments", "positions")}
+        fields = {
+            name: np.zeros(length, np.int32)
+            for name in ("inputs", "targets", "segments", "positions")
+        }
         fields["inputs"][:used] = self.tokens[places]
         fields["targets"][:used] = self.tokens[places + 1]
         fields["segments"][:used] = numbers + 1
-        fields["positions"][:used] = np.arange(used) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
+        fields["positions"][:used] = np.arange(used) - np.repeat(
+            np.cumsum(self.sizes) - self.sizes, self.sizes
+        )
         weights = np.zeros(length, np.float32)
         weights[:used] = 1
         weights[self.idle] = 0
@@ -226,11 +242,14 @@ class Shards:
         for shard in self.manifest.shards:
             self._of.setdefault(shard.split, []).append(shard)
         self._ends = {
-            split: list(itertools.accumulate(shard.examples for shard in shards)) for split, shards in self._of.items()
+            split: list(itertools.accumulate(shard.examples for shard in shards))
+            for split, shards in self._of.items()
         }
         sizes = sorted(shard.examples for shard in self.manifest.shards if shard.split == "train")
         # A window, and the beginning of the next one, which is read ahead.
-        self._open_shards = _OPEN + bisect.bisect_left(list(itertools.accumulate(sizes)), window) + 1
+        self._open_shards = (
+            _OPEN + bisect.bisect_left(list(itertools.accumulate(sizes)), window) + 1
+        )
 
     def size(self, split: str) -> int:
         """The number of examples of a split. Raises ConfigError if there is no such split."""
@@ -256,7 +275,9 @@ class Shards:
             )
         number = bisect.bisect_right(self._ends[split], index)
         shard = self._of[split][number]
-        return self._read(shard, [index - self._ends[split][number] + shard.examples])[0].fields(self.manifest.length)
+        return self._read(shard, [index - self._ends[split][number] + shard.examples])[0].fields(
+            self.manifest.length
+        )
 
     def stream(self, shard: Shard) -> TokenStream:
         """The text of a shard. `bounds` are those of documents, or of the stream."""
@@ -265,12 +286,17 @@ class Shards:
         bounds = [0]
         for example in self._read(shard, range(shard.examples)):
             begin = 0
-            for start, size, first in zip(example.starts, example.sizes, example.first, strict=True):
+            for start, size, first in zip(
+                example.starts, example.sizes, example.first, strict=True
+            ):
                 tokens[start : start + size + 1] = example.tokens[begin : begin + size + 1]
                 begin += size + 1
                 bounds += [int(start)] if first and start else []
             places = np.concatenate(
-                [np.arange(start, start + size) for start, size in zip(example.starts, example.sizes, strict=True)]
+                [
+                    np.arange(start, start + size)
+                    for start, size in zip(example.starts, example.sizes, strict=True)
+                ]
             )
             counted[places[example.idle]] = False
         return TokenStream(tokens, np.array([*sorted(bounds), shard.entries]), counted)
@@ -304,7 +330,9 @@ class Shards:
         options = "readahead_buffer_size:0"  # because examples are read in random order
         try:
             if path.stat().length != shard.size:
-                raise ConfigError(f"{path} has {path.stat().length} bytes, not {shard.size}: run the export again")
+                raise ConfigError(
+                    f"{path} has {path.stat().length} bytes, not {shard.size}: run the export again"
+                )
             if in_bucket(path):
                 with unfinished() as copies:
                     copy = copies / os.path.basename(shard.file)
@@ -318,8 +346,12 @@ class Shards:
         except FileNotFoundError as error:
             raise ConfigError(f"{path} is missing: run the export again") from error
         except OSError as error:
-            raise StorageError(f"cannot read {path} ({first_line(error)}): rerun the command later") from error
+            raise StorageError(
+                f"cannot read {path} ({first_line(error)}): rerun the command later"
+            ) from error
 
     def _check(self, copy: Path, shard: Shard) -> None:
         if file_digest(copy) != shard.sha256:
-            raise ConfigError(f"{self.folder / shard.file} was changed or damaged: delete it and run the export again")
+            raise ConfigError(
+                f"{self.folder / shard.file} was changed or damaged: delete it and run the export again"
+            )

@@ -40,10 +40,14 @@ def read(data_dir: str | None) -> list[Message]:
             continue
         label, tab, text = line.partition("\t")
         if label not in LABELS or not tab:
-            raise ConfigError(f"{path}, line {number}: expected 'ham' or 'spam', a tab and a text; fix the line")
+            raise ConfigError(
+                f"{path}, line {number}: expected 'ham' or 'spam', a tab and a text; fix the line"
+            )
         messages.append(Message(text, LABELS.index(label)))
     if {message.label for message in messages} != {0, 1}:
-        raise ConfigError(f"{path} does not have both ham and spam: give a file with messages of both")
+        raise ConfigError(
+            f"{path} does not have both ham and spam: give a file with messages of both"
+        )
     return list(dict.fromkeys(messages))
 
 
@@ -60,9 +64,15 @@ def read_table(path: str) -> tuple[tuple[str, str], list[Message]]:
     labels = sorted({row["label"] for _, row in rows}, key=lambda label: (label.lower(), label))
     if len(labels) != 2:
         first = ", ".join(labels[:4])
-        raise ConfigError(f"{path} has {len(labels)} different labels ({first}), not 2: give texts of two classes")
+        raise ConfigError(
+            f"{path} has {len(labels)} different labels ({first}), not 2: give texts of two classes"
+        )
     for where, row in rows:
         text, label = row["text"], row["label"]
         if label_of.setdefault(text, label) != label:
-            raise ConfigError(f"{where} has the text of an earlier row with the other label: remove one of them")
-    return (labels[0], labels[1]), [Message(text, labels.index(label)) for text, label in label_of.items()]
+            raise ConfigError(
+                f"{where} has the text of an earlier row with the other label: remove one of them"
+            )
+    return (labels[0], labels[1]), [
+        Message(text, labels.index(label)) for text, label in label_of.items()
+    ]

@@ -19,7 +19,9 @@ from cope_jax.errors import ConfigError
 from cope_jax.storage.files import read_bytes
 
 PYTHON = ("**/*.py",)
-_FOREIGN = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"))
+_FOREIGN = frozenset(
+    ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
+)
 _SHARES = (("train", 90), ("validation", 95), ("test", 100))
 """A file belongs to the first split whose number exceeds the file's hash modulo 100."""
 
@@ -54,9 +56,13 @@ def standard_library() -> pathlib.Path:
     return pathlib.Path(sysconfig.get_path("stdlib"))
 
 
-def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[tuple[str, int, int]]:
+def stamp(
+    root: str | pathlib.Path, globs: Sequence[str] = PYTHON
+) -> frozenset[tuple[str, int, int]]:
     """Name, size and modification time of each file that `read` would read, to detect changes."""
-    states = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
+    states = (
+        (name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items()
+    )
     return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
@@ -83,7 +89,9 @@ def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
         elif text.strip():
             texts[name] = text.replace("\r\n", "\n")
     if not texts:
-        raise ConfigError(f"no text in {root} matches {', '.join(globs)}: add files, or give globs with a full path")
+        raise ConfigError(
+            f"no text in {root} matches {', '.join(globs)}: add files, or give globs with a full path"
+        )
     duplicates = near_duplicates(texts)
     kept = {name: text for name, text in texts.items() if name not in duplicates}
     return Tree(kept, tuple(skipped), duplicates)
@@ -95,7 +103,9 @@ def split_of(path: str) -> str:
     >>> split_of("ast.py"), split_of("csv.py")
     ('train', 'train')
     """
-    percentile = int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) % 100
+    percentile = (
+        int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) % 100
+    )
     return next(split for split, end in _SHARES if percentile < end)
 
 
@@ -110,7 +120,10 @@ def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
     {'b': 'a'}
     """
     rng = np.random.default_rng(0)
-    odd, shift = (rng.integers(0, 2**63, _BANDS * _ROWS, np.uint64) * np.uint64(2) + np.uint64(bit) for bit in (1, 0))
+    odd, shift = (
+        rng.integers(0, 2**63, _BANDS * _ROWS, np.uint64) * np.uint64(2) + np.uint64(bit)
+        for bit in (1, 0)
+    )
     hashes: dict[str, int] = {}
     seen: dict[tuple[int, bytes], list[str]] = {}
     shingles: dict[str, np.ndarray] = {}
@@ -118,9 +131,13 @@ def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
     for name, text in texts.items():
         new = _shingles(text, hashes)
         least = np.array([(new * a + b).min() for a, b in zip(odd, shift, strict=True)])
-        keys = [(band, least[band * _ROWS : (band + 1) * _ROWS].tobytes()) for band in range(_BANDS)]
+        keys = [
+            (band, least[band * _ROWS : (band + 1) * _ROWS].tobytes()) for band in range(_BANDS)
+        ]
         others = dict.fromkeys(other for key in keys for other in seen.get(key, ()))
-        twin = next((other for other in others if _resemblance(new, shingles[other]) > SIMILAR), None)
+        twin = next(
+            (other for other in others if _resemblance(new, shingles[other]) > SIMILAR), None
+        )
         if twin is not None:
             duplicates[name] = twin
             continue

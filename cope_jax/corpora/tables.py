@@ -8,7 +8,9 @@ from cope_jax.corpora.corpus_files import read_prose
 from cope_jax.errors import ConfigError
 
 
-def read(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> list[tuple[str, dict[str, str]]]:
+def read(
+    path: str, required: Sequence[str], optional: Sequence[str] = ()
+) -> list[tuple[str, dict[str, str]]]:
     """Reads columns of a UTF-8 `.csv` or `.csv.gz` file. Quoted values may have commas.
 
     Returns:
@@ -26,21 +28,33 @@ def read(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> li
     try:
         names = [name.strip() for name in next(rows, [])]
         if any(names.count(name) != 1 for name in required):
-            given = f"it has {', '.join(names)}: rename the columns" if any(names) else "it is empty: write a header"
-            raise ConfigError(f"{path}, line 1 must name the columns {' and '.join(required)} once each, but {given}")
+            given = (
+                f"it has {', '.join(names)}: rename the columns"
+                if any(names)
+                else "it is empty: write a header"
+            )
+            raise ConfigError(
+                f"{path}, line 1 must name the columns {' and '.join(required)} once each, but {given}"
+            )
         table = []
         for values in rows:
             where, line = f"{path}, line {line + 1}", rows.line_num
             if not any(values):
                 continue
             if len(values) != len(names):
-                raise ConfigError(f"{where} has {len(values)} values for {len(names)} columns: quote texts with commas")
+                raise ConfigError(
+                    f"{where} has {len(values)} values for {len(names)} columns: quote texts with commas"
+                )
             row = {name: value.strip() for name, value in zip(names, values, strict=True)}
             if empty := [name for name in required if not row[name]]:
                 raise ConfigError(f"{where} has an empty {empty[0]}: fill it in, or remove the row")
-            table.append((where, {name: row[name] for name in (*required, *optional) if name in row}))
+            table.append(
+                (where, {name: row[name] for name in (*required, *optional) if name in row})
+            )
     except csv.Error as error:
-        raise ConfigError(f"{path}, line {rows.line_num} is no row of a CSV file ({error}): repair it") from error
+        raise ConfigError(
+            f"{path}, line {rows.line_num} is no row of a CSV file ({error}): repair it"
+        ) from error
     if not table:
         raise ConfigError(f"{path} has a header but no row: add rows")
     return table

@@ -45,7 +45,10 @@ class Counts:
         {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
         """
         with np.errstate(over="ignore"):  # perplexity is infinite if the model has diverged
-            results = {"loss": nats / self.tokens, "token_perplexity": float(np.exp(nats / self.tokens))}
+            results = {
+                "loss": nats / self.tokens,
+                "token_perplexity": float(np.exp(nats / self.tokens)),
+            }
             if not self.unknown:
                 results["perplexity"] = float(np.exp(nats / self.words))
             if not self.unknown and not self.changed:
@@ -61,4 +64,8 @@ class Counts:
         """
         if self.unknown:
             return f"no perplexity per word, no bits per byte: the tokenizer loses words ({self.unknown:,})"
-        return f"no bits per byte: the tokenizer changes bytes of texts ({self.changed:,})" if self.changed else ""
+        return (
+            f"no bits per byte: the tokenizer changes bytes of texts ({self.changed:,})"
+            if self.changed
+            else ""
+        )

@@ -51,7 +51,9 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
     path = find(data_dir, "coarsewsd20", ["coarsewsd20.tsv"])
     header, *lines = read_lines(path) or [""]
     if header != _HEADER:
-        raise ConfigError(f"{path}, line 1 must name the columns {_HEADER.split()}: fetch the file again")
+        raise ConfigError(
+            f"{path}, line 1 must name the columns {_HEADER.split()}: fetch the file again"
+        )
     occurrences = []
     for number, line in enumerate(lines, start=2):
         if not line.strip():
@@ -61,10 +63,16 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
         if (
             len(columns) != 5
             or columns[1] not in get_args(Split)
-            or not (columns[3].isdecimal() and len(columns[3]) < 10 and int(columns[3]) < len(words))
+            or not (
+                columns[3].isdecimal() and len(columns[3]) < 10 and int(columns[3]) < len(words)
+            )
         ):
-            raise ConfigError(f"{path}, line {number} must have a word, split, sense, index and sentence: fix the line")
-        occurrences.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))
+            raise ConfigError(
+                f"{path}, line {number} must have a word, split, sense, index and sentence: fix the line"
+            )
+        occurrences.append(
+            Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1]))
+        )
     return occurrences
 
 
@@ -100,8 +108,16 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
                 if type(sense) not in (str, int, float):
                     raise ValueError(f"the sense {sense!r} is neither text nor a number")
                 occurrences.append(
-                    Occurrence(words, index, f"{lemma}.{word_class}", str(sense), "test" if test else "train")
+                    Occurrence(
+                        words,
+                        index,
+                        f"{lemma}.{word_class}",
+                        str(sense),
+                        "test" if test else "train",
+                    )
                 )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}, line {number} is not an annotated sentence ({error}): fix the line") from error
+            raise ConfigError(
+                f"{path}, line {number} is not an annotated sentence ({error}): fix the line"
+            ) from error
     return occurrences

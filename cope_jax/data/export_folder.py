@@ -37,7 +37,9 @@ def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
     if other := next((name for name in identity if claimed.get(name) != identity[name]), None):
         if glob_in(out / "parts", "*.json"):
             differs = _difference(other, claimed.get(other), identity[other])
-            raise ConfigError(f"{out} contains an export with {differs}: delete the folder, or choose another")
+            raise ConfigError(
+                f"{out} contains an export with {differs}: delete the folder, or choose another"
+            )
         for name in _TOKENIZER:  # learned for the earlier call, which has written no shard
             (out / name).unlink(missing_ok=True)
         write_file(out, _IDENTITY, json.dumps(identity, indent=1) + "\n")
@@ -46,7 +48,9 @@ def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
 def _difference(name: str, existing: Any, given: Any) -> str:
     """Names the first entry in which two settings differ."""
     if isinstance(existing, dict) and isinstance(given, dict):
-        name = next(entry for entry in {**existing, **given} if existing.get(entry) != given.get(entry))
+        name = next(
+            entry for entry in {**existing, **given} if existing.get(entry) != given.get(entry)
+        )
         existing, given = existing.get(name), given.get(name)
     return f"another {name} ({existing}, not {given})"
 
@@ -108,9 +112,16 @@ def reports_of(out: epath.Path, unit: int) -> list[dict[str, Any]]:
 
 
 def _read_report(file: epath.Path) -> dict[str, Any]:
-    report = read_object(file, "delete it and rerun the command", shards=list, sums=dict, pieces=int, last=bool)
-    if any(not isinstance(shard, dict) or not {"file", "size"} <= shard.keys() for shard in report["shards"]):
-        raise ConfigError(f"{file} is damaged (a shard has no file or size): delete it and rerun the command")
+    report = read_object(
+        file, "delete it and rerun the command", shards=list, sums=dict, pieces=int, last=bool
+    )
+    if any(
+        not isinstance(shard, dict) or not {"file", "size"} <= shard.keys()
+        for shard in report["shards"]
+    ):
+        raise ConfigError(
+            f"{file} is damaged (a shard has no file or size): delete it and rerun the command"
+        )
     return report
 
 

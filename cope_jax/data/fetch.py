@@ -55,9 +55,18 @@ def _wikitext(name: str, size: int, sha256: str) -> Source:
 # shakespeare.
 _WIKITEXT = {
     "wikitext-2": (4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
-    "wikitext-2-raw": (4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
-    "wikitext-103": (190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
-    "wikitext-103-raw": (191_984_949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
+    "wikitext-2-raw": (
+        4_721_645,
+        "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+    ),
+    "wikitext-103": (
+        190_229_076,
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    ),
+    "wikitext-103-raw": (
+        191_984_949,
+        "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+    ),
 }
 SOURCES = {
     **{name: _wikitext(name, size, sha256) for name, (size, sha256) in _WIKITEXT.items()},
@@ -78,7 +87,11 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     ['tinyshakespeare/input.txt']
     """
     root = pathlib.Path(data_dir)
-    return [name for name in source.files if not any((root / f"{name}{end}").exists() for end in ("", ".gz"))]
+    return [
+        name
+        for name in source.files
+        if not any((root / f"{name}{end}").exists() for end in ("", ".gz"))
+    ]
 
 
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
@@ -116,7 +129,10 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
     digest, received, began = hashlib.sha256(), 0, time.monotonic()
     shown = re.sub(r"//[^/@]*@", "//", source.url)  # without a password
     try:
-        with requests.get(source.url, stream=True, timeout=_SECONDS) as answer, path.open("wb") as file:
+        with (
+            requests.get(source.url, stream=True, timeout=_SECONDS) as answer,
+            path.open("wb") as file,
+        ):
             answer.raise_for_status()
             with Progress(source.size, "byte") as progress:
                 for chunk in answer.iter_content(2**16):
@@ -129,7 +145,9 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
                     if time.monotonic() - began > _PATIENCE + received / _SLOWEST:
                         raise requests.Timeout(f"fewer than {_SLOWEST:,} bytes a second")
     except (requests.RequestException, ValueError) as error:  # ValueError: the address is not valid
-        raise ConfigError(f"cannot download {shown} ({_reason(error)}): try again, or {by_hand}") from error
+        raise ConfigError(
+            f"cannot download {shown} ({_reason(error)}): try again, or {by_hand}"
+        ) from error
     if (received, digest.hexdigest()) != (source.size, source.sha256):
         raise ConfigError(
             f"{shown} did not send the expected {source.size:,} bytes with the SHA-256 {source.sha256}: "

@@ -73,34 +73,52 @@ def train_iterator(
     stream = task.stream("train", batch_size)
     if stream is not None:
         if examples is not None or data_dir is not None:
-            raise ConfigError(f"{task.name} is one long text: do not set training.examples or training.data_dir")
+            raise ConfigError(
+                f"{task.name} is one long text: do not set training.examples or training.data_dir"
+            )
 
-        dataset = batches.map(lambda i: {name: field[rows] for name, field in stream[i % len(stream)].items()})
+        dataset = batches.map(
+            lambda i: {name: field[rows] for name, field in stream[i % len(stream)].items()}
+        )
     elif data_dir is None and examples is None and task.size("train") is None:
         entropy = [data_seed, shuffle_seed, zlib.crc32(b"train")]
 
         def drawn(i: int) -> Batch:
             batch = task.sample(np.random.default_rng([*entropy, i]), batch_size)
-            return {name: array[rows] for name, array in batch.items()} if len(rows) < batch_size else batch
+            return (
+                {name: array[rows] for name, array in batch.items()}
+                if len(rows) < batch_size
+                else batch
+            )
 
         dataset = batches.map(drawn)
     else:
         source, mixture = _examples(task, "train", examples, data_seed, data_dir)
         if mixture and examples is not None:
-            raise ConfigError(f"{task.name} samples a mixture by its weights: do not set training.examples")
+            raise ConfigError(
+                f"{task.name} samples a mixture by its weights: do not set training.examples"
+            )
         stored = task.blocks("train") if isinstance(task, StoredTask) and data_dir is None else None
         shuffled = _shuffled(source, mixture, stored, shuffle_seed)
 
         def gathered(i: int) -> Batch:
             gathered_rows = [shuffled[i * batch_size + row] for row in rows]
-            return {name: np.stack([row[name] for row in gathered_rows]) for name in gathered_rows[0]}
+            return {
+                name: np.stack([row[name] for row in gathered_rows]) for name in gathered_rows[0]
+            }
 
         dataset = batches.map(gathered)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(readers, _AHEAD * readers)))
 
 
 def evaluation_batches(
-    task: Task, split: str, *, examples: int, batch_size: int, seed: int, data_dir: str | None = None
+    task: Task,
+    split: str,
+    *,
+    examples: int,
+    batch_size: int,
+    seed: int,
+    data_dir: str | None = None,
 ) -> list[Batch]:
     """Returns the first `examples` of `split` in batches of one shape, filled by weights 0.
 
@@ -134,7 +152,10 @@ def evaluation_batches(
 
 
 def _shuffled(
-    whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], stored: Blocks | None, seed: int
+    whole: grain.MapDataset,
+    mixture: Sequence[tuple[float, range]],
+    stored: Blocks | None,
+    seed: int,
 ) -> grain.MapDataset:
     """Returns endless examples, in an order that changes with each epoch.
 
@@ -152,13 +173,20 @@ def _shuffled(
     else:
         orders = [
             WindowOrder(
-                [block[: len(whole) - block.start] for block in stored.ranges if block.start in indices],
+                [
+                    block[: len(whole) - block.start]
+                    for block in stored.ranges
+                    if block.start in indices
+                ],
                 stored.window,
                 seed,
             )
             for indices, seed in zip(ranges, seeds, strict=True)
         ]
-        parts = [grain.MapDataset.range(_ENDLESS).map(order.__getitem__).map(whole.__getitem__) for order in orders]
+        parts = [
+            grain.MapDataset.range(_ENDLESS).map(order.__getitem__).map(whole.__getitem__)
+            for order in orders
+        ]
     return grain.MapDataset.mix(parts, [weight for weight, _ in mixture]) if mixture else parts[0]
 
 
@@ -213,7 +241,9 @@ def _examples(
     assert examples is not None  # only splits of fixed size come without a number
     places = grain.MapDataset.range(examples)
     if isinstance(task, StoredTask):
-        source = places.map(lambda i: {name: rows[0] for name, rows in task.take(split, np.array([i])).items()})
+        source = places.map(
+            lambda i: {name: rows[0] for name, rows in task.take(split, np.array([i])).items()}
+        )
     else:
         batch = task.dataset(split, examples, seed)
         source = places.map(lambda i: {name: rows[i] for name, rows in batch.items()})
@@ -230,7 +260,9 @@ def _written(
     if source.size is not None:
         examples = source.size if examples is None else min(examples, source.size)
     if examples is None:
-        raise ConfigError("data_dir holds a fixed number of examples: set `examples` to this number, or omit data_dir")
+        raise ConfigError(
+            "data_dir holds a fixed number of examples: set `examples` to this number, or omit data_dir"
+        )
     if len(source) != examples:
         field = "training.examples" if split == "train" else "evaluation.examples"
         raise ConfigError(

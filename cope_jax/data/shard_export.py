@@ -65,7 +65,9 @@ class Vocabulary:
 
     def __post_init__(self):
         if self.kind == "bytes" and (self.path, self.size) != (None, None):
-            raise ConfigError("the tokenizer bytes has no vocabulary: set neither vocab nor vocab_size")
+            raise ConfigError(
+                "the tokenizer bytes has no vocabulary: set neither vocab nor vocab_size"
+            )
 
 
 def export(
@@ -109,34 +111,61 @@ def export(
         return read_manifest(out)
     try:
         tokenizer = _tokenizer(source, out, vocabulary, given, identity)
-        units = [unit for unit in range(index, len(source.weights), hosts) if all_reports(out, unit) is None]
-        _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options, identity), units, workers)
+        units = [
+            unit
+            for unit in range(index, len(source.weights), hosts)
+            if all_reports(out, unit) is None
+        ]
+        _write_units(
+            source,
+            out,
+            _Job(vocabulary.kind, str(out / tokenizer.file), options, identity),
+            units,
+            workers,
+        )
         reports = [all_reports(out, unit) for unit in range(len(source.weights))]
         if None in reports:
             return None
         chunks = [chunk for unit in reports for chunk in unit or ()]
-        manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
+        manifest = _manifest(
+            source, tokenizer, vocabulary.kind, options, identity["source"], chunks
+        )
         write_file(out, MANIFEST, manifest.text)
         return manifest
     except ConfigError as error:
         # Nothing is there that a later call could use.
-        if isinstance(error, _EmptySplitError) or (hosts == 1 and not glob_in(out / "parts", "*.json")):
+        if isinstance(error, _EmptySplitError) or (
+            hosts == 1 and not glob_in(out / "parts", "*.json")
+        ):
             discard(out, identity, is_new)
         raise
     finally:
         remove_abandoned(out)
 
 
-def _identity(source: Source, vocabulary: Vocabulary, given: Tokenizer | None, options: Options) -> dict[str, Any]:
+def _identity(
+    source: Source, vocabulary: Vocabulary, given: Tokenizer | None, options: Options
+) -> dict[str, Any]:
     """Everything that decides the shards, as JSON."""
-    vocabulary_of: dict[str, Any] = {"kind": vocabulary.kind, "size": vocabulary.size, "sample": vocabulary.sample}
+    vocabulary_of: dict[str, Any] = {
+        "kind": vocabulary.kind,
+        "size": vocabulary.size,
+        "sample": vocabulary.sample,
+    }
     if given is not None:
-        vocabulary_of = {"kind": vocabulary.kind, "sha256": hashlib.sha256(given.text.encode()).hexdigest()}
+        vocabulary_of = {
+            "kind": vocabulary.kind,
+            "sha256": hashlib.sha256(given.text.encode()).hexdigest(),
+        }
     return {"source": source.describe(), "vocabulary": vocabulary_of, **dataclasses.asdict(options)}
 
 
 def _tokenizer(
-    source: Source, out: epath.Path, vocabulary: Vocabulary, given: Tokenizer | None, identity: Mapping[str, Any]
+    source: Source,
+    out: epath.Path,
+    vocabulary: Vocabulary,
+    given: Tokenizer | None,
+    identity: Mapping[str, Any],
 ) -> Tokenizer:
     """The tokenizer of an earlier call, or else the given or learned one, which is then kept."""
     kept = None if vocabulary.kind == "bytes" else loading.find(out)
@@ -170,7 +199,9 @@ def _sample(source: Source, characters: int) -> Iterator[str]:
                 room -= len(piece.text)
 
 
-def _write_units(source: Source, out: epath.Path, job: "_Job", units: list[int], workers: int) -> None:
+def _write_units(
+    source: Source, out: epath.Path, job: "_Job", units: list[int], workers: int
+) -> None:
     if not units:
         return
     (out / "parts").mkdir(exist_ok=True)
@@ -227,7 +258,9 @@ def _in_parallel(
                     raise message
                 show_progress(*message)
             if any((process.exitcode or 0) < 0 for process in processes):
-                raise StorageError("a process of the export was killed: rerun the command, with fewer --workers")
+                raise StorageError(
+                    "a process of the export was killed: rerun the command, with fewer --workers"
+                )
             if any(process.exitcode for process in processes):
                 raise RuntimeError("a process of the export failed, as it has printed")
             if ended:
@@ -240,7 +273,15 @@ def _in_parallel(
                 process.join()  # so that its unfinished files are abandoned
 
 
-def _work(source: Source, out: str, job: _Job, units: list[int], next_unit: Any, messages: Any, parent: int) -> None:
+def _work(
+    source: Source,
+    out: str,
+    job: _Job,
+    units: list[int],
+    next_unit: Any,
+    messages: Any,
+    parent: int,
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
 
@@ -280,7 +321,9 @@ def _write_unit(
     number = len(ended)
 
     def joins(left: str, right: str) -> bool:
-        return np.array_equal(tokenizer.encode([left + right])[0], np.concatenate(tokenizer.encode([left, right])))
+        return np.array_equal(
+            tokenizer.encode([left + right])[0], np.concatenate(tokenizer.encode([left, right]))
+        )
 
     def finish(last: bool) -> None:
         nonlocal chunk, number
@@ -315,7 +358,10 @@ def _manifest(
 ) -> Manifest:
     shards = [Shard(**shard) for chunk in chunks for shard in chunk["shards"]]
     sums = {
-        split: {name: sum(chunk["sums"][split].get(name, 0) for chunk in chunks) for name in ("tokens", *SUMS)}
+        split: {
+            name: sum(chunk["sums"][split].get(name, 0) for chunk in chunks)
+            for name in ("tokens", *SUMS)
+        }
         for split in SPLITS
     }
     for split in SPLITS:

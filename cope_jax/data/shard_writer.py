@@ -43,7 +43,9 @@ class Options:
         if self.packing not in ("stream", "documents"):
             raise ConfigError(f"unknown packing {self.packing!r}: choose stream or documents")
         if self.shard_tokens > 1 << 28:
-            raise ConfigError(f"shard_tokens must be at most {1 << 28}, because a shard is held in memory")
+            raise ConfigError(
+                f"shard_tokens must be at most {1 << 28}, because a shard is held in memory"
+            )
 
 
 class Chunk:
@@ -95,12 +97,24 @@ class Chunk:
             documents.clear()
             sums[split] = {"tokens": int(entries.counted.sum()), **self._sums[split]}
             if len(entries):
-                made = records(entries, options.length, options.packing, len(self._tokenizer), every=split == "train")
-                shards.append(dataclasses.asdict(_write_shard(out, f"{split}-{name}", split, made, len(entries))))
+                made = records(
+                    entries,
+                    options.length,
+                    options.packing,
+                    len(self._tokenizer),
+                    every=split == "train",
+                )
+                shards.append(
+                    dataclasses.asdict(
+                        _write_shard(out, f"{split}-{name}", split, made, len(entries))
+                    )
+                )
         return {"shards": shards, "sums": sums}
 
 
-def _write_shard(out: epath.Path, name: str, split: str, made: Iterable[bytes], entries: int) -> Shard:
+def _write_shard(
+    out: epath.Path, name: str, split: str, made: Iterable[bytes], entries: int
+) -> Shard:
     from array_record.python.array_record_module import ArrayRecordWriter
 
     file, examples = f"{name}.array_record", 0

@@ -26,11 +26,16 @@ from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
 
 VERSION = "1.0.0"
-_CLASSES = {f"{kind.__module__}.{kind.__name__}" for kind in (tfds.features.FeaturesDict, tfds.features.Tensor)}
+_CLASSES = {
+    f"{kind.__module__}.{kind.__name__}"
+    for kind in (tfds.features.FeaturesDict, tfds.features.Tensor)
+}
 _CHUNK = 1024  # number of examples that are made from files at a time
 
 
-def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0) -> epath.Path:
+def write(
+    task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0
+) -> epath.Path:
     """Writes `sizes[split]` examples of each split, unless an equal earlier call wrote them.
 
     For a task of fixed size, empty `sizes` mean all examples of every split. `data_dir` may contain
@@ -41,7 +46,9 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
         `data_dir` holds data of this task from a call with other arguments.
     """
     if task.stream("train", 1) is not None:
-        raise ConfigError(f"{task.name} is one long text, which cannot be exported: choose a task of separate examples")
+        raise ConfigError(
+            f"{task.name} is one long text, which cannot be exported: choose a task of separate examples"
+        )
     if not sizes and task.size("train") is not None:
         sizes = {split: task.size(split) or 0 for split in task.splits}
     for split, size in sizes.items():
@@ -49,21 +56,32 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
             raise unknown(f"split of {task.name}", split, task.splits)
         there = task.size(split)
         if there is not None and isinstance(size, int) and size > there:
-            raise ConfigError(f"the split {split!r} of {task.name} has {there} examples, not {size}: ask for fewer")
+            raise ConfigError(
+                f"the split {split!r} of {task.name} has {there} examples, not {size}: ask for fewer"
+            )
         if not isinstance(size, int) or size < 1:
-            raise ConfigError(f"the size of {split!r} must be a whole number of at least 1, got {size!r}")
+            raise ConfigError(
+                f"the size of {split!r} must be a whole number of at least 1, got {size!r}"
+            )
     if seed < 0:
         raise ConfigError(f"a data seed must be at least 0, got {seed}")
     if not sizes:
         raise ConfigError(f"no split to write: give sizes for some of {', '.join(task.splits)}")
     if _path(task, data_dir).exists():
-        existing = {name: info.num_examples for name, info in _open(task, data_dir, seed).info.splits.items()}
+        existing = {
+            name: info.num_examples
+            for name, info in _open(task, data_dir, seed).info.splits.items()
+        }
         if existing != dict(sizes):
-            raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {existing}: choose another data_dir")
+            raise ConfigError(
+                f"{data_dir} holds {task.name} in other sizes, {existing}: choose another data_dir"
+            )
     else:
         with unfinished(data_dir) as folder:
             made = epath.Path(data_dir) if in_bucket(data_dir) else epath.Path(folder)
-            _Builder(task, made, sizes, seed).download_and_prepare(download_dir=folder / "downloads")
+            _Builder(task, made, sizes, seed).download_and_prepare(
+                download_dir=folder / "downloads"
+            )
             if made == epath.Path(folder):
                 _path(task, data_dir).parent.mkdir(exist_ok=True)
                 _path(task, made).rename(_path(task, data_dir))
@@ -86,7 +104,9 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     if split not in builder.info.splits:
         raise unknown(f"split of {task.name} in {data_dir}", split, builder.info.splits)
     if any(file.parent != _path(task, data_dir) for file in builder.info.splits[split].filepaths):
-        raise ConfigError(f"{_path(task, data_dir)} names files that are elsewhere: write the data again")
+        raise ConfigError(
+            f"{_path(task, data_dir)} names files that are elsewhere: write the data again"
+        )
     dtypes = {name: feature.np_dtype for name, feature in builder.info.features.items()}
     whole = builder.info.metadata["whole"].get(split, {"size": None, "mixture": []})
     mixture = tuple((weight, range(*ends)) for weight, ends in whole["mixture"])
@@ -109,7 +129,9 @@ class Written:
         return len(self.source)
 
     def __getitem__(self, index: Any) -> dict[str, np.ndarray]:
-        return {name: np.asarray(value, self.dtypes[name]) for name, value in self.source[index].items()}
+        return {
+            name: np.asarray(value, self.dtypes[name]) for name, value in self.source[index].items()
+        }
 
 
 class _Info(tfds.core.DatasetInfo):
@@ -132,31 +154,43 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
     def _info(self) -> tfds.core.DatasetInfo:
         # Splits may differ in the first dimension of a field, which is the length.
         fields = {
-            name: tfds.features.Tensor(shape=(None,) * (field.ndim > 1) + field.shape[2:], dtype=field.dtype)
+            name: tfds.features.Tensor(
+                shape=(None,) * (field.ndim > 1) + field.shape[2:], dtype=field.dtype
+            )
             for name, field in self._task.sample(np.random.default_rng(0), 1).items()
         }
         return _Info(
             builder=self,
             description=type(self._task).__doc__,
             features=tfds.features.FeaturesDict(fields),
-            metadata=tfds.core.MetadataDict(_identity(self._task, self._seed), whole=_whole(self._task)),
+            metadata=tfds.core.MetadataDict(
+                _identity(self._task, self._seed), whole=_whole(self._task)
+            ),
             disable_shuffling=True,
         )
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator[Any]]:
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[Any]]:
         del dl_manager
         return {split: self._generate_examples(split, size) for split, size in self._sizes.items()}
 
-    def _generate_examples(self, split: str, size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    def _generate_examples(
+        self, split: str, size: int
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         chunks: Iterable[Batch]
         task = self._task
         if isinstance(task, StoredTask):
             starts = range(0, size, _CHUNK)
-            chunks = (task.take(split, np.arange(start, min(start + _CHUNK, size))) for start in starts)
+            chunks = (
+                task.take(split, np.arange(start, min(start + _CHUNK, size))) for start in starts
+            )
         else:
             chunks = [task.dataset(split, size, self._seed)]
         places = ((batch, row) for batch in chunks for row in range(len(batch["inputs"])))
-        yield from enumerate({name: field[row] for name, field in batch.items()} for batch, row in places)
+        yield from enumerate(
+            {name: field[row] for name, field in batch.items()} for batch, row in places
+        )
 
 
 def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:
@@ -170,8 +204,15 @@ def _files(task: Task) -> dict[str, str]:
 
 def _identity(task: Task, seed: int) -> dict[str, Any]:
     """Returns what the examples depend on, in the types that JSON returns."""
-    digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in _files(task).items()}
-    identity = {"task": task.name, "options": task.example_options(), "files": digests, "seed": seed}
+    digests = {
+        name: hashlib.sha256(content.encode()).hexdigest() for name, content in _files(task).items()
+    }
+    identity = {
+        "task": task.name,
+        "options": task.example_options(),
+        "files": digests,
+        "seed": seed,
+    }
     return json.loads(json.dumps(identity))
 
 
@@ -180,7 +221,9 @@ def _whole(task: Task) -> dict[str, Any]:
     return {
         split: {
             "size": task.size(split),
-            "mixture": [[weight, [indices.start, indices.stop]] for weight, indices in task.mixture(split)],
+            "mixture": [
+                [weight, [indices.start, indices.stop]] for weight, indices in task.mixture(split)
+            ],
         }
         for split in task.splits
         if task.size(split) is not None
@@ -191,22 +234,34 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     path = _path(task, data_dir)
     if not (path / "dataset_info.json").exists():
         if path.exists():
-            raise ConfigError(f"{path} is incomplete: delete it, then write it with `cope-jax export`")
-        raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `cope-jax export`")
+            raise ConfigError(
+                f"{path} is incomplete: delete it, then write it with `cope-jax export`"
+            )
+        raise ConfigError(
+            f"{data_dir} holds no data of {task.name}: write it with `cope-jax export`"
+        )
     _check_classes(path / "features.json")
     wanted = _identity(task, seed)
     try:
         builder = tfds.builder_from_directory(path)
         metadata = {"files": {}, **builder.info.metadata}
     except (ValueError, TypeError, LookupError, json_format.Error) as error:
-        raise ConfigError(f"{path} is damaged ({first_line(error)}): delete it and write it again") from error
+        raise ConfigError(
+            f"{path} is damaged ({first_line(error)}): delete it and write it again"
+        ) from error
     if not {*wanted, "whole"} <= {"options", *metadata}:
-        raise ConfigError(f"{path} was written by an older version of this package: delete it and write it again")
+        raise ConfigError(
+            f"{path} was written by an older version of this package: delete it and write it again"
+        )
     # Of an option that a dataset does not have, it has the default.
     defaults = {
-        field.name: field.default for field in dataclasses.fields(task.config) if field.name in wanted["options"]
+        field.name: field.default
+        for field in dataclasses.fields(task.config)
+        if field.name in wanted["options"]
     }
-    metadata["options"] = json.loads(json.dumps({**defaults, **metadata.get("options", {})}, default=str))
+    metadata["options"] = json.loads(
+        json.dumps({**defaults, **metadata.get("options", {})}, default=str)
+    )
     if {name: metadata.get(name) for name in wanted} != wanted:
         raise ConfigError(
             f"{data_dir} holds other data of {task.name} ({_difference(wanted, metadata)}): "
@@ -221,20 +276,29 @@ def _check_classes(path: epath.Path) -> None:
     def check(pairs: list[tuple[str, Any]]) -> None:
         for key, value in pairs:
             if key in ("pythonClassName", "python_class_name") and value not in _CLASSES:
-                raise ConfigError(f"{path} names the class {value!r}: write the data again with this package")
+                raise ConfigError(
+                    f"{path} names the class {value!r}: write the data again with this package"
+                )
 
     try:
         json.loads(read_text(path), object_pairs_hook=check)
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({first_line(error)}): write the data again") from error
+        raise ConfigError(
+            f"{path} is damaged ({first_line(error)}): write the data again"
+        ) from error
 
 
 def _difference(wanted: dict[str, Any], existing: dict[str, Any]) -> str:
     """Returns the names of the options and files that differ, with the values of the options."""
     here, there = wanted["files"], existing["files"]
-    others = [f"{name} differs" for name in sorted(here | there) if here.get(name) != there.get(name)]
+    others = [
+        f"{name} differs" for name in sorted(here | there) if here.get(name) != there.get(name)
+    ]
     wanted, existing = ({"seed": side["seed"], **side["options"]} for side in (wanted, existing))
     differ = sorted(key for key in wanted | existing if wanted.get(key) != existing.get(key))
-    return ", ".join([f"{key} is {existing.get(key)} there and {wanted.get(key)} here" for key in differ] + others)
+    return ", ".join(
+        [f"{key} is {existing.get(key)} there and {wanted.get(key)} here" for key in differ]
+        + others
+    )

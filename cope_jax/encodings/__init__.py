@@ -51,7 +51,9 @@ from cope_jax.encodings.base import Traits as Traits
 from cope_jax.encodings.compose import Composed as Composed
 from cope_jax.encodings.encoding_config import EncodingConfig as EncodingConfig
 from cope_jax.encodings.encoding_config import Sharing as Sharing
-from cope_jax.encodings.encoding_config import split_outside_parentheses as split_outside_parentheses
+from cope_jax.encodings.encoding_config import (
+    split_outside_parentheses as split_outside_parentheses,
+)
 from cope_jax.errors import ConfigError
 from cope_jax.registry import checked, unknown
 
@@ -97,7 +99,9 @@ def create(
         if part_name not in names_of_parts:
             raise unknown(f"part of {name}", part_name, names_of_parts)
         if not isinstance(part_options, Mapping):
-            raise ConfigError(f"{name}: {part_name}={part_options!r} must be a dict of the options of {part_name}")
+            raise ConfigError(
+                f"{name}: {part_name}={part_options!r} must be a dict of the options of {part_name}"
+            )
     shape = AttentionShape(num_heads, head_dim, num_kv_heads, model_dim, max_length)
     composed = EncodingConfig.parse(name, options).build(shape, rngs=rngs)
     return composed.parts[names_of_parts[0]] if len(names_of_parts) == 1 else composed

@@ -38,7 +38,9 @@ class ALiBi(Encoding):
             raise ConfigError(
                 f"alibi.slopes has {len(config.slopes)} entries for {shape.num_heads} heads: give one for each head"
             )
-        self.slopes = PerHead(default_slopes(shape.num_heads) if config.slopes is None else config.slopes)
+        self.slopes = PerHead(
+            default_slopes(shape.num_heads) if config.slopes is None else config.slopes
+        )
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         dtype = pairs.logits.dtype

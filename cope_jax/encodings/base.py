@@ -71,7 +71,9 @@ class AttentionShape:
         check_fields(self, "attention")
         check_at_least(1, "attention", **dataclasses.asdict(self))
         if self.num_heads % self.kv_heads:
-            raise ConfigError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.kv_heads}")
+            raise ConfigError(
+                f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.kv_heads}"
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -235,9 +237,14 @@ class Encoding(nnx.Module):
     traits: Traits = Traits()
 
     def __init__(self, config: Any, shape: AttentionShape, *, rngs: nnx.Rngs):
-        for name, value, kind in (("config", config, self.Config), ("shape", shape, AttentionShape)):
+        for name, value, kind in (
+            ("config", config, self.Config),
+            ("shape", shape, AttentionShape),
+        ):
             if not isinstance(value, kind):
-                raise ConfigError(f"{type(self).__name__}.{name} must be {kind.__name__}, got {abridged(value)}")
+                raise ConfigError(
+                    f"{type(self).__name__}.{name} must be {kind.__name__}, got {abridged(value)}"
+                )
         check_fields(config, type(config).__name__)
         checked(rngs, nnx.Rngs, "rngs")
         self.config = config
@@ -246,7 +253,9 @@ class Encoding(nnx.Module):
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         scores = {"initial_carry", "score", "saturated", "tail", "done", "sink"} & vars(cls).keys()
-        if "native_score" not in vars(cls) and (scores or cls.native_score is not Encoding.native_score):
+        if "native_score" not in vars(cls) and (
+            scores or cls.native_score is not Encoding.native_score
+        ):
             cls.native_score = lambda *_: None  # type: ignore[method-assign]  # described by no one
 
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
@@ -363,10 +372,14 @@ class Encoding(nnx.Module):
           ConfigError: the heads depend on each other.
         """
         if not self.traits.splits_heads:
-            raise ConfigError(f"{type(self).__name__} mixes all heads: it cannot run for one head alone")
+            raise ConfigError(
+                f"{type(self).__name__} mixes all heads: it cannot run for one head alone"
+            )
         index = {"heads": head, "kv_heads": head * self.shape.kv_heads // self.shape.num_heads}
         alone = copy.copy(self)
-        alone.shape = dataclasses.replace(self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width)
+        alone.shape = dataclasses.replace(
+            self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width
+        )
         for name, value in vars(self).items():
             if isinstance(value, Encoding):
                 setattr(alone, name, value.of_head(head))
@@ -380,7 +393,9 @@ class Encoding(nnx.Module):
 def _of_head(variable: nnx.Variable[Any], index: Mapping[str, int]) -> nnx.Variable[Any]:
     """Returns the slice of a parameter for one head; `axes` names the last axes."""
     axes = variable.get_metadata().get("axes", ())
-    here = tuple(slice(index[axis], index[axis] + 1) if axis in index else slice(None) for axis in axes)
+    here = tuple(
+        slice(index[axis], index[axis] + 1) if axis in index else slice(None) for axis in axes
+    )
     return variable.replace(variable[(..., *here)]) if index.keys() & set(axes) else variable
 
 

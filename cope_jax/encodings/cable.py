@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import project, sum_over_nearer
 from cope_jax.registry import check_at_least
 
@@ -65,7 +73,11 @@ class CABLE(Encoding):
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.form == "code":
-            return (jax.nn.softplus(project("cable", tokens.x, self.step_kernel[...], self.step_bias[...])),), ()
+            return (
+                jax.nn.softplus(
+                    project("cable", tokens.x, self.step_kernel[...], self.step_bias[...])
+                ),
+            ), ()
         steps_BMH = jax.nn.relu(project("cable", tokens.x, self.step_kernel[...]))
         return (steps_BMH, jax.nn.softplus(project("cable", tokens.x, self.slope_kernel[...]))), ()
 

@@ -34,7 +34,9 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
             f"model_dim={x_BMD.shape[-1]}"
         )
     dtype = accumulator_dtype(x_BMD.dtype)
-    y = jnp.tensordot(x_BMD.astype(dtype), kernel.astype(dtype), 1, precision=jax.lax.Precision.HIGHEST)
+    y = jnp.tensordot(
+        x_BMD.astype(dtype), kernel.astype(dtype), 1, precision=jax.lax.Precision.HIGHEST
+    )
     return y if bias is None else y + bias.astype(dtype).reshape(1, 1, *bias.shape)
 
 

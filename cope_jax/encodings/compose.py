@@ -10,7 +10,15 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    AttentionShape,
+    Carry,
+    Encoding,
+    NoOptions,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 
@@ -33,20 +41,30 @@ class Composed(Encoding):
         super().__init__(NoOptions(), shape, rngs=nnx.Rngs(0))
         for name in parts:
             if name in (*dir(self), "names"):
-                raise ConfigError(f"rename the encoding {name!r}: every encoding already has an attribute of that name")
+                raise ConfigError(
+                    f"rename the encoding {name!r}: every encoding already has an attribute of that name"
+                )
         for name, encoding in parts.items():
             for other, theirs in parts.items():
-                if other != name and any(_overrides(theirs, hook) for hook in encoding.traits.excludes):
+                if other != name and any(
+                    _overrides(theirs, hook) for hook in encoding.traits.excludes
+                ):
                     excluded = {"rotate": "rotates", "score": "changes logits"}
                     roles = " or ".join(excluded[hook] for hook in encoding.traits.excludes)
-                    raise ConfigError(f"{name} and {other} cannot be combined: {name} excludes what {roles}")
+                    raise ConfigError(
+                        f"{name} and {other} cannot be combined: {name} excludes what {roles}"
+                    )
         self.names = tuple(parts)
         for name, encoding in parts.items():
             setattr(self, name, encoding)
         self.traits = Traits.of_composition([encoding.traits for encoding in parts.values()])
-        with_sink = [name for name, encoding in parts.items() if type(encoding).sink is not Encoding.sink]
+        with_sink = [
+            name for name, encoding in parts.items() if type(encoding).sink is not Encoding.sink
+        ]
         if len(with_sink) > 1:
-            raise ConfigError(f"{' and '.join(with_sink)} each have a sink for the softmax: keep only one of them")
+            raise ConfigError(
+                f"{' and '.join(with_sink)} each have a sink for the softmax: keep only one of them"
+            )
 
     @property
     def parts(self) -> dict[str, Encoding]:
@@ -77,10 +95,18 @@ class Composed(Encoding):
         return k_BMGK
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
-        return _join({name: encoding.initial_carry(q_BHLK, q_features[name]) for name, encoding in self.parts.items()})
+        return _join(
+            {
+                name: encoding.initial_carry(q_BHLK, q_features[name])
+                for name, encoding in self.parts.items()
+            }
+        )
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        scored = {name: encoding.score(_of(name, pairs), _part(name, carry)) for name, encoding in self.parts.items()}
+        scored = {
+            name: encoding.score(_of(name, pairs), _part(name, carry))
+            for name, encoding in self.parts.items()
+        }
         logits_BHLM = _sum_of_increments(pairs.logits, (logits for logits, _ in scored.values()))
         return logits_BHLM, _join({name: after for name, (_, after) in scored.items()})
 
@@ -95,7 +121,10 @@ class Composed(Encoding):
         return _in_all(encoding.saturated(carries[name]) for name, encoding in counting.items())
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
-        scored = (encoding.tail(_of(name, pairs), _part(name, carry)) for name, encoding in self.parts.items())
+        scored = (
+            encoding.tail(_of(name, pairs), _part(name, carry))
+            for name, encoding in self.parts.items()
+        )
         return _sum_of_increments(pairs.logits, scored)
 
     def sink(self, carry: Carry) -> Array | None:
@@ -103,7 +132,9 @@ class Composed(Encoding):
         return next((logit for logit in sinks if logit is not None), None)
 
     def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
-        scores = [encoding.native_score(v_BMGK, k_features[name]) for name, encoding in self.parts.items()]
+        scores = [
+            encoding.native_score(v_BMGK, k_features[name]) for name, encoding in self.parts.items()
+        ]
         counting = [score for score in scores if score is None or score.gates is not None]
         return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 
@@ -111,7 +142,9 @@ class Composed(Encoding):
         # A part that does not change the logits cannot restore weight that another part has
         # removed.
         scoring = {
-            name: encoding for name, encoding in self.parts.items() if type(encoding).score is not Encoding.score
+            name: encoding
+            for name, encoding in self.parts.items()
+            if type(encoding).score is not Encoding.score
         }
         return _in_all(encoding.done(_part(name, carry)) for name, encoding in scoring.items())
 
@@ -126,7 +159,9 @@ class Composed(Encoding):
 
 
 def _of(name: str, pairs: Pairs) -> Pairs:
-    return dataclasses.replace(pairs, q_features=pairs.q_features[name], k_features=pairs.k_features[name])
+    return dataclasses.replace(
+        pairs, q_features=pairs.q_features[name], k_features=pairs.k_features[name]
+    )
 
 
 def _part(name: str, carry: Carry) -> Carry:
@@ -135,7 +170,12 @@ def _part(name: str, carry: Carry) -> Carry:
 
 def _join(carries: dict[str, Carry]) -> Carry:
     """Joins the carries of the parts: each field of the result is a dict by name of the part."""
-    return Carry(*({name: carry[kind] for name, carry in carries.items()} for kind in range(len(Carry._fields))))
+    return Carry(
+        *(
+            {name: carry[kind] for name, carry in carries.items()}
+            for kind in range(len(Carry._fields))
+        )
+    )
 
 
 def _in_all(rows: Iterable[Array | None]) -> Array | None:

@@ -8,7 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, PerHead, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    PerHead,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import layer_input
 from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
@@ -73,13 +82,17 @@ class CoPE(Encoding):
             self.table = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
         elif config.position == "mlp":
             self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (config.hidden,)))
-            self.hidden_bias = nnx.Param(jax.random.uniform(rngs.params(), (config.hidden,), minval=-1.0, maxval=1.0))
+            self.hidden_bias = nnx.Param(
+                jax.random.uniform(rngs.params(), (config.hidden,), minval=-1.0, maxval=1.0)
+            )
             self.table = nnx.Param(jnp.zeros((config.hidden, shape.head_dim)))
         elif config.position == "learned_slope":
             self.slopes = nnx.Param(jnp.zeros((shape.num_heads,)), axes=("heads",))
         else:
             exponents = (-8.0 * head / shape.num_heads for head in range(shape.num_heads))
-            self.fixed_slopes = PerHead(tuple(-config.slope * 2.0**exponent for exponent in exponents))
+            self.fixed_slopes = PerHead(
+                tuple(-config.slope * 2.0**exponent for exponent in exponents)
+            )
         if config.gate == "separate_key":
             self.gate_key = nnx.Param(
                 jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))(
@@ -99,7 +112,9 @@ class CoPE(Encoding):
         counts_BHL = jnp.zeros(q_BHLK.shape[:3], dtype)
         if not self._clips():
             return Carry(sums=counts_BHL)
-        return Carry(sums=counts_BHL, constants=table_logits(q_BHLK.astype(dtype), self._table_NK(dtype)))
+        return Carry(
+            sums=counts_BHL, constants=table_logits(q_BHLK.astype(dtype), self._table_NK(dtype))
+        )
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         counts_BHLM = carry.sums[..., None] + suffix_sum(self._gates(pairs))
@@ -132,7 +147,9 @@ class CoPE(Encoding):
         if self.config.position == "mlp":
             return None
         gates: Literal["logits", "keys"] = "logits" if self.config.gate == "query_key" else "keys"
-        gate_keys = {"query_key": None, "value": v_BMGK, "separate_key": k_features}[self.config.gate]
+        gate_keys = {"query_key": None, "value": v_BMGK, "separate_key": k_features}[
+            self.config.gate
+        ]
         if self.config.position == "table":
             return NativeScore(gates, gate_keys, table=self._table_NK(jnp.float32))
         return NativeScore(gates, gate_keys, slopes=self._slopes_1H11(jnp.float32).reshape(-1))
@@ -148,13 +165,19 @@ class CoPE(Encoding):
                     f"{self.shape.head_dim}, but have {gate_keys_BGMK.shape[-1]}: choose another gate"
                 )
             gate_logits_BHLM = content_logits(pairs.q, gate_keys_BGMK)
-        return jnp.where(pairs.mask, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
+        return jnp.where(
+            pairs.mask, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype)
+        )
 
     def _network(self, z_BHLF: Array, positions_BHLM: Array) -> Array:
         """Returns q·e(p): z is q·W for each hidden unit."""
         dtype = z_BHLF.dtype
-        kernel_F, bias_F = (x[...].astype(dtype)[(None,) * 4] for x in (self.hidden_kernel, self.hidden_bias))
-        hidden = jax.nn.relu(positions_BHLM[..., None] / (self.config.npos_max - 1) * kernel_F + bias_F)
+        kernel_F, bias_F = (
+            x[...].astype(dtype)[(None,) * 4] for x in (self.hidden_kernel, self.hidden_bias)
+        )
+        hidden = jax.nn.relu(
+            positions_BHLM[..., None] / (self.config.npos_max - 1) * kernel_F + bias_F
+        )
         # Not a matrix product, so that XLA does not store a hidden layer for each pair.
         return jnp.sum(hidden * z_BHLF[..., None, :], axis=-1)
 
@@ -168,9 +191,15 @@ class CoPE(Encoding):
 
     def _table_NK(self, dtype: Any) -> Array:
         table_NK = self.table[...].astype(dtype)
-        return table_NK / self.shape.head_dim**0.5 if self.config.scale_position_logits else table_NK
+        return (
+            table_NK / self.shape.head_dim**0.5 if self.config.scale_position_logits else table_NK
+        )
 
     def _slopes_1H11(self, dtype: Any) -> Array:
         learned = self.config.position == "learned_slope"
-        slopes_H = self.slopes[...].astype(dtype) if learned else jnp.asarray(self.fixed_slopes.values, dtype)
+        slopes_H = (
+            self.slopes[...].astype(dtype)
+            if learned
+            else jnp.asarray(self.fixed_slopes.values, dtype)
+        )
         return slopes_H[None, :, None, None]

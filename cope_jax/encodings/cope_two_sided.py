@@ -61,12 +61,18 @@ class CoPETwoSided(Encoding):
         dtype = accumulator_dtype(q_BHLK.dtype)
         scale = self.shape.head_dim**-0.5 if self.config.scale_position_logits else 1.0
         tables_2NK = scale * self.tables[...].astype(dtype)
-        return Carry(constants=tuple(table_logits(q_BHLK.astype(dtype), table_NK) for table_NK in tables_2NK))
+        return Carry(
+            constants=tuple(table_logits(q_BHLK.astype(dtype), table_NK) for table_NK in tables_2NK)
+        )
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         positions_BHLM = self._positions(_gates(pairs), pairs)
         added = [interpolate(z_BHLN, positions_BHLM) for z_BHLN in carry.constants]
-        added_BHLM = added[0] if self.config.share_table else jnp.where(pairs.distance < 0, added[1], added[0])
+        added_BHLM = (
+            added[0]
+            if self.config.share_table
+            else jnp.where(pairs.distance < 0, added[1], added[0])
+        )
         return pairs.logits + added_BHLM, carry
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:

@@ -73,7 +73,9 @@ class DAPE(Encoding):
             for parameter in (self.hidden_kernel, self.hidden_bias, self.out_kernel, self.out_bias)
         )
         slopes_1H11 = jnp.asarray(default_slopes(self.shape.num_heads), dtype)[None, :, None, None]
-        bias_BHLM = jnp.broadcast_to(-slopes_1H11 * jnp.abs(pairs.distance).astype(dtype), pairs.logits.shape)
+        bias_BHLM = jnp.broadcast_to(
+            -slopes_1H11 * jnp.abs(pairs.distance).astype(dtype), pairs.logits.shape
+        )
         both = jnp.concatenate([pairs.logits, bias_BHLM], axis=1)
         both = jnp.where(pairs.mask, both, jnp.zeros((), dtype))
         halo = self.config.keys // 2
@@ -81,7 +83,8 @@ class DAPE(Encoding):
         wide = jnp.concatenate([outside, both, outside], axis=-1)
         length = both.shape[-1]
         hidden = sum(
-            jnp.einsum("BCLM,CF->BFLM", wide[..., key : key + length], kernel[key]) for key in range(self.config.keys)
+            jnp.einsum("BCLM,CF->BFLM", wide[..., key : key + length], kernel[key])
+            for key in range(self.config.keys)
         )
         hidden = jax.nn.leaky_relu(hidden + hidden_bias[None, :, None, None], 0.01)
         adapted_BHLM = jnp.einsum("BFLM,FH->BHLM", hidden, out) + out_bias[None, :, None, None]

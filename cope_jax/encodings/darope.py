@@ -83,7 +83,9 @@ class DaRoPE(Encoding):
         # logit((m + ½)/L) = log((m + ½)/(L − m − ½)): float32 does not have 1 − 10⁻⁶, nor 1 −
         # 1/(2L) to many digits.
         behind, ahead = positions_BM11 + 0.5, (self.length - integers_BM11).astype(dtype) - 0.5
-        logit = jnp.log(jnp.maximum(behind, 0) / jnp.maximum(ahead, 0)).clip(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+        logit = jnp.log(jnp.maximum(behind, 0) / jnp.maximum(ahead, 0)).clip(
+            -_LARGEST_LOGIT, _LARGEST_LOGIT
+        )
         alpha_11G1 = self.alpha[...].astype(dtype)[None, None, :, None]
         slow = self.length * jax.nn.sigmoid(content_BMG[..., None] + alpha_11G1 * logit)
         rates_111C = jnp.asarray(rates, dtype)[None, None, None]

@@ -39,11 +39,15 @@ npos_max, position, scale_position_logits, slope
         names = [name for name, _ in self.parts]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"encoding {name!r} appears twice in {'+'.join(names)!r}: compose different ones")
+                raise ConfigError(
+                    f"encoding {name!r} appears twice in {'+'.join(names)!r}: compose different ones"
+                )
         self.options()  # raises ConfigError for a wrong option
 
     @classmethod
-    def parse(cls, text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> "EncodingConfig":
+    def parse(
+        cls, text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> "EncodingConfig":
         """Reads `name`, `name(option=value, ...)`, or several of these joined by `+`.
 
         Args:
@@ -61,7 +65,9 @@ npos_max, position, scale_position_logits, slope
                     "with commas between several encodings"
                 )
             name = match[1]
-            parts.append((name, {**(defaults or {}).get(name, {}), **_options(match[2] or "", text)}))
+            parts.append(
+                (name, {**(defaults or {}).get(name, {}), **_options(match[2] or "", text)})
+            )
         return cls(tuple(parts))
 
     def text(self) -> str:
@@ -71,13 +77,18 @@ npos_max, position, scale_position_logits, slope
         "cope(gate='value', npos_max=8)+rope"
         """
         return "+".join(
-            f"{name}({', '.join(f'{option}={value!r}' for option, value in options.items())})" if options else name
+            f"{name}({', '.join(f'{option}={value!r}' for option, value in options.items())})"
+            if options
+            else name
             for name, options in self.parts
         )
 
     def options(self) -> dict[str, Any]:
         """The config of each part by the part's name, with all its options."""
-        return {name: configure(ENCODINGS.get(name).Config, options, name) for name, options in self.parts}
+        return {
+            name: configure(ENCODINGS.get(name).Config, options, name)
+            for name, options in self.parts
+        }
 
     def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Composed:
         """Creates the encoding, a `Composed` that has its parts by name.
@@ -85,7 +96,9 @@ npos_max, position, scale_position_logits, slope
         Errors name the wrong option.
         """
         parts = self.options().items()
-        return Composed({name: ENCODINGS.get(name)(options, shape, rngs=rngs) for name, options in parts}, shape)
+        return Composed(
+            {name: ENCODINGS.get(name)(options, shape, rngs=rngs) for name, options in parts}, shape
+        )
 
     def split(self, sharing: Sharing) -> tuple["EncodingConfig", "EncodingConfig"]:
         """Returns (the parts that all layers of the model share, the parts that each layer has
@@ -94,8 +107,14 @@ npos_max, position, scale_position_logits, slope
         If `sharing` is "model", all parts are shared. If it is "layer", only the parts that act on
         the input embeddings are shared.
         """
-        shared = tuple(item for item in self.parts if sharing == "model" or ENCODINGS.get(item[0]).traits.embeds_input)
-        return EncodingConfig(shared), EncodingConfig(tuple(item for item in self.parts if item not in shared))
+        shared = tuple(
+            item
+            for item in self.parts
+            if sharing == "model" or ENCODINGS.get(item[0]).traits.embeds_input
+        )
+        return EncodingConfig(shared), EncodingConfig(
+            tuple(item for item in self.parts if item not in shared)
+        )
 
 
 def split_outside_parentheses(text: str, separator: str) -> list[str]:
@@ -119,10 +138,18 @@ def _options(text: str, whole: str) -> dict[str, Any]:
     for item in split_outside_parentheses(text, ",") if text.strip() else []:
         name, equals, value = item.partition("=")
         if not equals or name.strip() in options:
-            raise ConfigError(f"cannot read {item!r} in the encoding {whole!r}: write option=value, each option once")
+            raise ConfigError(
+                f"cannot read {item!r} in the encoding {whole!r}: write option=value, each option once"
+            )
         check_plain_numbers(value, f"{name.strip()} in the encoding {whole!r}")
         try:
             options[name.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three: see ast
+        except (
+            ValueError,
+            SyntaxError,
+            TypeError,
+            MemoryError,
+            RecursionError,
+        ):  # the last three: see ast
             options[name.strip()] = value.strip()
     return options

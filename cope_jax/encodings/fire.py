@@ -68,6 +68,11 @@ class FIRE(Encoding):
             for positions in (pairs.q_positions[:, :, None], pairs.k_positions[:, None, :])
         )
         progress_BLM = jnp.log1p(c * distance_BLM) / jnp.maximum(q_BL1, k_B1M)
-        weights = (w[...].astype(dtype) for w in (self.hidden_kernel, self.hidden_bias, self.out_kernel))
-        bias_BHLM = relu_network(progress_BLM, *weights) + self.out_bias[...].astype(dtype)[None, :, None, None]
+        weights = (
+            w[...].astype(dtype) for w in (self.hidden_kernel, self.hidden_bias, self.out_kernel)
+        )
+        bias_BHLM = (
+            relu_network(progress_BLM, *weights)
+            + self.out_bias[...].astype(dtype)[None, :, None, None]
+        )
         return pairs.logits + bias_BHLM, carry

@@ -9,7 +9,15 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import inverse_softplus, project, sum_over_nearer
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
@@ -80,7 +88,9 @@ class FoX(Encoding):
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.gate == "token":
-            return jax.nn.log_sigmoid(project("fox", tokens.x, self.kernel[...], self.bias[...])), ()
+            return jax.nn.log_sigmoid(
+                project("fox", tokens.x, self.kernel[...], self.bias[...])
+            ), ()
         log_f_H = jax.nn.log_sigmoid(self.bias[...].astype(accumulator_dtype(tokens.k.dtype)))
         return jnp.broadcast_to(log_f_H[None, None], (*tokens.k.shape[:2], len(log_f_H))), ()
 

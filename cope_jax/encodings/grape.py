@@ -63,4 +63,6 @@ class GRAPE(TurnedByTokens):
 
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
         steps = jax.nn.softplus(project("grape", tokens.x, self.kernel[...], self.bias[...]))
-        return steps[..., None] * jnp.exp(self.log_frequencies[...].astype(steps.dtype))[None, None, None], ()
+        return steps[..., None] * jnp.exp(self.log_frequencies[...].astype(steps.dtype))[
+            None, None, None
+        ], ()

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, PerHead, Tokens
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    PerHead,
+    Tokens,
+)
 from cope_jax.encodings.common import default_slopes, inverse_softplus
 
 
@@ -51,8 +59,12 @@ class GRAPEAdditive(Encoding):
         u_HK = self.direction[...].astype(dtype)
         u_HK /= jnp.linalg.norm(u_HK, axis=-1, keepdims=True) * self.shape.head_dim**0.5
         vectors_BMHK = jnp.repeat(vectors.astype(dtype), heads // vectors.shape[2], axis=2)
-        rates_H = jnp.asarray(self.slopes.values, dtype) * jax.nn.softplus(self.rate[...].astype(dtype))
-        return rates_H[None, None] * jax.nn.softplus(jnp.sum(vectors_BMHK * u_HK[None, None], axis=-1)), ()
+        rates_H = jnp.asarray(self.slopes.values, dtype) * jax.nn.softplus(
+            self.rate[...].astype(dtype)
+        )
+        return rates_H[None, None] * jax.nn.softplus(
+            jnp.sum(vectors_BMHK * u_HK[None, None], axis=-1)
+        ), ()
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         by_query = self.config.gate == "query"

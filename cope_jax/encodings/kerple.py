@@ -20,12 +20,19 @@ class Kerple(Encoding):
 
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        r1_H, r2_H = (jax.random.uniform(rngs.params(), (shape.num_heads,), minval=0.01, maxval=1.0) for _ in range(2))
+        r1_H, r2_H = (
+            jax.random.uniform(rngs.params(), (shape.num_heads,), minval=0.01, maxval=1.0)
+            for _ in range(2)
+        )
         # The inverse of softplus.
-        self.r1, self.r2 = (nnx.Param(jnp.log(jnp.expm1(r_H)), axes=("heads",)) for r_H in (2 * r1_H, r2_H))
+        self.r1, self.r2 = (
+            nnx.Param(jnp.log(jnp.expm1(r_H)), axes=("heads",)) for r_H in (2 * r1_H, r2_H)
+        )
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         dtype = pairs.logits.dtype
-        r1_1H11, r2_1H11 = (jax.nn.softplus(r[...].astype(dtype))[None, :, None, None] for r in (self.r1, self.r2))
+        r1_1H11, r2_1H11 = (
+            jax.nn.softplus(r[...].astype(dtype))[None, :, None, None] for r in (self.r1, self.r2)
+        )
         distance_B1LM = jnp.abs(pairs.distance).astype(dtype)
         return pairs.logits - r1_1H11 * jnp.log1p(r2_1H11 * distance_B1LM), carry

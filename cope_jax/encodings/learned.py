@@ -46,7 +46,9 @@ class Learned(Encoding):
         rows = shape.max_length if config.max_length is None else config.max_length
         if rows is None:
             raise ConfigError("encoding 'learned' has a table of fixed length: give max_length")
-        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.width)))
+        self.table = nnx.Param(
+            config.stddev * jax.random.normal(rngs.params(), (rows, shape.width))
+        )
 
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
         rows = self.table.shape[0]

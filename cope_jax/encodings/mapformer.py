@@ -57,7 +57,9 @@ class MapFormer(TurnedByTokens):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(1, "mapformer", rank=config.rank, world=config.world)
         if not 1 < config.fastest <= 2 * math.pi:
-            raise ConfigError(f"mapformer.fastest must be above 1 and at most 2π, got {config.fastest}")
+            raise ConfigError(
+                f"mapformer.fastest must be above 1 and at most 2π, got {config.fastest}"
+            )
         pairs = even_head_dim("mapformer", shape.head_dim) // 2
         initial = jax.nn.initializers.lecun_normal()
         self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
@@ -69,4 +71,6 @@ class MapFormer(TurnedByTokens):
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
         coordinates = project("mapformer", tokens.x, self.into[...])
         steps_BMC = project("mapformer", coordinates, self.out[...])
-        return (steps_BMC * self.frequencies[...].astype(steps_BMC.dtype)[None, None])[:, :, None], ()
+        return (steps_BMC * self.frequencies[...].astype(steps_BMC.dtype)[None, None])[
+            :, :, None
+        ], ()

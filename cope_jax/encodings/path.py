@@ -7,7 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import blocks_of, project, sum_over_nearer
 from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.grouped_matmul import group, ungroup
@@ -65,12 +73,16 @@ class PaTH(Encoding):
         initial, groups = jax.nn.initializers.lecun_normal(), shape.kv_heads
         self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
         out = initial(rngs.params(), (config.rank, groups * shape.head_dim))
-        self.out = nnx.Param(out.reshape(config.rank, groups, shape.head_dim), axes=(None, "kv_heads", None))
+        self.out = nnx.Param(
+            out.reshape(config.rank, groups, shape.head_dim), axes=(None, "kv_heads", None)
+        )
         bound = config.width**-0.5
         size = (config.width, groups, shape.head_dim)
         convolution = jax.random.uniform(rngs.params(), size, minval=-bound, maxval=bound)
         self.convolution = nnx.Param(convolution, axes=(None, "kv_heads", None))
-        self.beta_kernel = nnx.Param(initial(rngs.params(), (shape.width, groups)), axes=("embed", "kv_heads"))
+        self.beta_kernel = nnx.Param(
+            initial(rngs.params(), (shape.width, groups)), axes=("embed", "kv_heads")
+        )
         self.beta_bias = nnx.Param(jnp.zeros((groups,)), axes=("kv_heads",))
         if config.forget:
             forget_kernel = 0.02 * jax.random.normal(rngs.params(), (shape.width, shape.num_heads))
@@ -83,13 +95,17 @@ class PaTH(Encoding):
         raw_BMGK = project("path", coordinates, self.out[...])
         size, kernel = raw_BMGK.shape, self.convolution[...].astype(dtype)
         mixed, state = causal_convolution(
-            raw_BMGK.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), tokens.segment_ids, state
+            raw_BMGK.reshape(*size[:2], -1),
+            kernel.reshape(len(kernel), -1),
+            tokens.segment_ids,
+            state,
         )
         w_BMGK = jax.nn.silu(mixed).reshape(size)
         w_BMGK = w_BMGK * jax.lax.rsqrt(jnp.sum(w_BMGK**2, axis=-1, keepdims=True) + 1e-6)
         features = {
             "w": w_BMGK,
-            "beta": 2 * jax.nn.sigmoid(project("path", tokens.x, self.beta_kernel[...], self.beta_bias[...])),
+            "beta": 2
+            * jax.nn.sigmoid(project("path", tokens.x, self.beta_kernel[...], self.beta_bias[...])),
         }
         if self.config.forget:
             logits = project("path", tokens.x, self.forget_kernel[...], self.forget_bias[...])
@@ -121,14 +137,26 @@ def _transformed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     def step(c_BGRLK: Array, block: tuple[Array, ...]) -> tuple[Array, Array]:
         k_BGMK, w_BGMK, beta_BGM, mask_B1LM = block
         products = jnp.einsum("BGMK,BGNK->BGMN", w_BGMK, w_BGMK)
-        u_BGMN = inverse_of_unit_lower(jnp.tril(beta_BGM[..., None] * products, -1)) * beta_BGM[:, :, None]
-        seen = jnp.where(mask_B1LM[:, None], jnp.einsum("BGRLK,BGMK->BGRLM", c_BGRLK, w_BGMK), jnp.zeros((), dtype))
+        u_BGMN = (
+            inverse_of_unit_lower(jnp.tril(beta_BGM[..., None] * products, -1))
+            * beta_BGM[:, :, None]
+        )
+        seen = jnp.where(
+            mask_B1LM[:, None],
+            jnp.einsum("BGRLK,BGMK->BGRLM", c_BGRLK, w_BGMK),
+            jnp.zeros((), dtype),
+        )
         reflected = jnp.einsum("BGRLM,BGMN->BGRLN", seen, u_BGMN)
         between = jnp.tril(jnp.einsum("BGMK,BGNK->BGMN", w_BGMK, k_BGMK), -1)
-        logits = jnp.einsum("BGRLK,BGMK->BGRLM", c_BGRLK, k_BGMK) - jnp.einsum("BGRLM,BGMN->BGRLN", reflected, between)
+        logits = jnp.einsum("BGRLK,BGMK->BGRLM", c_BGRLK, k_BGMK) - jnp.einsum(
+            "BGRLM,BGMN->BGRLN", reflected, between
+        )
         return c_BGRLK - jnp.einsum("BGRLM,BGMK->BGRLK", reflected, w_BGMK), logits
 
-    parts = (jnp.moveaxis(blocks_of(x, axis, size), axis, 0) for x, axis in ((k, 2), (w, 2), (beta, 2), (mask, 3)))
+    parts = (
+        jnp.moveaxis(blocks_of(x, axis, size), axis, 0)
+        for x, axis in ((k, 2), (w, 2), (beta, 2), (mask, 3))
+    )
     # The nearest keys first.
     c_BGRLK, blocks = jax.lax.scan(step, group(c_BHLK, groups), tuple(parts), reverse=True)
     logits_BGRLM = jnp.concatenate(jnp.unstack(blocks), axis=-1)[..., -keys:]

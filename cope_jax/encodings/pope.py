@@ -67,7 +67,10 @@ class PoPE(Encoding):
     def _polar(self, x_BLHK: Array, positions_BL: Array, phase: Array) -> Array:
         dtype, width = phase.dtype, self.shape.head_dim
         rates = jnp.asarray(np.power(self.config.base, -np.arange(width) / width), dtype)
-        angles = jnp.asarray(positions_BL).astype(dtype)[:, :, None, None] * rates[None, None, None] + phase
+        angles = (
+            jnp.asarray(positions_BL).astype(dtype)[:, :, None, None] * rates[None, None, None]
+            + phase
+        )
         length = jax.nn.softplus(x_BLHK.astype(dtype))
         return jnp.concatenate([length * jnp.cos(angles), length * jnp.sin(angles)], axis=-1)
 

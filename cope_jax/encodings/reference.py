@@ -34,7 +34,9 @@ def rope(q_LK: Array, k_LK: Array, v_LK: Array, base: float = 10_000.0) -> Array
 
     def turn(x_LK: Array) -> Array:
         a_LC, b_LC = x_LK[:, : width // 2], x_LK[:, width // 2 :]
-        return jnp.concatenate([a_LC * cos_LC - b_LC * sin_LC, b_LC * cos_LC + a_LC * sin_LC], axis=1)
+        return jnp.concatenate(
+            [a_LC * cos_LC - b_LC * sin_LC, b_LC * cos_LC + a_LC * sin_LC], axis=1
+        )
 
     logits_LL = turn(q_LK) @ turn(k_LK).T / width**0.5
     visible_LL = jnp.tril(jnp.ones(logits_LL.shape, bool))

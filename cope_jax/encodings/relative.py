@@ -58,10 +58,14 @@ class Relative(Encoding):
         check_at_least(0, "relative", stddev=config.stddev)
         rows = shape.max_length if config.max_distance is None else config.max_distance
         if rows is None:
-            raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")
+            raise ConfigError(
+                "encoding 'relative' has a table of fixed length: give max_distance or max_length"
+            )
         self.traits = Traits(causal_only=not config.signed)
         self.first, self.end = 1 - rows if config.signed else 0, rows
-        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows - self.first, shape.head_dim)))
+        self.table = nnx.Param(
+            config.stddev * jax.random.normal(rngs.params(), (rows - self.first, shape.head_dim))
+        )
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         first, end, dtype = self.first, self.end, pairs.logits.dtype
@@ -74,5 +78,7 @@ class Relative(Encoding):
         if self.config.beyond == "nothing":
             bias_BHLM = jnp.where(jnp.abs(distance_B1LM) < end, bias_BHLM, jnp.zeros((), dtype))
         if not self.config.signed:
-            bias_BHLM = jnp.where(pairs.mask & (distance_B1LM < 0), jnp.full((), jnp.nan, dtype), bias_BHLM)
+            bias_BHLM = jnp.where(
+                pairs.mask & (distance_B1LM < 0), jnp.full((), jnp.nan, dtype), bias_BHLM
+            )
         return pairs.logits + bias_BHLM, carry

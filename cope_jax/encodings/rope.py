@@ -92,7 +92,9 @@ class RoPE(Encoding):
         super().__init__(config, shape, rngs=rngs)
         self.traits = Traits(causal_only=config.decay is not None)
         check_at_least(2, "rope", base=config.base)
-        check_at_least(1, "rope", decay=config.decay, interpolation=config.interpolation, ntk=config.ntk)
+        check_at_least(
+            1, "rope", decay=config.decay, interpolation=config.interpolation, ntk=config.ntk
+        )
         if not 0 < config.fraction <= 1:
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
         if not 0 <= config.bands <= 1:
@@ -105,10 +107,16 @@ class RoPE(Encoding):
                 "a larger fraction or head_dim"
             )
         if config.longest is not None and not config.longest > 2 * math.pi:
-            raise ConfigError(f"rope.longest must be above 2π, the shortest wavelength, got {config.longest}")
+            raise ConfigError(
+                f"rope.longest must be above 2π, the shortest wavelength, got {config.longest}"
+            )
         if config.magnitude is not None and not 0 < config.magnitude <= 1000:
             raise ConfigError(f"rope.magnitude must lie in (0, 1000], got {config.magnitude}")
-        forms = [name for name in ("interpolation", "ntk", "yarn", "longrope", "llama3") if getattr(config, name)]
+        forms = [
+            name
+            for name in ("interpolation", "ntk", "yarn", "longrope", "llama3")
+            if getattr(config, name)
+        ]
         if len(forms) > 1:
             raise ConfigError(f"rope: {' and '.join(forms)} exclude each other: give one of them")
         if config.yarn is not None:
@@ -126,7 +134,9 @@ class RoPE(Encoding):
                 )
         if config.llama3 is not None:
             numbers = len(config.llama3) == 4 and config.llama3
-            if not numbers or not (min(numbers) > 0 and numbers[0] >= 1 and numbers[1] < numbers[2]):
+            if not numbers or not (
+                min(numbers) > 0 and numbers[0] >= 1 and numbers[1] < numbers[2]
+            ):
                 raise ConfigError(
                     f"rope.llama3 must be (factor, low, high, length) with factor ≥ 1 and 0 < low < high, got "
                     f"{config.llama3}"
@@ -161,7 +171,11 @@ def _magnitude(config: RoPEConfig) -> float:
 
 def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
     """Returns θ of each band, 0 where the band does not turn."""
-    base = config.base * config.ntk ** (rotated / (rotated - 2)) if config.ntk and rotated > 2 else config.base
+    base = (
+        config.base * config.ntk ** (rotated / (rotated - 2))
+        if config.ntk and rotated > 2
+        else config.base
+    )
     rates, bands = frequencies(base, rotated), rotated // 2
     still = np.zeros(bands, bool) if config.longest is None else 2 * np.pi / rates > config.longest
     if config.interpolation is not None:
@@ -176,7 +190,10 @@ def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
         kept = (length * rates / (2 * np.pi) - slow) / (fast - slow)
         if config.yarn_ramp == "bands":
             # The bands, rounded outward, that turn `fast` and `slow` times.
-            first, last = (bands * math.log(length / (2 * math.pi * turns)) / math.log(base) for turns in (fast, slow))
+            first, last = (
+                bands * math.log(length / (2 * math.pi * turns)) / math.log(base)
+                for turns in (fast, slow)
+            )
             first, last = max(math.floor(first), 0), min(math.ceil(last), rotated - 1)
             kept = 1 - (np.arange(bands) - first) / max(last - first, 1e-3)
         rates = _between(rates, factor, kept)

@@ -81,7 +81,11 @@ class TurnedByTokens(Encoding):
         turns = steps / (2 * math.pi)
         sums = sum_of_turns(turns, segment_starts(tokens.segment_ids, last_B), before)
         angles = 2 * math.pi * (sums if self.own_step_turns else sums - turns)
-        return angles, (sums[:, -1], last_segment(tokens.segment_ids, len(tokens.k)), state_of_steps)
+        return angles, (
+            sums[:, -1],
+            last_segment(tokens.segment_ids, len(tokens.k)),
+            state_of_steps,
+        )
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
         return rotate_pairs(x_BLHK, features)

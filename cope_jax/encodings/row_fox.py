@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import is_own_token, project, token_indices
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.sums import suffix_sum

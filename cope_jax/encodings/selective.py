@@ -30,7 +30,9 @@ class Selective(Encoding):
         first = prefix_sum(seen_B1LM.astype(zero.dtype)) == 1
         rows, keys = seen_B1LM.shape[2:]
         itself = (jnp.arange(keys)[None] == jnp.arange(keys - rows, keys)[:, None])[None, None]
-        masking_B1LM = jnp.where(seen_B1LM & ~first & ~itself, jax.nn.relu(pairs.logits[:, :1]), zero)
+        masking_B1LM = jnp.where(
+            seen_B1LM & ~first & ~itself, jax.nn.relu(pairs.logits[:, :1]), zero
+        )
         masked_B1ML = prefix_sum(jnp.swapaxes(masking_B1LM, 2, 3))
         masked_B1LM = jnp.swapaxes(masked_B1ML, 2, 3) - masking_B1LM
         return pairs.logits - masked_B1LM, carry

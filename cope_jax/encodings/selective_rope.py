@@ -71,7 +71,9 @@ class SelectiveRoPE(TurnedByTokens):
         if not config.largest > 0:
             raise ConfigError(f"selective_rope.largest must be positive, got {config.largest}")
         if config.temperature == "rfa" and shape.head_dim < 4:
-            raise ConfigError(f"selective_rope.temperature=rfa needs two pairs, got head_dim={shape.head_dim}")
+            raise ConfigError(
+                f"selective_rope.temperature=rfa needs two pairs, got head_dim={shape.head_dim}"
+            )
         if not (config.theta >= 1 if config.temperature == "powers" else 0 < config.theta < 1):
             raise ConfigError(
                 f"selective_rope.theta={config.theta} must be at least 1 with temperature=powers, in (0, 1) with rfa"
@@ -82,7 +84,10 @@ class SelectiveRoPE(TurnedByTokens):
                 f"num_heads={shape.num_heads}"
             )
         self.slices = shape.num_heads
-        pairs, initial = even_head_dim("selective_rope", shape.head_dim) // 2, jax.nn.initializers.lecun_normal()
+        pairs, initial = (
+            even_head_dim("selective_rope", shape.head_dim) // 2,
+            jax.nn.initializers.lecun_normal(),
+        )
         self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
         out = initial(rngs.params(), (config.rank, shape.kv_heads * pairs))
         self.out = nnx.Param(out.reshape(-1, shape.kv_heads, pairs), axes=(None, "kv_heads", None))
@@ -104,9 +109,16 @@ class SelectiveRoPE(TurnedByTokens):
         dtype = coordinates.dtype
         phi_BMGC = project("selective_rope", coordinates, self.out[...])
         size = phi_BMGC.shape
-        kernel = self.convolution[...].astype(dtype) if self.config.width else _difference(size[2:], dtype)
+        kernel = (
+            self.convolution[...].astype(dtype)
+            if self.config.width
+            else _difference(size[2:], dtype)
+        )
         phi, state = causal_convolution(
-            phi_BMGC.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), tokens.segment_ids, state
+            phi_BMGC.reshape(*size[:2], -1),
+            kernel.reshape(len(kernel), -1),
+            tokens.segment_ids,
+            state,
         )
         phi_BMGC = phi.reshape(size)
         if self.config.silu:
@@ -114,7 +126,9 @@ class SelectiveRoPE(TurnedByTokens):
         if self.config.bias:
             phi_BMGC = phi_BMGC + jnp.exp(self.log_bias[...].astype(dtype))[None, None]
         if self.config.gate:
-            gates = jax.nn.sigmoid(project("selective_rope", x_BMD, self.gate_kernel[...], self.gate_bias[...]))
+            gates = jax.nn.sigmoid(
+                project("selective_rope", x_BMD, self.gate_kernel[...], self.gate_bias[...])
+            )
             phi_BMGC = phi_BMGC * gates[..., None]
         return phi_BMGC * jnp.asarray(self._temperatures(), dtype)[None, None, None], state
 
@@ -129,7 +143,9 @@ class SelectiveRoPE(TurnedByTokens):
 
 def _normalised(x_BMD: Array, number: int) -> Array:
     slices = x_BMD.astype(accumulator_dtype(x_BMD.dtype)).reshape(*x_BMD.shape[:2], number, -1)
-    return (slices * jax.lax.rsqrt(jnp.sum(slices**2, axis=-1, keepdims=True) + 1e-6)).reshape(x_BMD.shape)
+    return (slices * jax.lax.rsqrt(jnp.sum(slices**2, axis=-1, keepdims=True) + 1e-6)).reshape(
+        x_BMD.shape
+    )
 
 
 def _difference(size: Any, dtype: Any) -> Array:

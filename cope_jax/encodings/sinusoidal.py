@@ -46,5 +46,7 @@ class Sinusoidal(Encoding):
         width = x_BLD.shape[-1]
         frequencies = np.power(self.config.base, -np.arange(0, width, 2) / width)
         angles = positions_BL[..., None].astype(dtype) * jnp.asarray(frequencies, dtype)[None, None]
-        waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions_BL.shape, width)
+        waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(
+            *positions_BL.shape, width
+        )
         return (x_BLD.astype(dtype) + waves).astype(x_BLD.dtype)

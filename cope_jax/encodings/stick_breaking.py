@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import is_own_token, sum_over_nearer, token_indices
 
 # A stick of e^−104 is 0 in float32.

@@ -47,7 +47,9 @@ class T5(Encoding):
     def __init__(self, config: T5Config, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         if config.bidirectional and (config.num_buckets % 2 or config.num_buckets < 4):
-            raise ConfigError(f"t5(bidirectional=True) needs an even num_buckets ≥ 4, got {config.num_buckets}")
+            raise ConfigError(
+                f"t5(bidirectional=True) needs an even num_buckets ≥ 4, got {config.num_buckets}"
+            )
         check_at_least(0, "t5", stddev=config.stddev)
         self.side = config.num_buckets // 2 if config.bidirectional else config.num_buckets
         if self.side < 2 or config.max_distance <= self.side // 2:
@@ -55,7 +57,9 @@ class T5(Encoding):
                 "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2 (num_buckets / 4 if bidirectional), got "
                 f"num_buckets={config.num_buckets} and max_distance={config.max_distance}"
             )
-        table = config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads))
+        table = config.stddev * jax.random.normal(
+            rngs.params(), (config.num_buckets, shape.num_heads)
+        )
         self.table = nnx.Param(table, axes=(None, "heads"))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
@@ -81,4 +85,6 @@ def buckets(num_buckets: int, max_distance: int) -> np.ndarray:
     distance = np.arange(max_distance + 1)
     growth = np.log(np.maximum(distance, 1) / exact) / np.log(max_distance / exact)
     logarithmic = exact + np.floor(growth * (num_buckets - exact) + 1e-9).astype(np.int32)
-    return np.where(distance < exact, distance, np.minimum(logarithmic, num_buckets - 1)).astype(np.int32)
+    return np.where(distance < exact, distance, np.minimum(logarithmic, num_buckets - 1)).astype(
+        np.int32
+    )

@@ -5,7 +5,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, NoOptions, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    NoOptions,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import project
 from cope_jax.ops.sums import suffix_sum
 
@@ -37,7 +46,9 @@ class TRA(Encoding):
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         bound, heads = shape.width**-0.5, shape.num_heads
-        kernel = jax.random.uniform(rngs.params(), (shape.width, heads), minval=-bound, maxval=bound)
+        kernel = jax.random.uniform(
+            rngs.params(), (shape.width, heads), minval=-bound, maxval=bound
+        )
         self.kernel = nnx.Param(kernel, axes=("embed", "heads"))
         bias = jax.random.uniform(rngs.params(), (heads,), minval=-bound, maxval=bound)
         self.bias = nnx.Param(bias, axes=("heads",))
@@ -53,7 +64,9 @@ class TRA(Encoding):
         matches_BHLM = pairs.mask & (pairs.logits > zero)
         counts_BHLM = carry.sums[..., None] + suffix_sum(jnp.where(matches_BHLM, zero + 1, zero))
         left_out = jnp.full((), jnp.finfo(zero.dtype).min, zero.dtype)
-        logits_BHLM = jnp.where(matches_BHLM, pairs.logits + pairs.q_features[..., None] * counts_BHLM, left_out)
+        logits_BHLM = jnp.where(
+            matches_BHLM, pairs.logits + pairs.q_features[..., None] * counts_BHLM, left_out
+        )
         return logits_BHLM, carry._replace(sums=counts_BHLM[..., 0])
 
     def sink(self, carry: Carry) -> Array:

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Tokens, Traits
+from cope_jax.encodings.base import (
+    ENCODINGS,
+    AttentionShape,
+    Carry,
+    Encoding,
+    Pairs,
+    Tokens,
+    Traits,
+)
 from cope_jax.encodings.common import blocks_of, project
 from cope_jax.ops.grouped_matmul import group, ungroup
 from cope_jax.registry import check_at_least
@@ -86,11 +94,19 @@ def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     def step(c_BGRLK: Array, block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         k_BGMK, log_f_BGRMK, seen_BLM = block
         to_end_BGRMK = jnp.einsum("MN,BGRNK->BGRMK", after_MM, log_f_BGRMK, precision=exact)
-        logits = jnp.einsum("BGRLK,BGRMK->BGRLM", c_BGRLK, k_BGMK[:, :, None] * jnp.exp(to_end_BGRMK))
-        passed_BGRLK = jnp.einsum("BLM,BGRMK->BGRLK", seen_BLM.astype(dtype), log_f_BGRMK, precision=exact)
+        logits = jnp.einsum(
+            "BGRLK,BGRMK->BGRLM", c_BGRLK, k_BGMK[:, :, None] * jnp.exp(to_end_BGRMK)
+        )
+        passed_BGRLK = jnp.einsum(
+            "BLM,BGRMK->BGRLK", seen_BLM.astype(dtype), log_f_BGRMK, precision=exact
+        )
         return c_BGRLK * jnp.exp(passed_BGRLK), logits
 
-    parts = (jnp.moveaxis(k_BGSMK, 2, 0), jnp.moveaxis(log_f_BGRSMK, 3, 0), jnp.moveaxis(seen_BLSM, 2, 0))
+    parts = (
+        jnp.moveaxis(k_BGSMK, 2, 0),
+        jnp.moveaxis(log_f_BGRSMK, 3, 0),
+        jnp.moveaxis(seen_BLSM, 2, 0),
+    )
     q_BGRLK = group(c_BHLK, groups)
     c_BGRLK, logits_SBGRLM = jax.lax.scan(step, q_BGRLK, parts, reverse=True)
 
@@ -101,10 +117,14 @@ def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     seen_BLM = jnp.take_along_axis(seen_BLSM, block_BL[:, :, None, None], axis=2)[:, :, 0]
     k_BGLMK = jnp.take_along_axis(k_BGSMK, block_BL[:, None, :, None, None], axis=2)
     log_f_BGRLMK = jnp.take_along_axis(log_f_BGRSMK, block_BL[:, None, None, :, None, None], axis=3)
-    log_f_BGRLMK = jnp.where(seen_BLM[:, None, None, :, :, None], log_f_BGRLMK, jnp.zeros((), dtype))
+    log_f_BGRLMK = jnp.where(
+        seen_BLM[:, None, None, :, :, None], log_f_BGRLMK, jnp.zeros((), dtype)
+    )
     decay_BGRLMK = jnp.exp(jnp.einsum("MN,BGRLNK->BGRLMK", after_MM, log_f_BGRLMK, precision=exact))
     own_BGRLM = jnp.einsum("BGRLK,BGLMK,BGRLMK->BGRLM", q_BGRLK, k_BGLMK, decay_BGRLMK)
     is_own_SBL = jnp.arange(len(logits_SBGRLM))[:, None, None] == block_BL[None]
     logits_SBGRLM = jnp.where(is_own_SBL[:, :, None, None, :, None], own_BGRLM[None], logits_SBGRLM)
-    logits_BGRLM = jnp.moveaxis(logits_SBGRLM, 0, -2).reshape(*q_BGRLK.shape[:-1], -1)[..., padding:]
+    logits_BGRLM = jnp.moveaxis(logits_SBGRLM, 0, -2).reshape(*q_BGRLK.shape[:-1], -1)[
+        ..., padding:
+    ]
     return ungroup(logits_BGRLM) * width**-0.5, ungroup(c_BGRLK)

@@ -73,9 +73,13 @@ def check_vocabulary(folder: Path, vocab_size: int) -> None:
         numbers = model.get("vocab") if isinstance(model, dict) else None
         lines = enumerate(pieces)
         if not isinstance(numbers, dict) or numbers != {
-            piece: number for number, piece in lines if piece in numbers or not piece.startswith("[unused")
+            piece: number
+            for number, piece in lines
+            if piece in numbers or not piece.startswith("[unused")
         }:
-            raise ConfigError(f"{folder}: {VOCABULARY} and {TOKENIZER} differ: fetch the files of one model again")
+            raise ConfigError(
+                f"{folder}: {VOCABULARY} and {TOKENIZER} differ: fetch the files of one model again"
+            )
 
 
 def _check(pieces: Sequence[str], vocab_size: int, source: object) -> None:
@@ -107,7 +111,9 @@ def save(
         _check(pieces, config.vocab_size, "the vocabulary")
     BERT.save(folder, config, params, tokens)
     if pieces is not None:
-        (Path(folder) / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+        (Path(folder) / VOCABULARY).write_text(
+            "".join(f"{piece}\n" for piece in pieces), encoding="utf-8"
+        )
 
 
 def vocabulary(folder: str | Path) -> tuple[str, ...]:
@@ -193,7 +199,10 @@ BERT = tensor_map.Format(
     },
     prefixes=("bert.", "cls."),
     ignored=r"bert\.embeddings\.(position_ids|token_type_ids)",
-    tied={"cls.predictions.decoder.weight": "encoder/words/embedding", "cls.predictions.decoder.bias": "bias_V"},
+    tied={
+        "cls.predictions.decoder.weight": "encoder/words/embedding",
+        "cls.predictions.decoder.bias": "bias_V",
+    },
     required={
         "hidden_act": tuple(ACTIVATIONS),
         "position_embedding_type": ("absolute",),

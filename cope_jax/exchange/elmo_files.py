@@ -47,7 +47,9 @@ class _Entry(NamedTuple):
     here: Callable[[np.ndarray], np.ndarray] = lambda dataset: dataset
 
     def read(self) -> np.ndarray:
-        return self.there(np.concatenate([np.asarray(param[...], np.float32) for param in self.params]))
+        return self.there(
+            np.concatenate([np.asarray(param[...], np.float32) for param in self.params])
+        )
 
     def write(self, dataset: np.ndarray) -> None:
         ends = np.cumsum([len(param) for param in self.params])
@@ -59,7 +61,9 @@ def load(folder: Path) -> tuple[ElmoConfig, dict[Any, Any]]:
     """Reads (config, parameters) of an ELMo from a folder with `OPTIONS` and `*weights.hdf5`."""
     weights = sorted(folder.glob("*weights.hdf5"))
     if not weights:
-        raise ConfigError(f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of this ELMo there too")
+        raise ConfigError(
+            f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of this ELMo there too"
+        )
     model = load_elmo(folder / OPTIONS, weights[0])
     return model.config, nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
@@ -80,7 +84,9 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     """
     config = _config(Path(options_path))
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
-    model = nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+    model = nnx.merge(
+        graphdef, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    )
     with _open(weights_path, "r") as file:
         try:
             _read_weights(model, file, weights_path, options_path)
@@ -92,7 +98,9 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     return model
 
 
-def _read_weights(model: Elmo, file: Any, weights_path: str | Path, options_path: str | Path) -> None:
+def _read_weights(
+    model: Elmo, file: Any, weights_path: str | Path, options_path: str | Path
+) -> None:
     unread = _datasets(file)
     for entry in _entries(model):
         if entry.name not in unread:
@@ -133,7 +141,9 @@ def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -
     try:
         Path(options_path).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {options_path} ({error.strerror}): choose another path") from error
+        raise ConfigError(
+            f"cannot write {options_path} ({error.strerror}): choose another path"
+        ) from error
     with _open(weights_path, "w") as file:
         for entry in _entries(model):
             file[entry.name] = entry.read()
@@ -150,7 +160,9 @@ def _parse(values: Mapping[str, Any], path: str) -> ElmoConfig:
             raise ConfigError(f"{path} has no option {name!r}: give the options.json of an ELMo")
     activation, count = options["char_cnn.activation"], options["char_cnn.n_characters"]
     if activation != "relu":
-        raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, but must be 'relu'; choose another ELMo")
+        raise ConfigError(
+            f"{path}: char_cnn.activation is {activation!r}, but must be 'relu'; choose another ELMo"
+        )
     # One number in training, the other in inference.
     if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):
         raise ConfigError(
@@ -169,7 +181,11 @@ def _open(path: str | Path, mode: str) -> Any:
         return h5py.File(path, mode)
     except OSError as error:
         reason = error.strerror or "it is not an HDF5 file"
-        verb, mend = ("read", "give the weights of an ELMo") if mode == "r" else ("write", "choose another path")
+        verb, mend = (
+            ("read", "give the weights of an ELMo")
+            if mode == "r"
+            else ("write", "choose another path")
+        )
         raise ConfigError(f"cannot {verb} the weights {path} ({reason}): {mend}") from error
 
 
@@ -186,11 +202,16 @@ def _entries(model: Elmo) -> Iterator[_Entry]:
     encoder: Any = model.characters
     # The file has no row for the character 0 of padding words.
     yield _Entry(
-        "char_embed", (encoder.embedding_KE,), lambda table: table[1:], lambda table: np.pad(table, ((1, 0), (0, 0)))
+        "char_embed",
+        (encoder.embedding_KE,),
+        lambda table: table[1:],
+        lambda table: np.pad(table, ((1, 0), (0, 0))),
     )
     for number, (kernel, bias) in enumerate(zip(encoder.filters, encoder.biases, strict=True)):
         # The file has 2D convolutions over images of height 1.
-        yield _Entry(f"CNN/W_cnn_{number}", (kernel,), lambda kernel: kernel[None], lambda kernel: kernel[0])
+        yield _Entry(
+            f"CNN/W_cnn_{number}", (kernel,), lambda kernel: kernel[None], lambda kernel: kernel[0]
+        )
         yield _Entry(f"CNN/b_cnn_{number}", (bias,))
     for number, highway in enumerate(encoder.highways):
         for gate, linear in (("carry", highway.carry), ("transform", highway.transform)):

@@ -81,14 +81,18 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     config, params = elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
     for path, array in flatten_dict(params).items():
         if not np.isfinite(np.asarray(array)).all():
-            raise ConfigError(f"{folder}: the parameter {_name(path)} is NaN or infinite in places: use intact weights")
+            raise ConfigError(
+                f"{folder}: the parameter {_name(path)} is NaN or infinite in places: use intact weights"
+            )
     return config, params
 
 
 def _kind(folder: str | Path) -> str:
     kind = kind_of(Path(folder))
     if kind is None:
-        raise ConfigError(f"{folder} contains no model: put {CONFIG} and {WEIGHTS}, or the files of an ELMo, there")
+        raise ConfigError(
+            f"{folder} contains no model: put {CONFIG} and {WEIGHTS}, or the files of an ELMo, there"
+        )
     return kind
 
 
@@ -112,7 +116,9 @@ def save(
         raise unknown("format", form, FORMATS)
     model = FORMATS[form].model
     if model not in (None, config.name):
-        raise ConfigError(f"the format {form} is for a {model}, but this is a {config.name}: choose the format {OWN}")
+        raise ConfigError(
+            f"the format {form} is for a {model}, but this is a {config.name}: choose the format {OWN}"
+        )
     FORMATS[form].save(folder, config, params, tokens=tokens)
 
 
@@ -141,8 +147,17 @@ def _load(folder: Path) -> tuple[Any, Params]:
     return config, unflatten_dict(params)
 
 
-def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Mapping[str, Any] | None = None) -> None:
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "layout"}
+def _save(
+    folder: str | Path,
+    config: Any,
+    params: Mapping[Any, Any],
+    tokens: Mapping[str, Any] | None = None,
+) -> None:
+    values = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name != "layout"
+    }
     for name, value in values.items():
         if isinstance(value, EncodingConfig):
             values[name] = value.text()
@@ -150,11 +165,17 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Ma
             values[name] = dataclasses.asdict(value)
     about = {"model_type": OWN, "version": _VERSION, "model": values, **(tokens or {})}
     try:
-        same = _parse(json.loads(json.dumps(about)), CONFIG) == dataclasses.replace(config, layout=WHOLE)
+        same = _parse(json.loads(json.dumps(about)), CONFIG) == dataclasses.replace(
+            config, layout=WHOLE
+        )
     except (ConfigError, TypeError) as error:
-        raise ConfigError(f"the format {OWN} cannot represent this config ({first_line(error)})") from error
+        raise ConfigError(
+            f"the format {OWN} cannot represent this config ({first_line(error)})"
+        ) from error
     if not same:
-        raise ConfigError(f"the format {OWN} cannot represent this config: give each option a value of its type")
+        raise ConfigError(
+            f"the format {OWN} cannot represent this config: give each option a value of its type"
+        )
     tensors, arrays = {}, flatten_dict(params)
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
         _check(arrays.get(path), path, leaf, "the parameters")
@@ -177,12 +198,16 @@ def _parse(values: Mapping[str, Any], path: str) -> Any:
         raise unknown("model", name, MODELS)
     if "encoding" in model:
         if not isinstance(model["encoding"], str):
-            raise ConfigError(f"{path}.encoding must be text, such as 'cope+rope', got {model['encoding']!r}")
+            raise ConfigError(
+                f"{path}.encoding must be text, such as 'cope+rope', got {model['encoding']!r}"
+            )
         model = {**model, "encoding": EncodingConfig.parse(model["encoding"])}
     try:
         return configure(MODELS.get(name).Config, model, path)
     except TypeError as error:  # a field without a default is missing
-        raise ConfigError(f"{path} has an incomplete config ({first_line(error)}): fetch the file again") from error
+        raise ConfigError(
+            f"{path} has an incomplete config ({first_line(error)}): fetch the file again"
+        ) from error
 
 
 def _check(array: Any, path: tuple[Any, ...], leaf: Any, where: str) -> None:
@@ -219,6 +244,9 @@ class Format(NamedTuple):
 FORMATS = {
     OWN: Format(_read_config, _load, _save),
     "bert": Format(bert_files.BERT.read_config, bert_files.load, bert_files.save, "bert"),
-    **{form.kind: Format(form.read_config, form.load, form.save, "decoder") for form in (GPT2, LLAMA)},
+    **{
+        form.kind: Format(form.read_config, form.load, form.save, "decoder")
+        for form in (GPT2, LLAMA)
+    },
 }
 """The formats by the `model_type` in config.json."""

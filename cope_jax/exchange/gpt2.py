@@ -62,7 +62,8 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return tensor_map.decoder_values(config) | {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "n_positions": dict(config.encoding.parts).get("learned", {}).get("max_length") or config.max_length,
+        "n_positions": dict(config.encoding.parts).get("learned", {}).get("max_length")
+        or config.max_length,
         "n_embd": block.model_dim,
         "n_layer": config.num_layers,
         "n_head": block.num_heads,

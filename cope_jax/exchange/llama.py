@@ -57,10 +57,23 @@ class _Base:
 _LENGTH = "original_max_position_embeddings"
 _SCALINGS: dict[str, tuple[str, list[Any]]] = {
     "linear": ("interpolation", [("factor", float)]),
-    "yarn": ("yarn", [("factor", float), (_LENGTH, float), ("beta_slow", float, 1.0), ("beta_fast", float, 32.0)]),
+    "yarn": (
+        "yarn",
+        [
+            ("factor", float),
+            (_LENGTH, float),
+            ("beta_slow", float, 1.0),
+            ("beta_fast", float, 32.0),
+        ],
+    ),
     "llama3": (
         "llama3",
-        [("factor", float), ("low_freq_factor", float), ("high_freq_factor", float), (_LENGTH, float)],
+        [
+            ("factor", float),
+            ("low_freq_factor", float),
+            ("high_freq_factor", float),
+            (_LENGTH, float),
+        ],
     ),
 }
 """`rope_type` → (option of `RoPEConfig`, its values in config.json with type and default)."""
@@ -77,19 +90,31 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", *_SCALINGS))
     option, form = _SCALINGS.get(kind, ("", []))
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(name for name, *_ in form)}
+    known = {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        *(name for name, *_ in form),
+    }
     known |= {"attention_factor", "truncate"} if kind == "yarn" else set()
-    if strange := sorted(name for name, value in rope.items() if value is not None and name not in known):
+    if strange := sorted(
+        name for name, value in rope.items() if value is not None and name not in known
+    ):
         raise unknown(f"value of the rope_type {kind!r} in {path}", strange[0], known)
     for name in _OUTSIDE:
         if name in values and rope.setdefault(name, values[name]) != values[name]:
-            raise ConfigError(f"{path} has {name}={values[name]} and {name}={rope[name]}: remove the wrong one")
+            raise ConfigError(
+                f"{path} has {name}={values[name]} and {name}={rope[name]}: remove the wrong one"
+            )
     require(rope, path, partial_rotary_factor=(1.0, None), truncate=(True,))
     options: dict[str, Any] = {"base": typed(_Base, rope, path).rope_theta}
     if option:
         numbers = dataclasses.astuple(typed(dataclasses.make_dataclass(kind, form), rope, path))
         options[option] = numbers if len(numbers) > 1 else numbers[0]
-    return options | ({"yarn_ramp": "bands", "magnitude": rope.get("attention_factor")} if kind == "yarn" else {})
+    return options | (
+        {"yarn_ramp": "bands", "magnitude": rope.get("attention_factor")} if kind == "yarn" else {}
+    )
 
 
 def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
@@ -97,7 +122,10 @@ def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
     for kind, (option, form) in _SCALINGS.items():
         if (value := getattr(rope, option)) is not None:
             numbers = value if isinstance(value, tuple) else (value,)
-            scaling = {"rope_type": kind, **{name: number for (name, *_), number in zip(form, numbers, strict=False)}}
+            scaling = {
+                "rope_type": kind,
+                **{name: number for (name, *_), number in zip(form, numbers, strict=False)},
+            }
     if scaling and _LENGTH in scaling:
         scaling[_LENGTH] = int(scaling[_LENGTH])
     if rope.yarn is not None and rope.magnitude is not None:
@@ -108,7 +136,9 @@ def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
     read = typed(_Values, values, path)
     if read.mlp_bias != read.attention_bias:
-        raise ConfigError(f"{path}: attention_bias and mlp_bias differ, but must be equal; choose another model")
+        raise ConfigError(
+            f"{path}: attention_bias and mlp_bias differ, but must be equal; choose another model"
+        )
     if read.hidden_size % max(1, read.num_attention_heads):
         raise ConfigError(
             f"{path}: hidden_size={read.hidden_size} is not a multiple of "

@@ -47,7 +47,9 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{path} lacks {field.name!r}: use a complete config")
-    return configure(kind, {field.name: values[field.name] for field in fields if field.name in values}, path)
+    return configure(
+        kind, {field.name: values[field.name] for field in fields if field.name in values}, path
+    )
 
 
 def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
@@ -76,7 +78,9 @@ def read_tokens(folder: Path) -> dict[str, Any]:
             value = values.get(name)
             if value is None or name in tokens:
                 continue
-            if not all(type(number) is int for number in (value if isinstance(value, list) else [value])):
+            if not all(
+                type(number) is int for number in (value if isinstance(value, list) else [value])
+            ):
                 raise ConfigError(f"{file}: {name} must be the number of a token, got {value!r}")
             tokens[name] = value
     return tokens
@@ -92,7 +96,9 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return _read_file(folder / WEIGHTS)
     places = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(f, str) and "/" not in f for f in places.values()):
+    if not isinstance(places, dict) or not all(
+        isinstance(f, str) and "/" not in f for f in places.values()
+    ):
         raise ConfigError(
             f"{folder / INDEX} has no weight_map from tensors to files in the same folder: fetch the file again"
         )
@@ -101,10 +107,14 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         in_file = _read_file(inside(folder, file, links=True))
         for name in (name for name, file_of_name in places.items() if file_of_name == file):
             if name not in in_file:
-                raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} lists: fetch the two files again")
+                raise ConfigError(
+                    f"{folder / file} lacks {name}, which {INDEX} lists: fetch the two files again"
+                )
             tensors[name] = in_file.pop(name)
         if in_file:
-            raise ConfigError(f"{folder / file} has {min(in_file)}, which {INDEX} does not list: fetch the files again")
+            raise ConfigError(
+                f"{folder / file} has {min(in_file)}, which {INDEX} does not list: fetch the files again"
+            )
     return tensors
 
 
@@ -117,7 +127,9 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
             raise ValueError("it is no regular file")
         return dict(load_file(path))
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch the file again") from error
+        raise ConfigError(
+            f"cannot read {path} ({first_line(error)}): fetch the file again"
+        ) from error
 
 
 def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:

@@ -23,7 +23,11 @@ from cope_jax.storage.files import read_object
 ADAPTER = "adapter_config.json"
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
 """Output layer in transformers → our embedding, to which an output layer may be tied."""
-_LEAVES = {**dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"), "bias": "bias", "bias_V": "bias"}
+_LEAVES = {
+    **dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"),
+    "bias": "bias",
+    "bias_V": "bias",
+}
 """Names of parameters in our modules → names in transformers."""
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
@@ -54,7 +58,11 @@ class _Entry(NamedTuple):
     transposed: bool
 
     def names(self, num_layers: int) -> list[str]:
-        return [self.name.format(layer) for layer in range(num_layers)] if self.stacked else [self.name]
+        return (
+            [self.name.format(layer) for layer in range(num_layers)]
+            if self.stacked
+            else [self.name]
+        )
 
     @property
     def stacked(self) -> bool:
@@ -114,7 +122,9 @@ class Format:
                 f"{path} has the model_type {kind!r}, not {self.kind!r}: give the folder of a {self.kind} model"
             )
         if (folder / ADAPTER).exists():  # transformers would add it to the weights
-            raise ConfigError(f"{folder} has an adapter ({ADAPTER}): merge it into the weights, and remove the file")
+            raise ConfigError(
+                f"{folder} has an adapter ({ADAPTER}): merge it into the weights, and remove the file"
+            )
         return self._read(values, str(path))
 
     def _read(self, values: Mapping[str, Any], path: str) -> Any:
@@ -136,7 +146,9 @@ class Format:
             for old, new in _EARLIER.items():
                 name = name.removesuffix(old) + new if name.endswith(old) else name
             if name in tensors:
-                raise ConfigError(f"{folder} has the tensor {name!r} under two names: use the files of one model")
+                raise ConfigError(
+                    f"{folder} has the tensor {name!r} under two names: use the files of one model"
+                )
             if not re.fullmatch(self.ignored, name):
                 tensors[name] = safetensors_io.as_float(array, name, folder)
         params: dict[str, np.ndarray] = {}
@@ -144,7 +156,9 @@ class Format:
         for entry in self._entries(wanted):
             if entry.name.startswith(self.optional) and entry.name not in tensors:
                 continue
-            parts = _parts(entry, [wanted[path] for path in entry.paths], tensors, folder, config.num_layers)
+            parts = _parts(
+                entry, [wanted[path] for path in entry.paths], tensors, folder, config.num_layers
+            )
             params |= zip(entry.paths, parts, strict=True)
         for theirs, ours in self.tied.items():
             tied = tensors.pop(theirs, None)
@@ -160,7 +174,11 @@ class Format:
         return config, unflatten_dict(params, sep="/")
 
     def save(
-        self, folder: str | Path, config: Any, params: Mapping[str, Any], tokens: Mapping[str, Any] | None = None
+        self,
+        folder: str | Path,
+        config: Any,
+        params: Mapping[str, Any],
+        tokens: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes a model that `load` and transformers can read, with `tokens` in its config.json.
 
@@ -196,10 +214,16 @@ class Format:
                 f"the format {self.kind} cannot represent this config ({error}): choose the format cope_jax"
             ) from error
         # An option of a part that the format lacks is not in `said`.
-        changed = [name for name, value in asked.items() if name not in self.free and said.get(name, value) != value]
+        changed = [
+            name
+            for name, value in asked.items()
+            if name not in self.free and said.get(name, value) != value
+        ]
         lost = [f"{name}={asked[name]!r}" for name in changed]
         if lost:
-            raise ConfigError(f"the format {self.kind} cannot represent {', '.join(lost)}: choose the format cope_jax")
+            raise ConfigError(
+                f"the format {self.kind} cannot represent {', '.join(lost)}: choose the format cope_jax"
+            )
         return written
 
     def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
@@ -213,11 +237,19 @@ class Format:
             for leaf, end in _LEAVES.items():
                 paths = [f"{module}/{leaf}".lstrip("/") for module in ours.split(" ")]
                 if paths[0] in wanted:
-                    yield _Entry(f"{theirs}.{end}", paths, leaf == "kernel" and not theirs.startswith(self.plain))
+                    yield _Entry(
+                        f"{theirs}.{end}",
+                        paths,
+                        leaf == "kernel" and not theirs.startswith(self.plain),
+                    )
 
 
 def _parts(
-    entry: _Entry, wanted: list[tuple[int, ...]], tensors: dict[str, np.ndarray], folder: Path, num_layers: int
+    entry: _Entry,
+    wanted: list[tuple[int, ...]],
+    tensors: dict[str, np.ndarray],
+    folder: Path,
+    num_layers: int,
 ) -> list[np.ndarray]:
     """Reads the parameters of an entry, of shapes `wanted`, and removes it from `tensors`."""
     widths = [shape[-1] for shape in wanted]
@@ -245,24 +277,40 @@ def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mappin
         scale = config.block.model_dim**-0.5 if config.tie_embeddings else 1.0
     if scale == 1:
         return params
-    norm = jax.tree.map(lambda array: np.asarray(array) * np.asarray(scale, array.dtype), params["norm"])
+    norm = jax.tree.map(
+        lambda array: np.asarray(array) * np.asarray(scale, array.dtype), params["norm"]
+    )
     return {**params, "norm": norm}
 
 
 def _function(config: Any) -> dict[str, Any]:
     """The options that decide what a model computes, by name, with all options of its encoding."""
     parts = config.encoding.options()
-    options = {f"{name}.{field}": value for name, chosen in parts.items() for field, value in vars(chosen).items()}
-    return {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size} | options | deciding_options(config)
+    options = {
+        f"{name}.{field}": value
+        for name, chosen in parts.items()
+        for field, value in vars(chosen).items()
+    }
+    return (
+        {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size}
+        | options
+        | deciding_options(config)
+    )
 
 
 def common_values(config: Any) -> dict[str, Any]:
     """The values of config.json that have the same names in all architectures."""
     stddev = config.block.initial_stddev
-    return {"vocab_size": config.vocab_size, "initializer_range": 0.02 if stddev is None else stddev}
+    return {
+        "vocab_size": config.vocab_size,
+        "initializer_range": 0.02 if stddev is None else stddev,
+    }
 
 
 def decoder_values(config: DecoderConfig) -> dict[str, Any]:
     """The values of config.json that have the same names in GPT-2 and Llama."""
     # The tokens are None, because transformers would replace absent tokens with its defaults.
-    return common_values(config) | {"tie_word_embeddings": config.tie_embeddings, **dict.fromkeys(TOKENS)}
+    return common_values(config) | {
+        "tie_word_embeddings": config.tie_embeddings,
+        **dict.fromkeys(TOKENS),
+    }

@@ -72,7 +72,12 @@ def generate(
 
 
 def generate_stream(
-    model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, chunk: int = 8, **arguments: Any
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    chunk: int = 8,
+    **arguments: Any,
 ) -> Iterator[list[np.ndarray]]:
     """Yields the tokens of `generate` while they are generated, as lists of new tokens by row.
 
@@ -133,7 +138,9 @@ def _request(
 ) -> _Request:
     """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
     if not hasattr(model, "prefill"):
-        raise ConfigError(f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
+        raise ConfigError(
+            f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()"
+        )
     vocab_size = model.config.vocab_size
     several = isinstance(stop_token, Sequence | np.ndarray) and not isinstance(stop_token, str)
     given: Any = stop_token if several else [stop_token]
@@ -168,7 +175,9 @@ def _keys(key: Array, rows: int) -> Array:
     """Returns the key of each row, `[B]`."""
     is_key = isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.shape not in ((), (rows,)):
-        raise ConfigError(f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row")
+        raise ConfigError(
+            f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row"
+        )
     return key if key.shape else row_keys(key, range(rows))
 
 
@@ -176,7 +185,9 @@ def _begin(request: _Request) -> _Loop:
     """Reads the prompts and samples the first token of each row."""
     (batch, length), most = request.tokens_BL.shape, request.max_new_tokens
     # The last token is never read, so it needs no slot.
-    logits_BV, cache = request.model.prefill(request.tokens_BL, length + most - 1, lengths_B=request.lengths_B)
+    logits_BV, cache = request.model.prefill(
+        request.tokens_BL, length + most - 1, lengths_B=request.lengths_B
+    )
     token_B = draw(request.params, jnp.zeros((), jnp.int32), logits_BV)
     new_BT = jnp.zeros((batch, most), jnp.int32).at[:, 0].set(token_B)
     running_B = jnp.isin(token_B, request.params.stop_S, invert=True)
@@ -192,7 +203,9 @@ def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
 
     def next_token(loop: _Loop) -> _Loop:
         step, running_B, count_B, new_BT, cache = loop
-        logits_BV, cache = model.decode(jax.lax.dynamic_slice_in_dim(new_BT, step - 1, 1, axis=1), cache)
+        logits_BV, cache = model.decode(
+            jax.lax.dynamic_slice_in_dim(new_BT, step - 1, 1, axis=1), cache
+        )
         token_B = draw(params, step, logits_BV)
         new_BT = new_BT.at[:, step].set(token_B)
         running = running_B & jnp.isin(token_B, params.stop_S, invert=True)

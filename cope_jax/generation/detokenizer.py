@@ -32,7 +32,9 @@ class Continuation:
     ('B', 'é', '\nC', '', True)
     """
 
-    def __init__(self, decode: Callable[[np.ndarray], str], prompt: Sequence[int], stop: Sequence[str] = ()):
+    def __init__(
+        self, decode: Callable[[np.ndarray], str], prompt: Sequence[int], stop: Sequence[str] = ()
+    ):
         self.text = ""
         self.ended = False
         self._decode = decode
@@ -69,7 +71,11 @@ class Continuation:
     def _settle(self, text: str, withheld: Callable[[str], int]) -> str:
         # Stop texts are ordered by their ends, so that the result does not depend on how much text
         # there is already.
-        stops = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop, self._shown)) >= 0]
+        stops = [
+            (start + len(stop), start)
+            for stop in self._stop
+            if (start := text.find(stop, self._shown)) >= 0
+        ]
         self.ended = bool(stops)
         settled = text[: min(stops)[1]] if stops else text[: len(text) - withheld(text)]
         new = settled[self._shown :]
@@ -79,5 +85,10 @@ class Continuation:
 
     def _begun(self, text: str) -> int:
         """Returns the number of characters at the end that may begin a stop text."""
-        sizes = (size for stop in self._stop for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size]))
+        sizes = (
+            size
+            for stop in self._stop
+            for size in range(len(stop) - 1, 0, -1)
+            if text.endswith(stop[:size])
+        )
         return max(sizes, default=0)

@@ -26,7 +26,9 @@ def pad_left(
     rows = [_row(prompt) for prompt in prompts]
     lengths_B = np.array([len(row_L) for row_L in rows], np.int32)
     if not len(rows) or not lengths_B.min():
-        raise ConfigError("a prompt is empty: give at least one prompt, and at least one token in each")
+        raise ConfigError(
+            "a prompt is empty: give at least one prompt, and at least one token in each"
+        )
     tokens_BL = np.zeros((len(rows), max(least, lengths_B.max())), np.int32)
     for padded_L, row_L in zip(tokens_BL, rows, strict=True):
         check_tokens("prompt", row_L, vocab_size)
@@ -54,7 +56,9 @@ def _row(prompt: Any) -> np.ndarray:
     except ValueError:  # lists of different lengths
         row_L = np.empty((0, 0))
     if row_L.ndim != 1 or (row_L.size and row_L.dtype.kind not in "iu"):
-        raise ConfigError(f"prompts must be a list of lists of integers, got the prompt {abridged(prompt)}")
+        raise ConfigError(
+            f"prompts must be a list of lists of integers, got the prompt {abridged(prompt)}"
+        )
     return row_L
 
 

@@ -41,11 +41,15 @@ def generate(
     vocab_size = model.config.vocab_size
     padded_BL, lengths_B = pad_left(prompts, vocab_size)
     # Padding is moved behind the prompts, so that it does not reach the state.
-    tokens_BL = np.stack([np.roll(row, length - len(row)) for row, length in zip(padded_BL, lengths_B, strict=True)])
+    tokens_BL = np.stack(
+        [np.roll(row, length - len(row)) for row, length in zip(padded_BL, lengths_B, strict=True)]
+    )
     graphdef, state = nnx.split(model)
     keys_T = jax.random.split(key, max_new_tokens)
     top_k = None if top_k is None else min(top_k, vocab_size)
-    return np.asarray(_generate(graphdef, state, tokens_BL, lengths_B, keys_T, np.float32(temperature), top_k))
+    return np.asarray(
+        _generate(graphdef, state, tokens_BL, lengths_B, keys_T, np.float32(temperature), top_k)
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "top_k"))

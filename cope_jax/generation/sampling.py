@@ -42,7 +42,9 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
     return jax.vmap(row)(logits_BV, params.keys_B)
 
 
-def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:
+def sample(
+    logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None
+) -> Array:
     """Samples an int32 token for each row. Temperature 0 takes the first of the highest logits."""
     # Some processors treat numbers below the smallest normal number as 0. With this line all
     # processors do so.
@@ -80,7 +82,9 @@ def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
     order_BV = jnp.argsort(-logits_BV, axis=-1)
     sorted_BV = jax.nn.softmax(jnp.take_along_axis(logits_BV, order_BV, axis=-1), axis=-1)
     # The −1 keeps the first token even if p is rounded to 0.
-    before_BV = jnp.pad(jnp.cumsum(sorted_BV, axis=-1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    before_BV = jnp.pad(
+        jnp.cumsum(sorted_BV, axis=-1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1
+    )
     return _keep(logits_BV, order_BV, (before_BV < p) | (p >= 1))
 
 

@@ -44,6 +44,8 @@ def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
         )
     codec = loaded.codec
     if codec is None:
-        raise ConfigError(f"{folder} has no tokenizer: put tokenizer.json, words.txt, or GPT-2's two files there")
+        raise ConfigError(
+            f"{folder} has no tokenizer: put tokenizer.json, words.txt, or GPT-2's two files there"
+        )
     length = loaded.config.max_length if loaded.task is None else loaded.task.length("train")
     return TextGenerator(loaded.title(seed), loaded.model(seed), codec, length)

@@ -37,10 +37,18 @@ class AttentionOptions(nnx.Module):
         heads, groups = shape.num_heads, shape.kv_heads
         if config.kv_shift:
             initial = jax.nn.initializers.lecun_normal()
-            self.key_shift = nnx.Param(initial(rngs.params(), (config.model_dim, groups)), axes=("embed", "kv_heads"))
-            self.value_shift = nnx.Param(initial(rngs.params(), (config.model_dim, groups)), axes=("embed", "kv_heads"))
+            self.key_shift = nnx.Param(
+                initial(rngs.params(), (config.model_dim, groups)), axes=("embed", "kv_heads")
+            )
+            self.value_shift = nnx.Param(
+                initial(rngs.params(), (config.model_dim, groups)), axes=("embed", "kv_heads")
+            )
         if config.convolution:
-            for name, number, axis in (("q", heads, "heads"), ("k", groups, "kv_heads"), ("v", groups, "kv_heads")):
+            for name, number, axis in (
+                ("q", heads, "heads"),
+                ("k", groups, "kv_heads"),
+                ("v", groups, "kv_heads"),
+            ):
                 itself = jnp.zeros((config.convolution, number, width)).at[-1].set(1.0)
                 setattr(self, f"{name}_convolution", nnx.Param(itself, axes=(None, axis, None)))
         if config.qk_norm:
@@ -49,7 +57,9 @@ class AttentionOptions(nnx.Module):
         if config.output_norm:
             self.output_scale = nnx.Param(jnp.ones((heads, width)), axes=("heads", None))
         if config.output_gate:
-            self.gate = create_linear(config, config.model_dim, heads * width, ("embed", "heads"), rngs=rngs)
+            self.gate = create_linear(
+                config, config.model_dim, heads * width, ("embed", "heads"), rngs=rngs
+            )
 
     def before(
         self,
@@ -66,13 +76,17 @@ class AttentionOptions(nnx.Module):
         def over_tokens(name: str, x: Array, kernel: Array) -> Array:
             rows = x.reshape(*x.shape[:2], -1)
             flat = kernel.astype(x.dtype).reshape(len(kernel), -1)
-            y, kept[name] = causal_convolution(rows, flat, segment_ids_BL, None if windows is None else windows[name])
+            y, kept[name] = causal_convolution(
+                rows, flat, segment_ids_BL, None if windows is None else windows[name]
+            )
             return y.reshape(x.shape)
 
         if self.config.kv_shift:
             for name, kernel in (("k", self.key_shift), ("v", self.value_shift)):
                 x, current = arrays[name], jnp.ones(arrays[name].shape[2:])
-                share = jax.nn.sigmoid(project("kv_shift", x_BLD, kernel[...]))[..., None].astype(x.dtype)
+                share = jax.nn.sigmoid(project("kv_shift", x_BLD, kernel[...]))[..., None].astype(
+                    x.dtype
+                )
                 before = over_tokens(f"{name}_shift", x, jnp.stack([current, 0 * current]))
                 arrays[name] = share * before + (1 - share) * x
         if self.config.convolution:

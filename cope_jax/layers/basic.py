@@ -25,7 +25,13 @@ _LEAST_EPSILON_OF_DIFFERENCES = 1e-6
 
 
 def create_linear(
-    config: BlockConfig, inputs: int, outputs: int, axes: tuple[str | None, ...], *, scale: float = 1.0, rngs: nnx.Rngs
+    config: BlockConfig,
+    inputs: int,
+    outputs: int,
+    axes: tuple[str | None, ...],
+    *,
+    scale: float = 1.0,
+    rngs: nnx.Rngs,
 ) -> nnx.Linear:
     """Creates a layer y = W x + b in the compute type; b is initialised to 0.
 
@@ -64,8 +70,14 @@ def logits(layer: nnx.Linear, x: Array) -> Array:
     'float32'
     """
     wide = accumulator_dtype(x.dtype)
-    y = jnp.einsum("...D,DC->...C", x, layer.kernel[...].astype(x.dtype), preferred_element_type=wide)
-    return y if layer.bias is None else y + layer.bias[...].astype(wide).reshape((1,) * (x.ndim - 1) + (-1,))
+    y = jnp.einsum(
+        "...D,DC->...C", x, layer.kernel[...].astype(x.dtype), preferred_element_type=wide
+    )
+    return (
+        y
+        if layer.bias is None
+        else y + layer.bias[...].astype(wide).reshape((1,) * (x.ndim - 1) + (-1,))
+    )
 
 
 class Norm(nnx.Module):
@@ -105,7 +117,11 @@ class MLP(nnx.Module):
         self.activation = config.activation
         inward, outward = ("embed", "mlp"), ("mlp", "embed")
         self.inner = create_linear(config, width, hidden, inward, rngs=rngs)
-        self.gate = create_linear(config, width, hidden, inward, rngs=rngs) if config.activation == "swiglu" else None
+        self.gate = (
+            create_linear(config, width, hidden, inward, rngs=rngs)
+            if config.activation == "swiglu"
+            else None
+        )
         self.outer = create_linear(config, hidden, width, outward, scale=residual_scale, rngs=rngs)
 
     def __call__(self, x_BLD: Array, layout: Layout = WHOLE) -> Array:

@@ -30,10 +30,18 @@ class Block(nnx.Module):
         initially scaled by 1/√(2·num_layers), unless `config.initial_stddev` is set.
     """
 
-    mixers: ClassVar[dict[str, Any]] = {"attention": SelfAttention} | dict.fromkeys(KINDS, RecurrentMixer)
+    mixers: ClassVar[dict[str, Any]] = {"attention": SelfAttention} | dict.fromkeys(
+        KINDS, RecurrentMixer
+    )
 
     def __init__(
-        self, config: BlockConfig, encoding: EncodingConfig, shape: AttentionShape, num_layers: int, *, rngs: nnx.Rngs
+        self,
+        config: BlockConfig,
+        encoding: EncodingConfig,
+        shape: AttentionShape,
+        num_layers: int,
+        *,
+        rngs: nnx.Rngs,
     ):
         residual_scale = (2 * num_layers) ** -0.5
         self.config = config
@@ -44,14 +52,25 @@ class Block(nnx.Module):
         self.mlp = MLP(config, residual_scale, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)
 
-    def __call__(self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None) -> Array:
+    def __call__(
+        self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None
+    ) -> Array:
         """The residual stream x_BLD after the block, with the `shared` encoding of all layers."""
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
-        attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
+        attended_BLD = self.attention(
+            self._attention_input(x_BLD), self.compose(shared), context, keys[0]
+        )
         return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])[0]
 
     def extend(
-        self, x_BLD: Array, shared: Composed, context: Context, cache: Cache, layer: Any, *, first: bool
+        self,
+        x_BLD: Array,
+        shared: Composed,
+        context: Context,
+        cache: Cache,
+        layer: Any,
+        *,
+        first: bool,
     ) -> tuple[Array, Cache]:
         """Like `__call__`, for tokens that follow those in a cache: see `SelfAttention.extend`."""
         attended_BLD, cache = self.attention.extend(
@@ -88,8 +107,12 @@ class Block(nnx.Module):
           (x_BLD, f_BLD).
         """
         rate, pre = self.config.dropout, self.config.norm_position == "pre"
-        x_BLD = layout.constrain(x_BLD + dropout(attended_BLD, rate, attention_key), "batch", "length", None)
+        x_BLD = layout.constrain(
+            x_BLD + dropout(attended_BLD, rate, attention_key), "batch", "length", None
+        )
         x_BLD = x_BLD if pre else self.attention_norm(x_BLD)
         fed_BLD = dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD, layout), rate, mlp_key)
         x_BLD = x_BLD + fed_BLD
-        return layout.constrain(x_BLD if pre else self.mlp_norm(x_BLD), "batch", "length", None), fed_BLD
+        return layout.constrain(
+            x_BLD if pre else self.mlp_norm(x_BLD), "batch", "length", None
+        ), fed_BLD

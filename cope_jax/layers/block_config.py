@@ -84,8 +84,14 @@ class BlockConfig:
 
     def __post_init__(self):
         check_fields(self, "block")
-        heads = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
-        check_at_least(1, "block", MOST_WIDTH, model_dim=self.model_dim, mlp_dim=self.mlp_dim, **heads)
+        heads = {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+        }
+        check_at_least(
+            1, "block", MOST_WIDTH, model_dim=self.model_dim, mlp_dim=self.mlp_dim, **heads
+        )
         if self.head_dim is None and self.model_dim % self.num_heads:
             raise ConfigError(
                 f"model_dim={self.model_dim} is not a multiple of num_heads={self.num_heads}: give head_dim"
@@ -95,13 +101,17 @@ class BlockConfig:
         if not 0 < self.norm_epsilon < 1:
             raise ConfigError(f"norm_epsilon must lie in (0, 1), got {self.norm_epsilon}")
         if self.negative_eigenvalues and "delta" not in self.mixer:
-            raise ConfigError(f"block.negative_eigenvalues has no effect with mixer={self.mixer}: use a delta rule")
+            raise ConfigError(
+                f"block.negative_eigenvalues has no effect with mixer={self.mixer}: use a delta rule"
+            )
         check_at_least(0, "block", initial_stddev=self.initial_stddev, convolution=self.convolution)
 
     def attention_shape(self, max_length: int | None) -> AttentionShape:
         """The sizes that an encoding of this block is built for."""
         head_dim = self.head_dim or self.model_dim // self.num_heads
-        return AttentionShape(self.num_heads, head_dim, self.num_kv_heads, self.model_dim, max_length)
+        return AttentionShape(
+            self.num_heads, head_dim, self.num_kv_heads, self.model_dim, max_length
+        )
 
     def matrix_parameters(self) -> tuple[int, int]:
         """Returns (number of parameters in a block's matrices, which every token uses; H·K).
@@ -110,7 +120,11 @@ class BlockConfig:
         """
         shape = self.attention_shape(None)
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        mlp = (3 if self.activation == "swiglu" else 2) * self.model_dim * (self.mlp_dim or 4 * self.model_dim)
+        mlp = (
+            (3 if self.activation == "swiglu" else 2)
+            * self.model_dim
+            * (self.mlp_dim or 4 * self.model_dim)
+        )
         recurrent = self.mixer != "attention"
         gate = self.model_dim * heads if self.output_gate or recurrent else 0
         return 2 * self.model_dim * (heads + kv_heads) + gate + mlp, 0 if recurrent else heads
@@ -124,7 +138,11 @@ class BlockConfig:
     def variant(self) -> dict[str, Any]:
         """The mixer, unless it is attention, and the options around attention, by name."""
         mixer = {} if self.mixer == "attention" else {"mixer": self.mixer}
-        return mixer | ({"negative_eigenvalues": True} if self.negative_eigenvalues else {}) | self.attention_options
+        return (
+            mixer
+            | ({"negative_eigenvalues": True} if self.negative_eigenvalues else {})
+            | self.attention_options
+        )
 
     @property
     def dtype(self) -> Any:

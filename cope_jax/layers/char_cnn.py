@@ -38,7 +38,9 @@ class CharCNNConfig:
         check_at_least(1, "characters", embed_dim=self.embed_dim, projection=self.projection)
         check_at_least(0, "characters", num_highways=self.num_highways)
         if not self.filters or any(len(pair) != 2 or min(pair) < 1 for pair in self.filters):
-            raise ConfigError(f"characters.filters must be pairs (width, number), each at least 1, got {self.filters}")
+            raise ConfigError(
+                f"characters.filters must be pairs (width, number), each at least 1, got {self.filters}"
+            )
 
     @property
     def num_filters(self) -> int:
@@ -46,8 +48,12 @@ class CharCNNConfig:
 
     def flops_per_word(self, max_characters: int) -> float:
         """Forward FLOPs of a word's products. A filter is applied at each offset where it fits."""
-        indices = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
-        dense = 2 * self.num_highways * self.num_filters**2 + self.num_filters * (self.projection or 0)
+        indices = (
+            max(max_characters - width + 1, 0) * width * number for width, number in self.filters
+        )
+        dense = 2 * self.num_highways * self.num_filters**2 + self.num_filters * (
+            self.projection or 0
+        )
         return 2.0 * (self.embed_dim * sum(indices) + dense)
 
 
@@ -90,9 +96,13 @@ class CharCNN(nnx.Module):
 
         self.config = config
         self.embedding_KE = uniform(1.0, NUM_CHARACTERS, config.embed_dim)
-        self.filters = nnx.List([uniform(0.05, width, config.embed_dim, number) for width, number in config.filters])
+        self.filters = nnx.List(
+            [uniform(0.05, width, config.embed_dim, number) for width, number in config.filters]
+        )
         self.biases = nnx.List([nnx.Param(jnp.zeros(number)) for _, number in config.filters])
-        self.highways = nnx.List([Highway(config.num_filters, rngs=rngs) for _ in range(config.num_highways)])
+        self.highways = nnx.List(
+            [Highway(config.num_filters, rngs=rngs) for _ in range(config.num_highways)]
+        )
         outputs, axes = config.projection, ("mlp", "embed")
         self.projection = _dense(config.num_filters, outputs, axes, rngs=rngs) if outputs else None
 
@@ -105,14 +115,20 @@ class CharCNN(nnx.Module):
         batch, length, size = characters_BLC.shape
         widest = max(width for width, _ in self.config.filters)
         if size < widest:
-            raise ConfigError(f"words of {size} characters are shorter than a filter of {widest}: pad them to {widest}")
+            raise ConfigError(
+                f"words of {size} characters are shorter than a filter of {widest}: pad them to {widest}"
+            )
         characters_NC = characters_BLC.reshape(batch * length, size)
         table_KE = self.embedding_KE[...]
         # Row 0 is unused, but the official sizes include it.
         is_none_NC = characters_NC == 0
-        e_NCE = jnp.where(is_none_NC[..., None], jnp.zeros((), table_KE.dtype), lookup(table_KE, characters_NC))
+        e_NCE = jnp.where(
+            is_none_NC[..., None], jnp.zeros((), table_KE.dtype), lookup(table_KE, characters_NC)
+        )
         pairs = zip(self.filters, self.biases, strict=True)
-        x_ND = jnp.concatenate([_maxima(e_NCE, w_WEF[...], b_F[...]) for w_WEF, b_F in pairs], axis=-1)
+        x_ND = jnp.concatenate(
+            [_maxima(e_NCE, w_WEF[...], b_F[...]) for w_WEF, b_F in pairs], axis=-1
+        )
         for highway in self.highways:
             x_ND = highway(x_ND)
         x_ND = x_ND if self.projection is None else self.projection(x_ND)
@@ -120,7 +136,9 @@ class CharCNN(nnx.Module):
         return x_ND.reshape(batch, length, x_ND.shape[-1])
 
 
-def _dense(inputs: int, outputs: int, axes: tuple[str, str], *, bias: float = 0.0, rngs: nnx.Rngs) -> nnx.Linear:
+def _dense(
+    inputs: int, outputs: int, axes: tuple[str, str], *, bias: float = 0.0, rngs: nnx.Rngs
+) -> nnx.Linear:
     return nnx.Linear(
         inputs,
         outputs,
@@ -140,6 +158,8 @@ def _maxima(e_NCE: Array, w_WEF: Array, b_F: Array) -> Array:
     """
     width, _, filters = w_WEF.shape
     indices = e_NCE.shape[1] - width + 1
-    windows_NPW = jnp.concatenate([e_NCE[:, start : start + indices] for start in range(width)], axis=-1)
+    windows_NPW = jnp.concatenate(
+        [e_NCE[:, start : start + indices] for start in range(width)], axis=-1
+    )
     maximum_NF = jnp.max(linear(windows_NPW, w_WEF.reshape(-1, filters)), axis=1)
     return jax.nn.relu(maximum_NF + b_F[None])

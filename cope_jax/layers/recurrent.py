@@ -52,10 +52,16 @@ class Cell:
         check_fields(self, "cell")
         check_at_least(1, "cell", width=self.width, projection=self.projection)
         check_at_least(0, "cell", cell_clip=self.cell_clip, projection_clip=self.projection_clip)
-        if self.name == "tanh" and any((self.projection, self.cell_clip, self.projection_clip, self.forget_bias)):
-            raise ConfigError("a tanh cell has no projection, clips or forget_bias: use name='lstm'")
+        if self.name == "tanh" and any(
+            (self.projection, self.cell_clip, self.projection_clip, self.forget_bias)
+        ):
+            raise ConfigError(
+                "a tanh cell has no projection, clips or forget_bias: use name='lstm'"
+            )
         if self.projection is None and self.projection_clip is not None:
-            raise ConfigError(f"cell.projection_clip={self.projection_clip} needs a projection: set cell.projection")
+            raise ConfigError(
+                f"cell.projection_clip={self.projection_clip} needs a projection: set cell.projection"
+            )
 
     @property
     def outputs(self) -> int:
@@ -73,7 +79,9 @@ class Cell:
         >>> Cell(width=3).matrices(inputs=2)
         60
         """
-        return self.gates * (inputs + self.outputs) + (self.width * self.projection if self.projection else 0)
+        return self.gates * (inputs + self.outputs) + (
+            self.width * self.projection if self.projection else 0
+        )
 
     def initial_carry(self, batch: int, dtype: Any = jnp.float32) -> Carry:
         """The state before the first step: zeros."""
@@ -89,7 +97,9 @@ class Cell:
             h_BN = jnp.tanh(z_BG)
             return (h_BN,), h_BN
         i_BN, f_BN, g_BN, o_BN = jnp.split(z_BG, 4, axis=-1)
-        c_BN = jax.nn.sigmoid(f_BN + self.forget_bias) * carry[0] + jax.nn.sigmoid(i_BN) * jnp.tanh(g_BN)
+        c_BN = jax.nn.sigmoid(f_BN + self.forget_bias) * carry[0] + jax.nn.sigmoid(i_BN) * jnp.tanh(
+            g_BN
+        )
         c_BN = _clip(c_BN, self.cell_clip)
         m_BN = jax.nn.sigmoid(o_BN) * jnp.tanh(c_BN)
         if shift_BP is None:
@@ -115,19 +125,28 @@ class Recurrent(nnx.Module):
 
         def uniform(*shape: int, axes: tuple[str | None, ...]) -> nnx.Param[Array]:
             bound = cell.width**-0.5
-            return nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound), axes=axes)
+            return nnx.Param(
+                jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound), axes=axes
+            )
 
         self.inner_DG = uniform(inputs, cell.gates, axes=("embed", "mlp"))
         self.state_PG = uniform(cell.outputs, cell.gates, axes=("embed", "mlp"))
         self.bias_G = uniform(cell.gates, axes=("mlp",))
-        self.outer_NP = uniform(cell.width, cell.projection, axes=("mlp", "embed")) if cell.projection else None
+        self.outer_NP = (
+            uniform(cell.width, cell.projection, axes=("mlp", "embed")) if cell.projection else None
+        )
 
     def initial_carry(self, batch: int) -> Carry:
         """The state before the first step: zeros of the parameters' type."""
         return self.cell.initial_carry(batch, self.bias_G[...].dtype)
 
     def __call__(
-        self, x_BLD: Array, carry: Carry | None = None, *, lengths_B: Array | None = None, reverse: bool = False
+        self,
+        x_BLD: Array,
+        carry: Carry | None = None,
+        *,
+        lengths_B: Array | None = None,
+        reverse: bool = False,
     ) -> tuple[Array, Carry]:
         """Runs the cell over each sequence.
 
@@ -148,12 +167,19 @@ class Recurrent(nnx.Module):
         x_LBD = jnp.swapaxes(x_BLD, 0, 1)
         real_LB1 = None
         if lengths_B is not None:
-            real_LB1 = np.arange(length, dtype=np.int32)[:, None, None] < jnp.asarray(lengths_B)[None, :, None]
+            real_LB1 = (
+                np.arange(length, dtype=np.int32)[:, None, None]
+                < jnp.asarray(lengths_B)[None, :, None]
+            )
             # Otherwise a NaN in an input that is not real would reach the gradients, because 0 ·
             # NaN is NaN.
             x_LBD = jnp.where(real_LB1, x_LBD, jnp.zeros((), x_LBD.dtype))
         z_LBG = linear(x_LBD, self.inner_DG[...]) + self.bias_G[...][None, None]
-        weights = (self.state_PG[...],) if self.outer_NP is None else (self.state_PG[...], self.outer_NP[...])
+        weights = (
+            (self.state_PG[...],)
+            if self.outer_NP is None
+            else (self.state_PG[...], self.outer_NP[...])
+        )
         y_LBP, carry = _run((self.cell, reverse), weights, carry, z_LBG, real_LB1)
         return jnp.swapaxes(y_LBP, 0, 1), carry
 
@@ -171,7 +197,11 @@ class Bidirectional(nnx.Module):
         self.backward = Recurrent(cell, inputs, rngs=rngs)
 
     def __call__(
-        self, x_BLD: Array, carry: tuple[Carry, Carry] | None = None, *, lengths_B: Array | None = None
+        self,
+        x_BLD: Array,
+        carry: tuple[Carry, Carry] | None = None,
+        *,
+        lengths_B: Array | None = None,
     ) -> tuple[Array, tuple[Carry, Carry]]:
         """Returns (y_BL2P, last states), of arguments as of `Recurrent`, with states in pairs."""
         before = (None, None) if carry is None else carry
@@ -190,14 +220,20 @@ def clear(carry: PyTree, reset_B: Array | None) -> PyTree:
         return carry
 
     def keep(leaf: Array) -> Array:
-        return jnp.where((reset_B != 0).reshape(-1, *(1,) * (leaf.ndim - 1)), jnp.zeros((), leaf.dtype), leaf)
+        return jnp.where(
+            (reset_B != 0).reshape(-1, *(1,) * (leaf.ndim - 1)), jnp.zeros((), leaf.dtype), leaf
+        )
 
     return jax.tree.map(keep, carry)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(
-    how: tuple[Cell, bool], weights: tuple[Array, ...], carry: Carry, z_LBG: Array, real_LB1: Array | None
+    how: tuple[Cell, bool],
+    weights: tuple[Array, ...],
+    carry: Carry,
+    z_LBG: Array,
+    real_LB1: Array | None,
 ) -> tuple[Array, Carry]:
     return _scan(how, weights, carry, z_LBG, _shift(how, carry, z_LBG), real_LB1)[0]
 
@@ -222,7 +258,9 @@ def _scan(
             new = tuple(jnp.where(real_B1, *pair) for pair in zip(new, carry, strict=True))
         return new, (y_BP, carry[-1], m_BN)
 
-    carry, (y_LBP, h_LBP, m_LBN) = jax.lax.scan(body, carry, (z_LBG, shift_LBP, real_LB1), reverse=reverse)
+    carry, (y_LBP, h_LBP, m_LBN) = jax.lax.scan(
+        body, carry, (z_LBG, shift_LBP, real_LB1), reverse=reverse
+    )
     return (y_LBP, carry), (h_LBP, m_LBN)
 
 
@@ -231,7 +269,9 @@ def _shift(how: tuple[Cell, bool], carry: Carry, z_LBG: Array) -> Array | None:
     return jnp.zeros((len(z_LBG), *carry[-1].shape), z_LBG.dtype) if how[0].projection else None
 
 
-def _forward(how: Any, weights: tuple[Array, ...], carry: Carry, z_LBG: Array, real_LB1: Array | None) -> Any:
+def _forward(
+    how: Any, weights: tuple[Array, ...], carry: Carry, z_LBG: Array, real_LB1: Array | None
+) -> Any:
     def run(carry: Carry, z_LBG: Array, shift_LBP: Array | None) -> Any:
         return _scan(how, weights, carry, z_LBG, shift_LBP, real_LB1)
 

@@ -74,19 +74,29 @@ class RecurrentMixer(nnx.Module):
             )
         self.config, self.shape, self.kind = config, shape, KINDS[config.mixer]
         for name in ("query", "key", "value"):
-            setattr(self, name, create_linear(config, width, heads * size, ("embed", "heads"), rngs=rngs))
+            setattr(
+                self,
+                name,
+                create_linear(config, width, heads * size, ("embed", "heads"), rngs=rngs),
+            )
             bound = WIDTH**-0.5
-            kernel = jax.random.uniform(rngs.params(), (WIDTH, heads * size), minval=-bound, maxval=bound)
+            kernel = jax.random.uniform(
+                rngs.params(), (WIDTH, heads * size), minval=-bound, maxval=bound
+            )
             setattr(self, f"{name}_convolution", nnx.Param(kernel, axes=(None, "heads")))
         self.gate = create_linear(config, width, heads * size, ("embed", "heads"), rngs=rngs)
-        self.out = create_linear(config, heads * size, width, ("heads", "embed"), scale=residual_scale, rngs=rngs)
+        self.out = create_linear(
+            config, heads * size, width, ("heads", "embed"), scale=residual_scale, rngs=rngs
+        )
         self.scale = nnx.Param(jnp.ones((heads, size)), axes=("heads", None))
         initial = jax.nn.initializers.lecun_normal()
         if self.kind.delta:
             self.beta = nnx.Param(initial(rngs.params(), (width, heads)), axes=("embed", "heads"))
         if self.kind.decay == "channel":
             self.decay_in = nnx.Param(initial(rngs.params(), (width, RANK)), axes=("embed", None))
-            self.decay_out = nnx.Param(initial(rngs.params(), (RANK, heads * size)), axes=(None, "heads"))
+            self.decay_out = nnx.Param(
+                initial(rngs.params(), (RANK, heads * size)), axes=(None, "heads")
+            )
             self.decay_bias = nnx.Param(jnp.zeros((heads * size,)), axes=("heads",))
         elif self.kind.decay == "head":
             self.decay = nnx.Param(initial(rngs.params(), (width, heads)), axes=("embed", "heads"))
@@ -96,12 +106,21 @@ class RecurrentMixer(nnx.Module):
             steps = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high))
             self.decay_bias = nnx.Param(jnp.log(jnp.expm1(steps)), axes=("heads",))
 
-    def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
+    def __call__(
+        self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None
+    ) -> Array:
         self._check(encoding, context)
         return self._mix(x_BLD, context.segment_ids, None, context)[0]
 
     def extend(
-        self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
+        self,
+        x_BLD: Array,
+        encoding: Encoding,
+        context: Context,
+        cache: Cache,
+        layer: Any,
+        *,
+        first: bool,
     ) -> tuple[Array, Cache]:
         """Like a call, for tokens after those of a cache: see `SelfAttention.extend`."""
         self._check(encoding, context)
@@ -110,7 +129,9 @@ class RecurrentMixer(nnx.Module):
         return out_BLD, cache.with_windows(windows, layer)
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
-        raise ConfigError(f"block.mixer={self.config.mixer} has no attention weights: choose mixer=attention")
+        raise ConfigError(
+            f"block.mixer={self.config.mixer} has no attention weights: choose mixer=attention"
+        )
 
     def windows(self, batch: int) -> PyTree:
         """Returns what a cache keeps for this layer, as shapes and types."""
@@ -118,7 +139,11 @@ class RecurrentMixer(nnx.Module):
         return jax.eval_shape(lambda x_BLD: self._mix(x_BLD, None, None)[1], x_BLD)
 
     def _mix(
-        self, x_BLD: Array, segment_ids_BL: Array | None, state: PyTree, context: Context | None = None
+        self,
+        x_BLD: Array,
+        segment_ids_BL: Array | None,
+        state: PyTree,
+        context: Context | None = None,
     ) -> tuple[Array, PyTree]:
         kept = {}
 
@@ -128,7 +153,11 @@ class RecurrentMixer(nnx.Module):
             before = None if state is None else state[name]
             x, kept[name] = causal_convolution(x, kernel.astype(x.dtype), segment_ids_BL, before)
             x = jax.nn.silu(x).reshape(*x.shape[:2], self.shape.num_heads, -1)
-            return x if context is None else context.layout.constrain(x, "batch", "length", "width", None)
+            return (
+                x
+                if context is None
+                else context.layout.constrain(x, "batch", "length", "width", None)
+            )
 
         q, k, v = heads("query"), heads("key"), heads("value")
         beta = None
@@ -152,9 +181,13 @@ class RecurrentMixer(nnx.Module):
 
     def _check(self, encoding: Encoding, context: Context) -> None:
         if not context.causal:
-            raise ConfigError(f"block.mixer={self.config.mixer} reads from left to right: choose mixer=attention")
+            raise ConfigError(
+                f"block.mixer={self.config.mixer} reads from left to right: choose mixer=attention"
+            )
         for name, member in getattr(encoding, "parts", {}).items():
-            if any(getattr(type(member), hook) is not getattr(Encoding, hook) for hook in OF_ATTENTION):
+            if any(
+                getattr(type(member), hook) is not getattr(Encoding, hook) for hook in OF_ATTENTION
+            ):
                 mixer = self.config.mixer
                 raise ConfigError(
                     f"the encoding {name!r} has no effect with block.mixer={mixer}: choose one that acts on the "
@@ -166,8 +199,13 @@ class RecurrentMixer(nnx.Module):
             return None
         if self.kind.decay == "channel":
             low = project("the mixer", x_BLD, self.decay_in[...])
-            logits = low @ self.decay_out[...].astype(low.dtype) + self.decay_bias[...].astype(low.dtype)[None, None]
-            return (jax.nn.log_sigmoid(logits) / DIVISOR).reshape(*x_BLD.shape[:2], self.shape.num_heads, -1)
+            logits = (
+                low @ self.decay_out[...].astype(low.dtype)
+                + self.decay_bias[...].astype(low.dtype)[None, None]
+            )
+            return (jax.nn.log_sigmoid(logits) / DIVISOR).reshape(
+                *x_BLD.shape[:2], self.shape.num_heads, -1
+            )
         steps = jax.nn.softplus(project("the mixer", x_BLD, self.decay[...], self.decay_bias[...]))
         return (-jnp.exp(self.log_rate[...].astype(steps.dtype))[None, None] * steps)[..., None]
 

@@ -18,7 +18,9 @@ class ScalarMix(nnx.Module):
     [[[3.0]]]
     """
 
-    def __init__(self, num_layers: int, *, layer_norm: bool = False, epsilon: float = 1e-12, rngs: nnx.Rngs):
+    def __init__(
+        self, num_layers: int, *, layer_norm: bool = False, epsilon: float = 1e-12, rngs: nnx.Rngs
+    ):
         del rngs
         self.layer_norm, self.epsilon = layer_norm, epsilon
         self.weights_J = nnx.Param(jnp.zeros(num_layers))
@@ -44,7 +46,11 @@ class ScalarMix(nnx.Module):
 
     def _normed(self, layers_JBLD: Array, mask_BL: Array | None) -> Array:
         dtype, width = layers_JBLD.dtype, layers_JBLD.shape[-1]
-        real_BL = jnp.ones(layers_JBLD.shape[1:3], dtype) if mask_BL is None else mask_BL.astype(bool).astype(dtype)
+        real_BL = (
+            jnp.ones(layers_JBLD.shape[1:3], dtype)
+            if mask_BL is None
+            else mask_BL.astype(bool).astype(dtype)
+        )
         mask_1BL1 = real_BL[None, :, :, None]
         count = jnp.maximum(jnp.sum(mask_1BL1), 1) * width
 

@@ -49,10 +49,14 @@ class SelfAttention(nnx.Module):
         self.query = create_linear(config, width, heads, ("embed", "heads"), rngs=rngs)
         self.key = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
         self.value = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
-        self.out = create_linear(config, heads, width, ("heads", "embed"), scale=residual_scale, rngs=rngs)
+        self.out = create_linear(
+            config, heads, width, ("heads", "embed"), scale=residual_scale, rngs=rngs
+        )
         self.options = AttentionOptions(config, rngs=rngs) if config.attention_options else None
 
-    def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
+    def __call__(
+        self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None
+    ) -> Array:
         q, k, v, _ = self._heads(x_BLD, context, context.segment_ids)
         options = self._attend_options(x_BLD, encoding, context)
         options |= {"dropout_rate": self.config.dropout, "dropout_key": dropout_key}
@@ -60,7 +64,14 @@ class SelfAttention(nnx.Module):
         return self._merge_heads(x_BLD, out_BLHK)
 
     def extend(
-        self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
+        self,
+        x_BLD: Array,
+        encoding: Encoding,
+        context: Context,
+        cache: Cache,
+        layer: Any,
+        *,
+        first: bool,
     ) -> tuple[Array, Cache]:
         """Adds keys and values of the newest tokens to the cache, and attends from them to all.
 
@@ -71,7 +82,9 @@ class SelfAttention(nnx.Module):
         segment_ids_BL = cache.latest(x_BLD.shape[1])[1]
         q, k, v, windows = self._heads(x_BLD, context, segment_ids_BL, cache.windows_of(layer))
         x = self._layer_input(x_BLD)
-        cache = cache.append(q, k, v, encoding=encoding, x_BLD=x, layer=layer).with_windows(windows, layer)
+        cache = cache.append(q, k, v, encoding=encoding, x_BLD=x, layer=layer).with_windows(
+            windows, layer
+        )
         if first:
             options = self._attend_options(x_BLD, encoding, context)
             out_BLHK = attend(q, k, v, **self._execution(context), **options)
@@ -95,7 +108,9 @@ class SelfAttention(nnx.Module):
             jax.ShapeDtypeStruct((batch, 1, heads, width), dtype)
             for heads in (self.shape.num_heads, self.shape.kv_heads)
         )
-        return jax.eval_shape(lambda x_BLD, q, k: options.before(x_BLD, q, k, k, None)[3], x_BLD, q, k)
+        return jax.eval_shape(
+            lambda x_BLD, q, k: options.before(x_BLD, q, k, k, None)[3], x_BLD, q, k
+        )
 
     def _layer_input(self, x_BLD: Array) -> Array:
         """Returns what encodings and options read."""

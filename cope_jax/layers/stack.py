@@ -38,7 +38,11 @@ def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.
 
 
 def scan_stack(
-    stack: L, layer: Callable[[L, Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, remat: Remat = "none"
+    stack: L,
+    layer: Callable[[L, Any, Any], tuple[Any, Any]],
+    carry: Any,
+    inputs: Any,
+    remat: Remat = "none",
 ) -> tuple[Any, Any]:
     """Applies a stack of layers in one loop: program and compile time do not grow with depth.
 

@@ -29,7 +29,9 @@ def with_positions(x_BLD: Array, positions_BL: Any, shape: AttentionShape) -> Ar
     frequencies_C = frequencies(BASE, shape.head_dim).astype(dtype)
     angles = jnp.asarray(positions_BL, dtype)[..., None] * frequencies_C[None, None]
     e_BLK = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
-    e_BLE = jnp.broadcast_to(jnp.tile(e_BLK, shape.num_heads), (*x_BLD.shape[:2], shape.num_heads * shape.head_dim))
+    e_BLE = jnp.broadcast_to(
+        jnp.tile(e_BLK, shape.num_heads), (*x_BLD.shape[:2], shape.num_heads * shape.head_dim)
+    )
     return jnp.concatenate([x_BLD.astype(dtype), e_BLE], axis=-1)
 
 
@@ -39,7 +41,9 @@ class TapeAttention(SelfAttention):
     def _heads(
         self, x_BLD: Array, context: Context, segment_ids_BL: Array | None, windows: PyTree = None
     ) -> tuple[Array, Array, Array, PyTree]:
-        q_BLHK, k_BLHK, v_BLHK, windows = super()._heads(self._layer_input(x_BLD), context, segment_ids_BL, windows)
+        q_BLHK, k_BLHK, v_BLHK, windows = super()._heads(
+            self._layer_input(x_BLD), context, segment_ids_BL, windows
+        )
         e_BLHK = x_BLD[..., self.config.model_dim :].reshape(q_BLHK.shape)
         e_BLHK = context.layout.constrain(e_BLHK, "batch", "length", "width", None)
         cos, sin = jnp.split(e_BLHK, 2, axis=-1)
@@ -96,23 +100,33 @@ class TapeBlock(Block):
         heads, normal = shape.num_heads, jax.nn.initializers.lecun_normal()
         self.mix_HH = nnx.Param(jnp.zeros((heads, heads)), axes=(None, None))
         self.up_HS = nnx.Param(jnp.zeros((heads, units)), axes=(None, None))
-        self.token_DS = nnx.Param(normal(rngs.params(), (config.model_dim, units)), axes=("embed", None))
+        self.token_DS = nnx.Param(
+            normal(rngs.params(), (config.model_dim, units)), axes=("embed", None)
+        )
         self.down_SH = nnx.Param(normal(rngs.params(), (units, heads)), axes=(None, None))
 
     def value(self) -> Any:
-        return jax.ShapeDtypeStruct((2 * self.shape.head_dim,), accumulator_dtype(self.config.dtype))
+        return jax.ShapeDtypeStruct(
+            (2 * self.shape.head_dim,), accumulator_dtype(self.config.dtype)
+        )
 
     def _attention_input(self, x_BLD: Array) -> Array:
         x_BLD, e_BLE = self._split(x_BLD)
-        return jnp.concatenate([super()._attention_input(x_BLD).astype(e_BLE.dtype), e_BLE], axis=-1)
+        return jnp.concatenate(
+            [super()._attention_input(x_BLD).astype(e_BLE.dtype), e_BLE], axis=-1
+        )
 
-    def _add(self, x_BLD: Array, attended_BLD: Array, layout: Layout, *keys: Array | None) -> tuple[Array, Array]:
+    def _add(
+        self, x_BLD: Array, attended_BLD: Array, layout: Layout, *keys: Array | None
+    ) -> tuple[Array, Array]:
         x_BLD, e_BLE = self._split(x_BLD)
         attended_BLD, moved_BLE = self._split(attended_BLD)
         x_BLD, fed_BLD = super()._add(x_BLD, attended_BLD, layout, *keys)
         dtype, heads = e_BLE.dtype, (*e_BLE.shape[:2], self.shape.num_heads, -1)
         token_BLD = fed_BLD.astype(dtype)
-        mix, up, token, down = (p[...].astype(dtype) for p in (self.mix_HH, self.up_HS, self.token_DS, self.down_SH))
+        mix, up, token, down = (
+            p[...].astype(dtype) for p in (self.mix_HH, self.up_HS, self.token_DS, self.down_SH)
+        )
         e_BLHK = e_BLE.reshape(heads) + exact_einsum("HG,BLGK->BLHK", mix, moved_BLE.reshape(heads))
         units_BLSK = exact_einsum("HS,BLHK->BLSK", up, e_BLHK)
         gates_BLS1 = jax.nn.silu(exact_einsum("BLD,DS->BLS", token_BLD, token))[..., None]

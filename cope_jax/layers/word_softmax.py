@@ -21,13 +21,19 @@ class WordSoftmax(nnx.Module):
 
     def __init__(self, vocab_size: int, width: int, *, tied: bool = False, rngs: nnx.Rngs):
         initial = jax.nn.initializers.normal(width**-0.5)
-        table = None if tied else nnx.Param(initial(rngs.params(), (vocab_size, width)), axes=("vocab", "embed"))
+        table = (
+            None
+            if tied
+            else nnx.Param(initial(rngs.params(), (vocab_size, width)), axes=("vocab", "embed"))
+        )
         self.table_VD = table
         self.bias_V = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",))
 
     def __call__(self, x_BLD: Array, tied_VD: Array | None = None, layout: Layout = WHOLE) -> Array:
         """Computes logits_BLV; `tied_VD` is W if W belongs to another layer."""
-        logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, self._table(tied_VD)) + self.bias_V[...][None, None]
+        logits_BLV = (
+            jnp.einsum("BLD,VD->BLV", x_BLD, self._table(tied_VD)) + self.bias_V[...][None, None]
+        )
         return layout.constrain(logits_BLV, "batch", "length", "width")
 
     def losses(
@@ -48,7 +54,9 @@ class WordSoftmax(nnx.Module):
         """
         if sample_key is not None and num_sampled:
             table_VD, bias_V = self._table(tied_VD), self.bias_V[...]
-            loss_BL = sampled_cross_entropy(x_BLD, table_VD, bias_V, targets_BL, sample_key, num_sampled)
+            loss_BL = sampled_cross_entropy(
+                x_BLD, table_VD, bias_V, targets_BL, sample_key, num_sampled
+            )
             return {"loss": jnp.sum(weights_BL * loss_BL)}
         logits_BLV = self(x_BLD, tied_VD, layout)
         wrong_BL = is_wrong(logits_BLV, targets_BL)

@@ -34,4 +34,6 @@ def able(ability: Ability) -> tuple[str, ...]:
 def create(name: str, config: Any, *, rngs: nnx.Rngs) -> Any:
     """Creates the model `name` from its `MODELS.get(name).Config`; ConfigError: another config."""
     model = MODELS.get(name)
-    return model(checked(config, model.Config, f"the config of {name}"), rngs=checked(rngs, nnx.Rngs, "rngs"))
+    return model(
+        checked(config, model.Config, f"the config of {name}"), rngs=checked(rngs, nnx.Rngs, "rngs")
+    )

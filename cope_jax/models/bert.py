@@ -13,7 +13,15 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.layers.basic import ACTIVATIONS, Norm, create_linear, logits
-from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, Window, jitted, numbered, overlapping
+from cope_jax.models.embedder import (
+    LENGTHS,
+    ModelEmbedder,
+    Sentence,
+    Window,
+    jitted,
+    numbered,
+    overlapping,
+)
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
 from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
@@ -115,11 +123,15 @@ class Bert(Model):
           (mlm_BPV, nsp_B2), logits in float32, or in float64 if the compute type is float64.
           Without `indices_BP`, P is L.
         """
-        x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
+        x_BLD = self.encoder(
+            tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key
+        )
         chosen_BPD = x_BLD if indices_BP is None else take_tokens(x_BLD, indices_BP)
         return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
 
-    def layers(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
+    def layers(
+        self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None
+    ) -> Array:
         """Returns the states of every layer, x_JBLD, the embeddings first."""
         return self.encoder.layers(tokens_BL, segments_BL, mask_BL)
 
@@ -155,24 +167,37 @@ class Bert(Model):
         mlm = _measure("mlm", mlm_BPV, targets_BP, weights_BP)
         return mlm | _measure("nsp", nsp_B2[:, None], next_B[:, None], weights_B[:, None]), carry
 
-    def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> "BertEmbedder":
-        return BertEmbedder(self, WordPiece.load(folder / "vocab.txt", lowercase=lowercase), name=name)
+    def embedder(
+        self, folder: Path, *, lowercase: bool = True, name: str | None = None
+    ) -> "BertEmbedder":
+        return BertEmbedder(
+            self, WordPiece.load(folder / "vocab.txt", lowercase=lowercase), name=name
+        )
 
     def _predict(self, x_BPD: Array) -> Array:
         block, layout = self.config.block, self.config.layout
         hidden_BPD = self.transform_norm(ACTIVATIONS[block.activation](self.transform(x_BPD)))
-        table_VD = layout.constrain(self.encoder.words.embedding[...].astype(hidden_BPD.dtype), "width", None)
+        table_VD = layout.constrain(
+            self.encoder.words.embedding[...].astype(hidden_BPD.dtype), "width", None
+        )
         wide = self.encoder.norm.dtype
         logits_BPV = jnp.einsum("BPD,VD->BPV", hidden_BPD, table_VD, preferred_element_type=wide)
-        return layout.constrain(logits_BPV + self.bias_V[...].astype(wide)[None, None], "batch", None, "width")
+        return layout.constrain(
+            logits_BPV + self.bias_V[...].astype(wide)[None, None], "batch", None, "width"
+        )
 
 
-def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, SumAndWeight]:
+def _measure(
+    name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array
+) -> dict[str, SumAndWeight]:
     """Returns the loss, in nats, and the share of wrong predictions, each as (sum, weight)."""
     total = jnp.sum(weights_BP)
     wrong_BP = is_wrong(logits_BPV, targets_BP).astype(weights_BP.dtype)
     loss_BP = weights_BP.astype(logits_BPV.dtype) * cross_entropy(logits_BPV, targets_BP)
-    return {f"{name}_loss": (jnp.sum(loss_BP), total), f"{name}_error": (jnp.sum(weights_BP * wrong_BP), total)}
+    return {
+        f"{name}_loss": (jnp.sum(loss_BP), total),
+        f"{name}_error": (jnp.sum(weights_BP * wrong_BP), total),
+    }
 
 
 class BertEmbedder(ModelEmbedder):
@@ -208,10 +233,19 @@ class BertEmbedder(ModelEmbedder):
         if pooling not in get_args(Pooling):
             raise unknown("pooling", pooling, get_args(Pooling))
         tokenizer.check_specials()
-        longest = model.config.max_length if max_length is None else min(max_length, model.config.max_length)
+        longest = (
+            model.config.max_length
+            if max_length is None
+            else min(max_length, model.config.max_length)
+        )
         check_at_least(3, name or self.title, max_length=longest)
-        lengths = [*(length for length in options.pop("lengths", LENGTHS) if length < longest), longest]
-        super().__init__(name, ("embeddings", *numbered(model.config.num_layers)), lengths=lengths, **options)
+        lengths = [
+            *(length for length in options.pop("lengths", LENGTHS) if length < longest),
+            longest,
+        ]
+        super().__init__(
+            name, ("embeddings", *numbered(model.config.num_layers)), lengths=lengths, **options
+        )
         self._tokenizer, self._pooling, self._room = tokenizer, pooling, longest - 2
 
         def layers(model: Any, tokens_BL: Array, lengths_B: Array) -> Array:
@@ -222,12 +256,18 @@ class BertEmbedder(ModelEmbedder):
 
     def windows(self, sentence: Sentence) -> list[Window]:
         pieces, starts = self._tokenizer.encode_words(sentence)
-        of_words = [pieces[i:j][: self._room] for i, j in itertools.pairwise([*starts, len(pieces)])]
+        of_words = [
+            pieces[i:j][: self._room] for i, j in itertools.pairwise([*starts, len(pieces)])
+        ]
         windows = []
-        for words, owned in overlapping([len(pieces_of_word) for pieces_of_word in of_words], self._room):
+        for words, owned in overlapping(
+            [len(pieces_of_word) for pieces_of_word in of_words], self._room
+        ):
             row, _ = self._tokenizer.frame([piece for word in words for piece in of_words[word]])
             ends = 1 + np.cumsum([0, *(len(of_words[word]) for word in words)])
-            spans = np.stack([ends[:-1], ends[:-1] + 1 if self._pooling == "first" else ends[1:]], axis=1)
+            spans = np.stack(
+                [ends[:-1], ends[:-1] + 1 if self._pooling == "first" else ends[1:]], axis=1
+            )
             indices = np.array(owned, np.int64)
             windows.append(Window(np.array(row, np.int32), indices, spans[indices - words.start]))
         return windows

@@ -48,7 +48,9 @@ class HeadConfig(HeadOptions, EncoderConfig):
         super().__post_init__()
         check_at_least(1, self.name, num_classes=self.num_classes)
         if not 0 <= self.head_dropout < 1:
-            raise ConfigError(f"{self.name}.head_dropout must lie in [0, 1), got {self.head_dropout}")
+            raise ConfigError(
+                f"{self.name}.head_dropout must lie in [0, 1), got {self.head_dropout}"
+            )
 
     @property
     def stochastic(self) -> bool:
@@ -72,7 +74,9 @@ class _Head(Model):
     def __init__(self, config: HeadConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.encoder = Encoder(config, rngs=rngs)
-        self.out = create_linear(config.block, config.block.model_dim, config.num_classes, ("embed", None), rngs=rngs)
+        self.out = create_linear(
+            config.block, config.block.model_dim, config.num_classes, ("embed", None), rngs=rngs
+        )
 
     def _logits(self, x_BLD: Array, key: Array | None) -> Array:
         return logits(self.out, dropout(x_BLD, self.config.head_dropout, key))
@@ -125,7 +129,9 @@ class BertClassifier(_Head):
     ) -> Array:
         """Returns logits_BC of each sequence. The arguments are those of `Encoder`."""
         encoder_key, head_key = self._keys(dropout_key)
-        x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=encoder_key)
+        x_BLD = self.encoder(
+            tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=encoder_key
+        )
         pooled_B1D = self._freeze(self.encoder.pool(x_BLD))[:, None]
         return self._logits(pooled_B1D, head_key)[:, 0]
 
@@ -142,8 +148,12 @@ class BertClassifier(_Head):
             positions_BL=batch.get("positions"),
             dropout_key=dropout_key,
         )
-        check_shapes("bert_classifier", {"targets": batch["targets"], "weights": batch["weights"]}, rank=1)
-        return token_measures(logits_BC[:, None], batch["targets"][:, None], batch["weights"][:, None]), carry
+        check_shapes(
+            "bert_classifier", {"targets": batch["targets"], "weights": batch["weights"]}, rank=1
+        )
+        return token_measures(
+            logits_BC[:, None], batch["targets"][:, None], batch["weights"][:, None]
+        ), carry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,8 +169,12 @@ class BertTaggerOptions(HeadOptions):
     name: Literal["bert_tagger"] = "bert_tagger"
     layers: Literal["last", "mix"] = "last"
 
-    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
-        return super().complete(task, encoding, max_length, layout, num_classes=task.num_tags, **decided)
+    def complete(
+        self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any
+    ) -> Any:
+        return super().complete(
+            task, encoding, max_length, layout, num_classes=task.num_tags, **decided
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,7 +222,9 @@ class BertTagger(_Head):
         encoder_key, head_key = self._keys(dropout_key)
         inputs = tokens_BP, segments_BP, mask_BP
         every = self.mix is not None
-        x = self.encoder(*inputs, positions_BL=positions_BP, dropout_key=encoder_key, every_layer=every)
+        x = self.encoder(
+            *inputs, positions_BL=positions_BP, dropout_key=encoder_key, every_layer=every
+        )
         x = self._freeze(x).astype(self.encoder.norm.dtype)
         x_BPD = x if self.mix is None else self.mix(x, mask_BP)
         return self._logits(take_tokens(x_BPD, starts_BL), head_key)
@@ -222,7 +238,9 @@ class BertTagger(_Head):
         and `weights`, `[B, L]`. The field `positions`, which has the positions of the pieces, is
         optional.
         """
-        check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
+        check_shapes(
+            "bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")}
+        )
         logits_BLC = self(
             *(batch[name] for name in ("inputs", "starts", "segments", "mask")),
             positions_BP=batch.get("positions"),

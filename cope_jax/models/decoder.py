@@ -20,7 +20,14 @@ from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layers.tape import TapeBlock, with_positions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.model import MODELS, MOST_LAYERS, Model, ModelOptions, SumAndWeight, check_shapes
+from cope_jax.models.model import (
+    MODELS,
+    MOST_LAYERS,
+    Model,
+    ModelOptions,
+    SumAndWeight,
+    check_shapes,
+)
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
@@ -86,10 +93,18 @@ class DecoderConfig(DecoderOptions):
         check_fields(self, "decoder")
         check_at_least(1, "decoder", vocab_size=self.vocab_size, max_length=self.max_length)
         check_at_least(1, "decoder", MOST_LAYERS, num_layers=self.num_layers)
-        check_at_least(0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale, tape=self.tape)
+        check_at_least(
+            0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale, tape=self.tape
+        )
         shape = self.block.attention_shape(self.max_length)
-        if self.tape and (self.block.mixer != "attention" or shape.kv_heads != shape.num_heads or shape.head_dim % 2):
-            raise ConfigError("tape needs mixer=attention, as many key heads as query heads, and an even head_dim")
+        if self.tape and (
+            self.block.mixer != "attention"
+            or shape.kv_heads != shape.num_heads
+            or shape.head_dim % 2
+        ):
+            raise ConfigError(
+                "tape needs mixer=attention, as many key heads as query heads, and an even head_dim"
+            )
 
     @property
     def stochastic(self) -> bool:
@@ -165,7 +180,11 @@ class Decoder(Model):
         sizes = (config.block, of_block, shape, config.num_layers)
 
         def block(rngs: nnx.Rngs) -> Block:
-            return TapeBlock(*sizes, config.tape, rngs=rngs) if config.tape else Block(*sizes, rngs=rngs)
+            return (
+                TapeBlock(*sizes, config.tape, rngs=rngs)
+                if config.tape
+                else Block(*sizes, rngs=rngs)
+            )
 
         self.blocks = create_stack(block, config.num_layers, rngs=rngs)
         self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
@@ -221,13 +240,17 @@ class Decoder(Model):
         x_BLD = self._read(batch["inputs"], context, dropout_key)
         targets_BL, weights_BL = batch["targets"], batch["weights"]
         if sample_key is None:
-            return token_measures(self._logits(x_BLD), targets_BL, weights_BL, batch.get("valid")), carry
+            return token_measures(
+                self._logits(x_BLD), targets_BL, weights_BL, batch.get("valid")
+            ), carry
         table_VD, bias_V = self._out().T, jnp.zeros(self.config.vocab_size)
         read_BLD, count = self._normed(x_BLD), self.config.num_sampled
         loss_BL = sampled_cross_entropy(read_BLD, table_VD, bias_V, targets_BL, sample_key, count)
         return {"loss": (jnp.sum(weights_BL * loss_BL), jnp.sum(weights_BL))}, carry
 
-    def prefill(self, tokens_BL: Array, capacity: int, *, lengths_B: Array | None = None) -> tuple[Array, Cache]:
+    def prefill(
+        self, tokens_BL: Array, capacity: int, *, lengths_B: Array | None = None
+    ) -> tuple[Array, Cache]:
         """Reads prompts into a new cache.
 
         Args:
@@ -290,12 +313,18 @@ class Decoder(Model):
         context = self._context(tokens_BL, positions_BL, None)
 
         def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, dict[str, Array]]:
-            return block(x_BLD, self.encoding, context, key), block.maps(x_BLD, self.encoding, context)
+            return block(x_BLD, self.encoding, context, key), block.maps(
+                x_BLD, self.encoding, context
+            )
 
         return self._scan(layer, self._embed(tokens_BL, context), None)[1]
 
-    def _extend(self, tokens_BL: Array, context: Context, cache: Cache, *, first: bool) -> tuple[Array, Cache]:
-        def layer(block: Block, carry: tuple[Array, Cache], index: Array) -> tuple[tuple[Array, Cache], None]:
+    def _extend(
+        self, tokens_BL: Array, context: Context, cache: Cache, *, first: bool
+    ) -> tuple[Array, Cache]:
+        def layer(
+            block: Block, carry: tuple[Array, Cache], index: Array
+        ) -> tuple[tuple[Array, Cache], None]:
             x_BLD, cache = carry
             return block.extend(x_BLD, self.encoding, context, cache, index, first=first), None
 
@@ -338,7 +367,9 @@ class Decoder(Model):
         logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=wide)
         return self.config.layout.constrain(logits_BLV, "batch", "length", "width")
 
-    def _context(self, tokens_BL: Array, positions_BL: Any, segment_ids_BL: Array | None) -> Context:
+    def _context(
+        self, tokens_BL: Array, positions_BL: Any, segment_ids_BL: Array | None
+    ) -> Context:
         if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
             positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
         return Context(positions_BL, segment_ids_BL, layout=self.config.layout)
@@ -349,13 +380,17 @@ class Decoder(Model):
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
         x_BLD = lookup(context.layout.constrain(table_VD, "width", None), tokens_BL)
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)
-        x_BLD = dropout(self.encoding.embed(x_BLD, context.positions), self.config.block.dropout, dropout_key)
+        x_BLD = dropout(
+            self.encoding.embed(x_BLD, context.positions), self.config.block.dropout, dropout_key
+        )
         if not self.config.tape:
             return x_BLD
         shape = self.config.block.attention_shape(self.config.max_length)
         return with_positions(x_BLD, context.positions, shape)
 
-    def _scan(self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any) -> tuple[Any, Any]:
+    def _scan(
+        self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any
+    ) -> tuple[Any, Any]:
         return scan_stack(self.blocks, layer, carry, inputs, self.config.remat)
 
 
@@ -363,8 +398,12 @@ def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:
     lengths_B = lengths_B if isinstance(lengths_B, jax.Array) else np.asarray(lengths_B)
     shape, dtype = lengths_B.shape, lengths_B.dtype
     if shape != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
-        raise ConfigError(f"lengths_B must be int32[{batch}], one length for each prompt, got {dtype}{list(shape)}")
+        raise ConfigError(
+            f"lengths_B must be int32[{batch}], one length for each prompt, got {dtype}{list(shape)}"
+        )
     if not isinstance(lengths_B, jax.core.Tracer):
         for real in np.asarray(lengths_B):
             if not 1 <= real <= length:
-                raise ConfigError(f"lengths_B must be between 1 and {length}, the length of the prompts, got {real}")
+                raise ConfigError(
+                    f"lengths_B must be between 1 and {length}, the length of the prompts, got {real}"
+                )

@@ -73,12 +73,21 @@ class ElmoOptions(RecurrentLMOptions):
     @property
     def characters(self) -> CharCNNConfig:
         """The config of the network that computes a word's vector from its characters."""
-        return CharCNNConfig(self.character_dim, self.filters, self.num_highways, self.projection_dim)
+        return CharCNNConfig(
+            self.character_dim, self.filters, self.num_highways, self.projection_dim
+        )
 
     @property
     def cell(self) -> Cell:
         """The cell of every layer, with a forget bias of 1, as in TensorFlow."""
-        return Cell("lstm", self.cell_dim, self.projection_dim, self.cell_clip, self.projection_clip, forget_bias=1.0)
+        return Cell(
+            "lstm",
+            self.cell_dim,
+            self.projection_dim,
+            self.cell_clip,
+            self.projection_clip,
+            forget_bias=1.0,
+        )
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -139,8 +148,14 @@ class Elmo(RecurrentLM):
     def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
         self.config, self.residual = config, config.residual
         self.characters = CharCNN(config.characters, rngs=rngs)
-        self.directions = create_directions(config.cell, [config.projection_dim] * config.num_layers, 2, rngs)
-        self.softmax = WordSoftmax(config.vocab_size, config.projection_dim, rngs=rngs) if config.vocab_size else None
+        self.directions = create_directions(
+            config.cell, [config.projection_dim] * config.num_layers, 2, rngs
+        )
+        self.softmax = (
+            WordSoftmax(config.vocab_size, config.projection_dim, rngs=rngs)
+            if config.vocab_size
+            else None
+        )
 
     def layers(
         self, characters_BLC: Array, lengths_B: Array | None = None, carry: Carries | None = None
@@ -169,7 +184,9 @@ class Elmo(RecurrentLM):
         for characters_BLC in words:
             check_shapes("elmo", {"inputs": characters_BLC}, rank=3)
         # The words of both directions are encoded at once: one larger product is faster than two.
-        x_BLP = self.config.layout.constrain(self.characters(jnp.concatenate(words)), "batch", None, None)
+        x_BLP = self.config.layout.constrain(
+            self.characters(jnp.concatenate(words)), "batch", None, None
+        )
         batch_size = len(words[0])
         for number in range(len(words)):
             yield x_BLP[number * batch_size : (number + 1) * batch_size]
@@ -195,7 +212,9 @@ class ElmoEmbedder(ModelEmbedder):
     def __init__(self, model: Elmo, *, name: str | None = None, **options: Any):
         super().__init__(name, ("words", *numbered(model.config.num_layers)), **options)
         self._max_characters = model.config.max_characters
-        self.forward = jitted(model, lambda model, characters, lengths: model.layers(characters, lengths)[0])
+        self.forward = jitted(
+            model, lambda model, characters, lengths: model.layers(characters, lengths)[0]
+        )
 
     def windows(self, sentence: Sentence) -> list[Window]:
         rows_1LC, _ = batch_sentences([sentence], self._max_characters)

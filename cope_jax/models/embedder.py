@@ -79,7 +79,12 @@ class ModelEmbedder(abc.ABC):
     forward: Callable[[np.ndarray, np.ndarray], Array]
 
     def __init__(
-        self, name: str | None, layers: Sequence[str], *, tokens: int = 4096, lengths: Sequence[int] = LENGTHS
+        self,
+        name: str | None,
+        layers: Sequence[str],
+        *,
+        tokens: int = 4096,
+        lengths: Sequence[int] = LENGTHS,
     ):
         name = name or self.title
         check_at_least(1, name, tokens=tokens, lengths=min(lengths, default=0))
@@ -104,10 +109,16 @@ class ModelEmbedder(abc.ABC):
         return results
 
     def _run(
-        self, members: Sequence[tuple[int, Window]], length: int, sentences: Sequence[Sentence], results: list[Any]
+        self,
+        members: Sequence[tuple[int, Window]],
+        length: int,
+        sentences: Sequence[Sentence],
+        results: list[Any],
     ) -> None:
         first = members[0][1].row
-        rows = np.zeros((1 << (len(members) - 1).bit_length(), length, *first.shape[1:]), first.dtype)
+        rows = np.zeros(
+            (1 << (len(members) - 1).bit_length(), length, *first.shape[1:]), first.dtype
+        )
         # 1 for rows that only fill the batch, because none may be empty.
         lengths = np.ones(len(rows), np.int32)
         for row, (_, window) in enumerate(members):
@@ -122,7 +133,10 @@ class ModelEmbedder(abc.ABC):
 
     def _padded(self, length: int) -> int:
         longest = self._lengths[-1]
-        return next((padded for padded in self._lengths if length <= padded), -(-length // longest) * longest)
+        return next(
+            (padded for padded in self._lengths if length <= padded),
+            -(-length // longest) * longest,
+        )
 
 
 def jitted(model: nnx.Module, function: Any) -> Any:
@@ -185,7 +199,10 @@ def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]
             right = np.inf if words.stop == len(sizes) else ends[words.stop] - ends[word + 1]
             if min(left, right) > best[word][0]:
                 best[word] = (min(left, right), number)
-    return [(words, [word for word in words if best[word][1] == number]) for number, words in enumerate(ranges)]
+    return [
+        (words, [word for word in words if best[word][1] == number])
+        for number, words in enumerate(ranges)
+    ]
 
 
 def pool(layers_JLD: np.ndarray, spans: np.ndarray) -> np.ndarray:

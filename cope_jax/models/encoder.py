@@ -134,11 +134,15 @@ class Encoder(nnx.Module):
         block, width = config.block, config.block.model_dim
         shape = block.attention_shape(config.max_length)
         shared, of_block = config.encoding.split(config.encoding_sharing)
-        initial = jax.nn.initializers.truncated_normal(width**-0.5 if (s := block.initial_stddev) is None else s)
+        initial = jax.nn.initializers.truncated_normal(
+            width**-0.5 if (s := block.initial_stddev) is None else s
+        )
 
         def embedding(rows: int, axes: tuple[str | None, str]) -> nnx.Embed:
             metadata = {"axes": axes}
-            return nnx.Embed(rows, width, embedding_init=initial, embedding_metadata=metadata, rngs=rngs)
+            return nnx.Embed(
+                rows, width, embedding_init=initial, embedding_metadata=metadata, rngs=rngs
+            )
 
         self.config = config
         self.words = embedding(config.vocab_size, ("vocab", "embed"))
@@ -146,7 +150,9 @@ class Encoder(nnx.Module):
         self.encoding = shared.build(shape, rngs=rngs)
         self.norm = Norm(block, rngs=rngs)
         self.blocks = create_stack(
-            lambda rngs: Block(block, of_block, shape, config.num_layers, rngs=rngs), config.num_layers, rngs=rngs
+            lambda rngs: Block(block, of_block, shape, config.num_layers, rngs=rngs),
+            config.num_layers,
+            rngs=rngs,
         )
         self.pooler = create_linear(block, width, width, ("embed", "heads"), rngs=rngs)
 
@@ -179,7 +185,10 @@ class Encoder(nnx.Module):
         Raises:
           ConfigError: a sequence is longer than a table of the encoding.
         """
-        check_shapes(self.config.name or "encoder", {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL})
+        check_shapes(
+            self.config.name or "encoder",
+            {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL},
+        )
         if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
             positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
         # Padding sees padding only, so that its softmax has something to sum over.
@@ -194,7 +203,9 @@ class Encoder(nnx.Module):
             x_BLD = block(x_BLD, self.encoding, context, key)
             return x_BLD, x_BLD if every_layer else None
 
-        x_BLD = dropout(self._embed(tokens_BL, segments_BL, context), self.config.block.dropout, dropout_key)
+        x_BLD = dropout(
+            self._embed(tokens_BL, segments_BL, context), self.config.block.dropout, dropout_key
+        )
         last_BLD, states = scan_stack(self.blocks, layer, x_BLD, layer_keys, self.config.remat)
         return jnp.concatenate([x_BLD[None], states]) if every_layer else last_BLD
 
@@ -211,7 +222,11 @@ class Encoder(nnx.Module):
         # The table is gathered first: see the decoder.
         table_VD = layout.constrain(self.words.embedding[...].astype(dtype), "width", None)
         segments_SD = self.segments.embedding[...].astype(dtype)
-        kinds_BLD = segments_SD[:1][None] if segments_BL is None else lookup(segments_SD, segments_BL)
+        kinds_BLD = (
+            segments_SD[:1][None] if segments_BL is None else lookup(segments_SD, segments_BL)
+        )
         x_BLD = lookup(table_VD, tokens_BL) + kinds_BLD
-        x_BLD = self.encoding.embed(layout.constrain(x_BLD, "batch", "length", None), context.positions)
+        x_BLD = self.encoding.embed(
+            layout.constrain(x_BLD, "batch", "length", None), context.positions
+        )
         return self.norm(x_BLD)

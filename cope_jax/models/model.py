@@ -57,7 +57,9 @@ class ModelOptions:
         block = getattr(self, "block", None)
         return {} if block is None else dict(block.variant())
 
-    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
+    def complete(
+        self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any
+    ) -> Any:
         """Creates the Config of the model for a task.
 
         Each option of `self` sets the Config's field of the same name. Any other field has the
@@ -69,7 +71,9 @@ class ModelOptions:
         for field in dataclasses.fields(kind):
             if field.name in decided:
                 values.setdefault(field.name, decided[field.name])
-            elif field.name not in values and (hasattr(task, field.name) or field.default is dataclasses.MISSING):
+            elif field.name not in values and (
+                hasattr(task, field.name) or field.default is dataclasses.MISSING
+            ):
                 values[field.name] = getattr(task, field.name)
         return kind(**values)
 
@@ -113,7 +117,9 @@ class Model(nnx.Module):
         """
         raise NotImplementedError
 
-    def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> ModelEmbedder:
+    def embedder(
+        self, folder: Path, *, lowercase: bool = True, name: str | None = None
+    ) -> ModelEmbedder:
         """Returns the embedder of this model, which gives contextual vectors of words.
 
         Args:
@@ -164,7 +170,9 @@ def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
         raise ConfigError(f"{model}: {shapes} must have {axes}") from error
     for name, x in given.items():
         if 0 in np.shape(x):
-            raise ConfigError(f"{model}: {name} {np.shape(x)} is empty: give a sequence with a token")
+            raise ConfigError(
+                f"{model}: {name} {np.shape(x)} is empty: give a sequence with a token"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,7 +69,9 @@ class RecurrentLM(Model):
     softmax: WordSoftmax | None
 
     def initial_carry(self, batch_size: int) -> Carries:
-        return tuple(tuple(layer.initial_carry(batch_size) for layer in stack) for stack in self.directions)
+        return tuple(
+            tuple(layer.initial_carry(batch_size) for layer in stack) for stack in self.directions
+        )
 
     def metrics(
         self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
@@ -92,9 +94,13 @@ class RecurrentLM(Model):
             raise ConfigError(
                 f"{name} with vocab_size=0 has no output layer and cannot be trained: set vocab_size to train it"
             )
-        for field in (prefix + field for prefix in prefixes for field in ("inputs", "targets", "weights")):
+        for field in (
+            prefix + field for prefix in prefixes for field in ("inputs", "targets", "weights")
+        ):
             if field not in batch:
-                raise ConfigError(f"{name} needs {field!r} in its batches: use a task that provides both directions")
+                raise ConfigError(
+                    f"{name} needs {field!r} in its batches: use a task that provides both directions"
+                )
         carry = carry if len(carry) else self.initial_carry(len(batch["inputs"]))
         carry = clear(jax.lax.stop_gradient(carry), batch.get("reset"))
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
@@ -126,17 +132,24 @@ class RecurrentLM(Model):
         """Returns the embedding if the output layer is tied to it, otherwise None."""
         return None
 
-    def _states(self, x_BLD: Array, carry: Carries | None, lengths_B: Array | None) -> tuple[list[Array], Carries]:
+    def _states(
+        self, x_BLD: Array, carry: Carries | None, lengths_B: Array | None
+    ) -> tuple[list[Array], Carries]:
         """Returns (x and each layer's output, directions concatenated; the last states)."""
         if lengths_B is not None:
-            real_BL1 = (np.arange(x_BLD.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[..., None]
+            real_BL1 = (np.arange(x_BLD.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[
+                ..., None
+            ]
             x_BLD = jnp.where(real_BL1, x_BLD, jnp.zeros((), x_BLD.dtype))
         carry = self.initial_carry(len(x_BLD)) if carry is None else carry
         runs = [
             self._read(number, x_BLD, before, lengths_B=lengths_B, reverse=number == 1)
             for number, before in enumerate(carry)
         ]
-        layers = [jnp.concatenate(parts, axis=-1) for parts in zip(*(states for states, _ in runs), strict=True)]
+        layers = [
+            jnp.concatenate(parts, axis=-1)
+            for parts in zip(*(states for states, _ in runs), strict=True)
+        ]
         return layers, tuple(last for _, last in runs)
 
     def _read(
@@ -151,7 +164,11 @@ class RecurrentLM(Model):
     ) -> tuple[list[Array], tuple[Carry, ...]]:
         """Runs one direction. Returns (inputs and outputs of layers after dropout; last states)."""
         rate, stack = self.config.dropout, self.directions[number]
-        keys = [None] * (len(stack) + 1) if key is None else list(jax.random.split(key, len(stack) + 1))
+        keys = (
+            [None] * (len(stack) + 1)
+            if key is None
+            else list(jax.random.split(key, len(stack) + 1))
+        )
         states = [dropout(x_BLD, rate, keys[0])]
         last: list[Carry] = []
         for layer, before, layer_key in zip(stack, carry, keys[1:], strict=True):
@@ -167,7 +184,12 @@ def create_directions(
     cell: Cell, widths: Sequence[int], directions: int, rngs: nnx.Rngs
 ) -> nnx.List[nnx.List[Recurrent]]:
     """Creates a stack of layers for each direction, with inputs of these `widths`."""
-    return nnx.List([nnx.List([Recurrent(cell, width, rngs=rngs) for width in widths]) for _ in range(directions)])
+    return nnx.List(
+        [
+            nnx.List([Recurrent(cell, width, rngs=rngs) for width in widths])
+            for _ in range(directions)
+        ]
+    )
 
 
 def _join(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, SumAndWeight]:
@@ -175,6 +197,8 @@ def _join(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, SumAn
     sums, weights = zip(*parts, strict=True)
     joined = {name: (sum(measures[name] for measures in sums), sum(weights)) for name in sums[0]}
     if len(parts) == 2:
-        for name, measures, weight in zip(("forward_loss", "backward_loss"), sums, weights, strict=True):
+        for name, measures, weight in zip(
+            ("forward_loss", "backward_loss"), sums, weights, strict=True
+        ):
             joined[name] = (measures["loss"], weight)
     return joined

@@ -70,7 +70,9 @@ class RNNLMConfig(RNNLMOptions):
     @property
     def recurrent_cell(self) -> Cell:
         """The cell of every layer."""
-        return Cell(self.cell, self.hidden_dim, forget_bias=self.forget_bias if self.cell == "lstm" else 0.0)
+        return Cell(
+            self.cell, self.hidden_dim, forget_bias=self.forget_bias if self.cell == "lstm" else 0.0
+        )
 
     def flops_per_token(self, length: int) -> float:
         """FLOPs of training on a token: 6 × the parameters in matrices, over all directions.
@@ -83,7 +85,11 @@ class RNNLMConfig(RNNLMOptions):
         del length
         cell, width = self.recurrent_cell, self.hidden_dim
         layers = cell.matrices(self.embed_dim) + (self.num_layers - 1) * cell.matrices(width)
-        return 6.0 * (2 if self.bidirectional else 1) * (layers + width * (self.num_sampled or self.vocab_size))
+        return (
+            6.0
+            * (2 if self.bidirectional else 1)
+            * (layers + width * (self.num_sampled or self.vocab_size))
+        )
 
 
 @MODELS.register("rnn_lm")
@@ -111,8 +117,12 @@ class RNNLM(RecurrentLM):
         table_VD = scale * jax.random.normal(rngs.params(), (config.vocab_size, config.embed_dim))
         self.config = config
         self.embedding_VD = nnx.Param(table_VD, axes=("vocab", "embed"))
-        self.directions = create_directions(config.recurrent_cell, widths, 2 if config.bidirectional else 1, rngs)
-        self.softmax = WordSoftmax(config.vocab_size, config.hidden_dim, tied=config.tie_embeddings, rngs=rngs)
+        self.directions = create_directions(
+            config.recurrent_cell, widths, 2 if config.bidirectional else 1, rngs
+        )
+        self.softmax = WordSoftmax(
+            config.vocab_size, config.hidden_dim, tied=config.tie_embeddings, rngs=rngs
+        )
 
     def __call__(
         self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None
@@ -131,7 +141,9 @@ class RNNLM(RecurrentLM):
         logits_B1V, carry = self(tokens_B[:, None], carry)
         return logits_B1V[:, 0], carry
 
-    def states(self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None) -> Array:
+    def states(
+        self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None
+    ) -> Array:
         """Computes the states of every layer: contextual vectors, directions concatenated.
 
         Args:
@@ -147,14 +159,20 @@ class RNNLM(RecurrentLM):
         check_shapes("rnn_lm", {"tokens": tokens_BL})
         layers, _ = self._states(self._embed(tokens_BL), carry, lengths_B)
         width = max(layer.shape[-1] for layer in layers)
-        return jnp.stack([jnp.pad(layer, ((0, 0), (0, 0), (0, width - layer.shape[-1]))) for layer in layers])
+        return jnp.stack(
+            [jnp.pad(layer, ((0, 0), (0, 0), (0, width - layer.shape[-1]))) for layer in layers]
+        )
 
-    def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> "RnnEmbedder":
+    def embedder(
+        self, folder: Path, *, lowercase: bool = True, name: str | None = None
+    ) -> "RnnEmbedder":
         del lowercase
         return RnnEmbedder(self, Vocabulary.load(folder / "words.txt"), name=name)
 
     def _embed(self, tokens_BL: Array) -> Array:
-        return self.config.layout.constrain(lookup(self.embedding_VD[...], tokens_BL), "batch", None, None)
+        return self.config.layout.constrain(
+            lookup(self.embedding_VD[...], tokens_BL), "batch", None, None
+        )
 
     def _inputs(self, words: Sequence[Array]) -> Iterator[Array]:
         return map(self._embed, words)
@@ -173,10 +191,14 @@ class RnnEmbedder(ModelEmbedder):
 
     title = "RNN"
 
-    def __init__(self, model: RNNLM, vocabulary: Vocabulary, *, name: str | None = None, **options: Any):
+    def __init__(
+        self, model: RNNLM, vocabulary: Vocabulary, *, name: str | None = None, **options: Any
+    ):
         super().__init__(name, ("embeddings", *numbered(model.config.num_layers)), **options)
         self._vocabulary = vocabulary
-        self.forward = jitted(model, lambda model, tokens, lengths: model.states(tokens, lengths_B=lengths))
+        self.forward = jitted(
+            model, lambda model, tokens, lengths: model.states(tokens, lengths_B=lengths)
+        )
 
     def windows(self, sentence: Sentence) -> list[Window]:
         return [whole(self._vocabulary.encode(sentence))]

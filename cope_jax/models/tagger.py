@@ -55,7 +55,9 @@ class TaggerOptions(ModelOptions):
 
     def __post_init__(self):
         check_fields(self, "tagger")
-        check_at_least(0, "tagger", word_dim=self.word_dim, characters=self.characters, penalty=self.penalty)
+        check_at_least(
+            0, "tagger", word_dim=self.word_dim, characters=self.characters, penalty=self.penalty
+        )
         for width in self.recurrent:
             check_at_least(1, "tagger", recurrent=width)
         if not 0 <= self.dropout < 1:
@@ -63,14 +65,22 @@ class TaggerOptions(ModelOptions):
         if not (self.word_dim or self.characters or self.vectors):
             raise ConfigError("tagger reads nothing: set word_dim, characters or vectors")
         if not self.vectors and (self.layer is not None or self.layer_norm or self.penalty):
-            raise ConfigError("tagger.layer, layer_norm and penalty need vectors: set tagger.vectors")
+            raise ConfigError(
+                "tagger.layer, layer_norm and penalty need vectors: set tagger.vectors"
+            )
         if self.layer is not None and (self.layer_norm or self.penalty):
-            raise ConfigError("tagger.layer_norm and penalty need the mix of all layers: leave out tagger.layer")
+            raise ConfigError(
+                "tagger.layer_norm and penalty need the mix of all layers: leave out tagger.layer"
+            )
 
-    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
+    def complete(
+        self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any
+    ) -> Any:
         shape = getattr(task, "vector_shape", None) if self.vectors else None
         if self.vectors and shape is None:
-            raise ConfigError("tagger.vectors needs vectors, which the task does not have: give the task an embedder")
+            raise ConfigError(
+                "tagger.vectors needs vectors, which the task does not have: give the task an embedder"
+            )
         return super().complete(task, encoding, max_length, layout, vector_shape=shape, **decided)
 
 
@@ -96,10 +106,14 @@ class TaggerConfig(TaggerOptions):
         check_at_least(1, "tagger", num_tags=self.num_tags, vocab_size=self.vocab_size)
         if self.vectors:
             if self.vector_shape is None or len(self.vector_shape) != 2:
-                raise ConfigError(f"tagger.vector_shape must be (layers, width), got {self.vector_shape}")
+                raise ConfigError(
+                    f"tagger.vector_shape must be (layers, width), got {self.vector_shape}"
+                )
             layers = self.vector_shape[0]
             if self.layer is not None and not -layers <= self.layer < layers:
-                raise ConfigError(f"tagger.layer={self.layer} is out of range: give {-layers} to {layers - 1}")
+                raise ConfigError(
+                    f"tagger.layer={self.layer} is out of range: give {-layers} to {layers - 1}"
+                )
 
     @property
     def stochastic(self) -> bool:
@@ -108,12 +122,18 @@ class TaggerConfig(TaggerOptions):
     @property
     def char_cnn(self) -> CharCNNConfig:
         """The config of the character CNN, if there is one."""
-        return CharCNNConfig(CHARACTER_DIM, ((CHARACTER_WIDTH, self.characters),), num_highways=0, projection=None)
+        return CharCNNConfig(
+            CHARACTER_DIM, ((CHARACTER_WIDTH, self.characters),), num_highways=0, projection=None
+        )
 
     @property
     def inputs(self) -> int:
         """The width of the features of a word."""
-        return self.word_dim + self.characters + (self.vector_shape[1] if self.vectors and self.vector_shape else 0)
+        return (
+            self.word_dim
+            + self.characters
+            + (self.vector_shape[1] if self.vectors and self.vector_shape else 0)
+        )
 
     def flops_per_token(self, length: int) -> float:
         """FLOPs of training on a word: 6 × the parameters in matrices of LSTM and output.
@@ -159,10 +179,16 @@ class Tagger(Model):
         self.characters = CharCNN(config.char_cnn, rngs=rngs) if config.characters else None
         self.mix = ScalarMix(layers, layer_norm=config.layer_norm, rngs=rngs) if mixed else None
         self.recurrent = nnx.List(
-            [Bidirectional(Cell(width=width, forget_bias=1.0), inputs, rngs=rngs) for width, inputs in pairs]
+            [
+                Bidirectional(Cell(width=width, forget_bias=1.0), inputs, rngs=rngs)
+                for width, inputs in pairs
+            ]
         )
         self.out = nnx.Linear(
-            widths[-1], config.num_tags, kernel_init=jax.nn.initializers.normal(widths[-1] ** -0.5), rngs=rngs
+            widths[-1],
+            config.num_tags,
+            kernel_init=jax.nn.initializers.normal(widths[-1] ** -0.5),
+            rngs=rngs,
         )
 
     def __call__(self, batch: Mapping[str, Array], dropout_key: Array | None = None) -> Array:
@@ -175,11 +201,15 @@ class Tagger(Model):
         mask_BL = batch["weights"] != 0
         # Rows are read up to the last word with a weight: a word without a known tag inside a
         # sentence is read too.
-        lengths_B = jnp.max(jnp.where(mask_BL, np.arange(1, mask_BL.shape[1] + 1, dtype=np.int32)[None], 0), axis=1)
+        lengths_B = jnp.max(
+            jnp.where(mask_BL, np.arange(1, mask_BL.shape[1] + 1, dtype=np.int32)[None], 0), axis=1
+        )
         keys = [None] * (len(self.recurrent) + 1)
         if dropout_key is not None:
             keys = list(jax.random.split(dropout_key, len(keys)))
-        x_BLD = dropout(jnp.concatenate(self._parts(batch, mask_BL), axis=-1), self.config.dropout, keys[0])
+        x_BLD = dropout(
+            jnp.concatenate(self._parts(batch, mask_BL), axis=-1), self.config.dropout, keys[0]
+        )
         for layer, key in zip(self.recurrent, keys[1:], strict=True):
             x_BLD = dropout(layer(x_BLD, lengths_B=lengths_B)[0], self.config.dropout, key)
         return self.out(x_BLD)
@@ -197,7 +227,11 @@ class Tagger(Model):
         measures = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])
         tag_loss = measures.pop("loss")
         count = tag_loss[1]
-        penalty = jnp.zeros((), count.dtype) if self.mix is None else self.mix.penalty(self.config.penalty)
+        penalty = (
+            jnp.zeros((), count.dtype)
+            if self.mix is None
+            else self.mix.penalty(self.config.penalty)
+        )
         return {"tag_loss": tag_loss, "penalty": (penalty * count, count), **measures}, carry
 
     def mix_weights(self) -> np.ndarray:
@@ -231,7 +265,11 @@ class Tagger(Model):
                     "embedder that the tagger was created for"
                 )
             layers_JBLD = jnp.moveaxis(vectors_BLJD, 2, 0)
-            parts.append(layers_JBLD[self.config.layer] if self.mix is None else self.mix(layers_JBLD, mask_BL))
+            parts.append(
+                layers_JBLD[self.config.layer]
+                if self.mix is None
+                else self.mix(layers_JBLD, mask_BL)
+            )
         return parts
 
 

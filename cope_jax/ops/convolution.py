@@ -9,7 +9,10 @@ Window = tuple[Array, Array]
 
 
 def causal_convolution(
-    x_BMC: Array, kernel_WC: Array, segment_ids_BM: Array | None = None, before: Window | None = None
+    x_BMC: Array,
+    kernel_WC: Array,
+    segment_ids_BM: Array | None = None,
+    before: Window | None = None,
 ) -> tuple[Array, Window]:
     """Convolves channels over W tokens, y_t = Σ_w kernel[w] x[t − W + 1 + w], within segments.
 
@@ -28,17 +31,28 @@ def causal_convolution(
     [1.0, 12.0, 24.0]
     """
     (batch, length, channels), lags = x_BMC.shape, len(kernel_WC) - 1
-    ids_BM = jnp.zeros((batch, length), jnp.int32) if segment_ids_BM is None else jnp.asarray(segment_ids_BM)
+    ids_BM = (
+        jnp.zeros((batch, length), jnp.int32)
+        if segment_ids_BM is None
+        else jnp.asarray(segment_ids_BM)
+    )
     ids_BM = jnp.broadcast_to(ids_BM, (batch, length)).astype(jnp.int32)
     if before is None:
-        before = jnp.zeros((batch, lags, channels), x_BMC.dtype), jnp.zeros((batch, lags), jnp.int32)
+        before = (
+            jnp.zeros((batch, lags, channels), x_BMC.dtype),
+            jnp.zeros((batch, lags), jnp.int32),
+        )
     whole = jnp.concatenate([before[0].astype(x_BMC.dtype), x_BMC], axis=1)
     ids = jnp.concatenate([before[1], ids_BM], axis=1)
     y_BMC = whole[:, lags:] * kernel_WC[None, -1:]
     same_BM = jnp.ones((batch, length), bool)
     for lag in range(1, lags + 1):
         start = lags - lag
-        same_BM = same_BM & (ids[:, start : start + length] == ids[:, start + 1 : start + 1 + length])
-        x_of_lag = jnp.where(same_BM[..., None], whole[:, start : start + length], jnp.zeros((), x_BMC.dtype))
+        same_BM = same_BM & (
+            ids[:, start : start + length] == ids[:, start + 1 : start + 1 + length]
+        )
+        x_of_lag = jnp.where(
+            same_BM[..., None], whole[:, start : start + length], jnp.zeros((), x_BMC.dtype)
+        )
         y_BMC = y_BMC + x_of_lag * kernel_WC[None, start : start + 1]
     return y_BMC, (whole[:, length:], ids[:, length:])

@@ -63,6 +63,8 @@ class Dropout:
         column = jnp.asarray(k_places_M, jnp.uint32)[None, None, None, :]
         shape = (*self.keys_2BH.shape[1:], row.shape[2], column.shape[3])
         key = [jnp.broadcast_to(half[:, :, None, None], shape) for half in self.keys_2BH]
-        bits, _ = threefry2x32_p.bind(*key, *(jnp.broadcast_to(index, shape) for index in (row, column)))
+        bits, _ = threefry2x32_p.bind(
+            *key, *(jnp.broadcast_to(index, shape) for index in (row, column))
+        )
         keep = bits >= jnp.uint32(round(self.rate * 2**32))
         return jnp.where(keep, jnp.asarray(1 / (1 - self.rate), dtype), jnp.zeros((), dtype))

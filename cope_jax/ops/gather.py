@@ -70,12 +70,20 @@ def take_rows(z: Array, indices: Array) -> Array:
     >>> take_rows(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1, 1, 0], [0, 1, 0]])).tolist()
     [[2.0, 2.0, 1.0], [3.0, 4.0, 3.0]]
     """
-    return tile.take_rows_p.bind(indices, z) if tile.is_tracing() else jnp.take_along_axis(z, indices, -1)
+    return (
+        tile.take_rows_p.bind(indices, z)
+        if tile.is_tracing()
+        else jnp.take_along_axis(z, indices, -1)
+    )
 
 
 def _take_rows_of_tangent(dz: Array, y: Array, z: Array, indices: Array) -> Array:
     del y, z
-    return tile.take_rows_p.bind(indices, dz) if tile.is_tracing() else take_windows(dz, indices, 1)[..., 0]
+    return (
+        tile.take_rows_p.bind(indices, dz)
+        if tile.is_tracing()
+        else take_windows(dz, indices, 1)[..., 0]
+    )
 
 
 take_rows.defjvps(_take_rows_of_tangent, None)
@@ -106,7 +114,9 @@ def take_windows(z: Array, starts: Array, size: int) -> Array:
     if not _may_be_split():
         rows = math.prod(lead)
         if rows * row_size > np.iinfo(np.int32).max:
-            raise ConfigError(f"{rows} rows of {row_size} entries are too many for 32-bit indices: use a smaller batch")
+            raise ConfigError(
+                f"{rows} rows of {row_size} entries are too many for 32-bit indices: use a smaller batch"
+            )
         firsts = (row_size * jnp.arange(rows, dtype=jnp.int32)).reshape(*lead, 1)
         return _gather(z.ravel(), (firsts + starts).ravel(), size).reshape(*starts.shape, size)
     return _gather(z, starts, size)

@@ -69,11 +69,16 @@ def _sum_over_row(z: Array, p: Array) -> tuple[Array, Array]:
     # The distances of all indices to all entries are fused into the sums, and never stored.
     d = _distances(p, z.shape[-1])
     sign = jnp.where((d > -1) & (d < 0), 1, 0) - jnp.where((d > 0) & (d < 1), 1, 0)
-    return jnp.sum(z[..., None] * _hat(d), axis=-2), jnp.sum(z[..., None] * sign.astype(z.dtype), axis=-2)
+    return jnp.sum(z[..., None] * _hat(d), axis=-2), jnp.sum(
+        z[..., None] * sign.astype(z.dtype), axis=-2
+    )
 
 
 def _distances(p: Array, size: int) -> Array:
-    return p[..., None, :] - jnp.arange(size, dtype=p.dtype)[(None,) * (p.ndim - 1) + (slice(None), None)]
+    return (
+        p[..., None, :]
+        - jnp.arange(size, dtype=p.dtype)[(None,) * (p.ndim - 1) + (slice(None), None)]
+    )
 
 
 def _hat(d: Array) -> Array:
@@ -106,7 +111,9 @@ def _spread(p: Array, dz: Array, descending: bool) -> Array:
 
 
 @functools.partial(interpolate.defjvp, symbolic_zeros=True)
-def _derivative(descending: bool, primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+def _derivative(
+    descending: bool, primals: tuple[Array, Array], tangents: tuple[Any, Any]
+) -> tuple[Array, Array]:
     (z, p), (dz, dp) = primals, tangents
     y, slope = _interpolate(z, p, descending)
     # A tangent that is known to be 0 costs nothing: streaming attention asks only for the slope.

@@ -55,17 +55,27 @@ def linear_recurrence(
       (out_BLHV, in the type of the values; the state after the last token).
     """
     (batch, length, heads, width), dtype = q_BLHK.shape, accumulator_dtype(q_BLHK.dtype)
-    ids_BL = jnp.zeros((1, 1), jnp.int32) if segment_ids_BL is None else jnp.asarray(segment_ids_BL, jnp.int32)
+    ids_BL = (
+        jnp.zeros((1, 1), jnp.int32)
+        if segment_ids_BL is None
+        else jnp.asarray(segment_ids_BL, jnp.int32)
+    )
     ids_BL = jnp.broadcast_to(ids_BL, (batch, length))
     if state is None:
         state = State(jnp.zeros((batch, heads, width, v_BLHV.shape[-1]), dtype), ids_BL[:, 0])
-    decay = jnp.zeros((batch, length, heads, 1), dtype) if log_decay is None else log_decay.astype(dtype)
+    decay = (
+        jnp.zeros((batch, length, heads, 1), dtype)
+        if log_decay is None
+        else log_decay.astype(dtype)
+    )
     size = min(length, VECTOR_CHUNK if decay.shape[-1] > 1 else CHUNK)
     padding = -length % size
 
     def chunks(x: Array, edge: bool = False) -> Array:
         """Cuts tokens into chunks `[chunks, B, size, ...]`; the last one is filled up."""
-        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode="edge" if edge else "constant")
+        x = jnp.pad(
+            x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode="edge" if edge else "constant"
+        )
         return jnp.moveaxis(x.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
 
     arrays = [chunks(x.astype(dtype)) for x in (q_BLHK * width**-0.5, k_BLHK, v_BLHV)]
@@ -86,7 +96,9 @@ def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
     passed = jnp.cumsum(decay, axis=1)
     # Tokens and the state act only within their segment, which is an unbroken run of tokens.
     first = ids[:, :1] == state.segment[:, None]
-    runs = jnp.cumsum(jnp.concatenate([jnp.zeros_like(first), ids[:, 1:] != ids[:, :-1]], axis=1), axis=1)
+    runs = jnp.cumsum(
+        jnp.concatenate([jnp.zeros_like(first), ids[:, 1:] != ids[:, :-1]], axis=1), axis=1
+    )
     same = runs[:, :, None] == runs[:, None]
     from_state = (runs == 0) & first
     to_state = runs == runs[:, -1:]
@@ -113,7 +125,9 @@ def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
         inverse = inverse_of_unit_lower(jnp.moveaxis(beta[:, :, None] * products, 3, 1))
         wanted = beta[..., None] * (v - jnp.einsum("BTHK,BHKV->BTHV", into_k, state.matrix))
         v = jnp.einsum("BHTS,BSHV->BTHV", inverse, wanted)
-    out = jnp.einsum("BTSH,BSHV->BTHV", weights, v) + jnp.einsum("BTHK,BHKV->BTHV", into_q, state.matrix)
+    out = jnp.einsum("BTSH,BSHV->BTHV", weights, v) + jnp.einsum(
+        "BTHK,BHKV->BTHV", into_q, state.matrix
+    )
     left = where(to_state[..., None, None], k * between[:, -1])
     kept = where(from_state[:, -1][:, None, None, None], grown[:, -1][..., None] * state.matrix)
     return State(kept + jnp.einsum("BTHK,BTHV->BHKV", left, v), ids[:, -1]), out

@@ -97,7 +97,9 @@ def sampled_cross_entropy(
     bias_V = bias_V.astype(wide)
     shift_S = bias_V[classes_S] - _log_count(classes_S, arrival, vocab_size, wide)
     rows_SD = table_VD[classes_S].astype(dtype)
-    drawn_BLS = jnp.einsum("BLD,SD->BLS", x_BLD, rows_SD, preferred_element_type=wide) + shift_S[None, None]
+    drawn_BLS = (
+        jnp.einsum("BLD,SD->BLS", x_BLD, rows_SD, preferred_element_type=wide) + shift_S[None, None]
+    )
     # Not −∞, because that has no gradient if nothing else is sampled.
     least = jnp.asarray(jnp.finfo(wide).min / 2, wide)
     drawn_BLS = jnp.where(targets_BL[..., None] == classes_S[None, None], least, drawn_BLS)
@@ -126,7 +128,9 @@ def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array
     rates_V = jnp.asarray(np.log1p(1 / rank_V) / np.log1p(vocab_size), jnp.float32)
     times_V = jax.random.exponential(key, (vocab_size,), jnp.float32) / rates_V
     later_V, order_V = jax.lax.top_k(-times_V, min(num_sampled + 1, vocab_size))
-    arrival = -later_V[num_sampled] if num_sampled < vocab_size else jnp.asarray(jnp.inf, jnp.float32)
+    arrival = (
+        -later_V[num_sampled] if num_sampled < vocab_size else jnp.asarray(jnp.inf, jnp.float32)
+    )
     return order_V[:num_sampled].astype(jnp.int32), arrival
 
 

@@ -52,13 +52,17 @@ def relu_network(x_BLM: Array, kernel_F: Array, bias_F: Array, out_FH: Array) ->
     [[[[0.0, 8.0]]]]
     """
     if not tile.is_tracing():
-        hidden_BLMF = jax.nn.relu(x_BLM[..., None] * kernel_F[None, None, None] + bias_F[None, None, None])
+        hidden_BLMF = jax.nn.relu(
+            x_BLM[..., None] * kernel_F[None, None, None] + bias_F[None, None, None]
+        )
         return jnp.einsum("BLMF,FH->BHLM", hidden_BLMF, out_FH)
     # A tile has no axis for the hidden units, so they come one after the other.
     if len(kernel_F) > MOST_UNITS:
         raise NotImplementedError(f"{len(kernel_F)} hidden units are more than {MOST_UNITS}")
     units = zip(jnp.unstack(kernel_F), jnp.unstack(bias_F), jnp.unstack(out_FH), strict=True)
-    terms = [jax.nn.relu(x_BLM * k + b)[:, None] * out_H[None, :, None, None] for k, b, out_H in units]
+    terms = [
+        jax.nn.relu(x_BLM * k + b)[:, None] * out_H[None, :, None, None] for k, b, out_H in units
+    ]
     return functools.reduce(jnp.add, terms)
 
 

@@ -39,7 +39,9 @@ def prefix_sum(x: Array, block: int = 32) -> Array:
     return _sum(x, block, suffix=False)
 
 
-def sum_of_turns(turns: Array, starts_BM: Array | None = None, before: Array | None = None) -> Array:
+def sum_of_turns(
+    turns: Array, starts_BM: Array | None = None, before: Array | None = None
+) -> Array:
     """Returns sums along axis 1 up to each index, less whole turns, each in [−½, ½].
 
     An angle of 2π is one turn. Whole turns change no sine or cosine, and to take them off is exact.
@@ -90,4 +92,6 @@ def _sum(x: Array, block: int, suffix: bool) -> Array:
 def _triangular(x: Array, suffix: bool) -> Array:
     m = x.shape[-1]
     square = jnp.ones((m, m), x.dtype)
-    return jnp.matmul(x, jnp.tril(square) if suffix else jnp.triu(square), precision=jax.lax.Precision.HIGHEST)
+    return jnp.matmul(
+        x, jnp.tril(square) if suffix else jnp.triu(square), precision=jax.lax.Precision.HIGHEST
+    )

@@ -58,7 +58,9 @@ def _linear_in_last(primitive: Primitive, transposed: Callable[..., Any]) -> Non
     """Gives a primitive (fixed, x), linear in x, `transposed(cotangent, fixed, aval, …)`."""
 
     def transpose(cotangent: Any, fixed: Any, x: Any, **params: Any) -> Any:
-        return None, None if type(cotangent) is ad.Zero else transposed(cotangent, fixed, x.aval, **params)
+        return None, None if type(cotangent) is ad.Zero else transposed(
+            cotangent, fixed, x.aval, **params
+        )
 
     ad.primitive_transposes[primitive] = transpose
     ad.primitive_jvps[primitive] = lambda primals, tangents, **params: (
@@ -80,7 +82,10 @@ look_up_p = _primitive("look_up", lambda z, p, *, descending: [_like(p), _like(p
 # (p, dz): the derivative of the interpolation in the direction dz; and (p, dy), its transpose.
 spread_p = _primitive("spread", lambda p, dz, *, descending: ShapedArray(p.shape, dz.dtype))
 gather_up_p = _primitive("gather_up", _rows)
-_linear_in_last(spread_p, lambda dy, p, z, descending: gather_up_p.bind(p, dy, size=z.shape[-1], descending=descending))
+_linear_in_last(
+    spread_p,
+    lambda dy, p, z, descending: gather_up_p.bind(p, dy, size=z.shape[-1], descending=descending),
+)
 
 # (indices, z): entries of each row of z; and (indices, dy), the transpose.
 take_rows_p = _primitive("take_rows", lambda indices, z: ShapedArray(indices.shape, z.dtype))
@@ -88,13 +93,26 @@ add_rows_p = _primitive("add_rows", _rows)
 _linear_in_last(take_rows_p, lambda dy, indices, z: add_rows_p.bind(indices, dy, size=z.shape[-1]))
 
 # (indices, table): entries of one table for all rows; and (indices, dy), the transpose.
-take_table_p = _primitive("take_table", lambda indices, table: ShapedArray(indices.shape, table.dtype))
+take_table_p = _primitive(
+    "take_table", lambda indices, table: ShapedArray(indices.shape, table.dtype)
+)
 add_table_p = _primitive("add_table", _table)
-_linear_in_last(take_table_p, lambda dy, indices, table: add_table_p.bind(indices, dy, size=table.shape[0]))
+_linear_in_last(
+    take_table_p, lambda dy, indices, table: add_table_p.bind(indices, dy, size=table.shape[0])
+)
 
 
 PRIMITIVES = frozenset(
-    (running_sum_p, look_up_p, spread_p, gather_up_p, take_rows_p, add_rows_p, take_table_p, add_table_p)
+    (
+        running_sum_p,
+        look_up_p,
+        spread_p,
+        gather_up_p,
+        take_rows_p,
+        add_rows_p,
+        take_table_p,
+        add_table_p,
+    )
 )
 
 

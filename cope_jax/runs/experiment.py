@@ -31,7 +31,12 @@ from cope_jax.tasks import Task
 from cope_jax.training import processes, summary
 from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.experiment_config import EvaluationConfig, ExperimentConfig
-from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
+from cope_jax.training.from_config import (
+    batch_shapes,
+    create_iterator,
+    create_learner,
+    create_program,
+)
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.profiling import Profile
@@ -57,7 +62,9 @@ class Experiment:
 
     def __init__(self, config: ExperimentConfig, task: Task | None = None):
         if not isinstance(config, ExperimentConfig):
-            raise ConfigError(f"Experiment needs a config, got a {type(config).__name__}: pass cj.config(name)")
+            raise ConfigError(
+                f"Experiment needs a config, got a {type(config).__name__}: pass cj.config(name)"
+            )
         checked(task, Task | None, "task")
         self.config = config
         self.task = tasks.create(config.task.name, **config.task.options) if task is None else task
@@ -140,7 +147,9 @@ class Experiment:
           Interrupted: Ctrl-C or SIGTERM stopped the run. A checkpoint is saved, and the same call
             resumes from it.
         """
-        seeds = [checked(seed, int, "seeds") for seed in checked(seeds, Sequence | np.ndarray, "seeds")]
+        seeds = [
+            checked(seed, int, "seeds") for seed in checked(seeds, Sequence | np.ndarray, "seeds")
+        ]
         check_at_least(1, "Experiment.train", seeds=len(seeds))
         folder = Workdir(workdir)
         program, evaluator = self._side_by_side(len(seeds))
@@ -180,7 +189,10 @@ class Experiment:
             )
             state, seconds = run.train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
-            extra = {"memory_gib": round(peak_memory(program.mesh.devices.flat), 3), **(fields or {})}
+            extra = {
+                "memory_gib": round(peak_memory(program.mesh.devices.flat), 3),
+                **(fields or {}),
+            }
             records = [{**extra, **record} for record in records]
             if first:
                 result = {"records": records, "environment": environment}
@@ -198,17 +210,27 @@ class Experiment:
             current ones.
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
-        theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
+        theirs, ours = (
+            {**config.recipe(), "evaluation": None} for config in (run.experiment, self.config)
+        )
         if other := workdirs.difference(theirs, ours):
-            raise ConfigError(f"{run.folder} is a run with other settings, {other}: use the config of the run")
+            raise ConfigError(
+                f"{run.folder} is a run with other settings, {other}: use the config of the run"
+            )
         Workdir(run.folder).check_sources(self.task, self.task.evaluation_splits)
         if self.task.same_saved_files(run.folder) is False:
-            raise ConfigError(f"the vocabulary differs from the run in {run.folder}: restore the original files")
+            raise ConfigError(
+                f"the vocabulary differs from the run in {run.folder}: restore the original files"
+            )
         step, params, seconds = run.restored
         program, _ = self._side_by_side(len(run.seeds))
-        return self.records(run.seeds, jax.device_put(params, program.state_shardings.params), step, seconds)
+        return self.records(
+            run.seeds, jax.device_put(params, program.state_shardings.params), step, seconds
+        )
 
-    def records(self, seeds: Sequence[int], params: PyTree, step: int, seconds: float) -> list[Record]:
+    def records(
+        self, seeds: Sequence[int], params: PyTree, step: int, seconds: float
+    ) -> list[Record]:
         """Measures the models with `params` on every split, including the sweep; returns records as
         in results.json.
 
@@ -231,7 +253,11 @@ class Experiment:
                 **common,
                 "seed": seed,
                 "split": split,
-                **({"kind": "split"} if split in main else {"kind": "sweep", "level": levels[split]}),
+                **(
+                    {"kind": "split"}
+                    if split in main
+                    else {"kind": "sweep", "level": levels[split]}
+                ),
                 "examples": self._examples[split],
                 "metric": metric,
                 "value": value,
@@ -277,7 +303,9 @@ class Experiment:
     def _announce(self, workdir: Path, seeds: int) -> None:
         """Writes the summary of the run, and prints its main facts if the run is new."""
         path = write_atomically(workdir / "summary.txt", self.summary(seeds) + "\n")
-        if all(step_of(checkpoint.name) is None for checkpoint in (workdir / "checkpoints").glob("*")):
+        if all(
+            step_of(checkpoint.name) is None for checkpoint in (workdir / "checkpoints").glob("*")
+        ):
             shapes = self._side_by_side(seeds)[0].state_shapes()
             facts = {"parameters": f"{self.parameters():,}", **self._facts(shapes, seeds)}
             for name in ("parameters", "devices", "batch", "model FLOPs"):
@@ -285,14 +313,23 @@ class Experiment:
             print(f"all parameters: {shown(path)}", file=sys.stderr)
         unused = jax.device_count() - self.program.mesh.size
         if unused:
-            print(f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused", file=sys.stderr)
+            print(
+                f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused",
+                file=sys.stderr,
+            )
 
     def _start(self) -> PyTree:
         """The parameters to start from."""
-        return warm_start.start(self.config.training.start, self.learner, self.task, self.config.encoding)
+        return warm_start.start(
+            self.config.training.start, self.learner, self.task, self.config.encoding
+        )
 
-    def _curve(self, evaluator: Evaluator, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
-        measured = evaluator(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
+    def _curve(
+        self, evaluator: Evaluator, seeds: Sequence[int], state: TrainState, step: int
+    ) -> list[dict[str, Any]]:
+        measured = evaluator(
+            state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples
+        )
         return [
             {"step": step, "seed": seed, "split": split, **errors}
             for split, runs in measured.items()
@@ -306,7 +343,10 @@ def _examples(evaluation: EvaluationConfig, task: Task) -> dict[str, int]:
     if evaluation.sweep_examples:
         examples |= task.sweep_examples(evaluation.sweep_examples)
     sizes = {split: task.size(split) for split in examples}
-    return {split: n if (size := sizes[split]) is None else min(n, size) for split, n in examples.items()}
+    return {
+        split: n if (size := sizes[split]) is None else min(n, size)
+        for split, n in examples.items()
+    }
 
 
 def _check(config: ExperimentConfig, task: Task) -> None:
@@ -315,7 +355,9 @@ def _check(config: ExperimentConfig, task: Task) -> None:
     params = jax.eval_shape(learner.init, np.int32(0)).params
     largest = max((leaf.size for leaf in jax.tree.leaves(params)), default=0)
     if largest >= 2**40:  # far above this, XLA aborts the process
-        raise ConfigError(f"{config.model.name} has an array of {largest:,} parameters, over 2⁴⁰: lower its sizes")
+        raise ConfigError(
+            f"{config.model.name} has an array of {largest:,} parameters, over 2⁴⁰: lower its sizes"
+        )
     # Among equally long splits this is the last: the first is the training split, which may take
     # long to read.
     longest = max((*reversed(task.splits), *(split for _, split in task.sweep)), key=task.length)
@@ -336,7 +378,9 @@ def _check(config: ExperimentConfig, task: Task) -> None:
     positions_BL = learner.sample_positions(jax.random.key(0), *batch["inputs"].shape[:2])
     try:
         jax.eval_shape(
-            lambda params, batch: learner.metrics(params, carry, {"positions": positions_BL, **batch}),
+            lambda params, batch: learner.metrics(
+                params, carry, {"positions": positions_BL, **batch}
+            ),
             params,
             batch,
         )

@@ -81,7 +81,11 @@ class Loaded:
         """The folder of results about the model: its own, or runs/trained/NAME for one of the
         package.
         """
-        return Path("runs", "trained", self.folder.name) if self.folder.parent == TRAINED else self.folder
+        return (
+            Path("runs", "trained", self.folder.name)
+            if self.folder.parent == TRAINED
+            else self.folder
+        )
 
     @functools.cached_property
     def config(self) -> Any:
@@ -109,7 +113,11 @@ class Loaded:
         Raises:
           ConfigError: the tokenizer is damaged, or its vocabulary does not fit the model.
         """
-        return _codec_beside(self.folder, self.config) if self.name in models.able("generate") else None
+        return (
+            _codec_beside(self.folder, self.config)
+            if self.name in models.able("generate")
+            else None
+        )
 
     def params(self, seed: int | None = None) -> Any:
         """The parameters, as nested dicts; for a run, the parameters of `seed`, or of the first
@@ -132,7 +140,9 @@ class Loaded:
         """A description in one line."""
         del seed
         encoding = getattr(self.config, "encoding", None)
-        return f"{self.name} of {self.folder}" + (f", {encoding.text() or 'none'}" if encoding else "")
+        return f"{self.name} of {self.folder}" + (
+            f", {encoding.text() or 'none'}" if encoding else ""
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +163,10 @@ class LoadedRun(Loaded):
 
     def _create_task(self) -> Task:
         chosen = self.experiment.task
-        return tasks.create(chosen.name, **tasks.TASKS.get(chosen.name).with_saved_files(chosen.options, self.folder))
+        return tasks.create(
+            chosen.name,
+            **tasks.TASKS.get(chosen.name).with_saved_files(chosen.options, self.folder),
+        )
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -202,7 +215,9 @@ class LoadedRun(Loaded):
     def _place(self, seed: int | None) -> int:
         """The index of a seed in the run."""
         if seed is not None and seed not in self.seeds:
-            raise ConfigError(f"{self.folder} holds no seed {seed}: choose from {', '.join(map(str, self.seeds))}")
+            raise ConfigError(
+                f"{self.folder} holds no seed {seed}: choose from {', '.join(map(str, self.seeds))}"
+            )
         return 0 if seed is None else self.seeds.index(seed)
 
 
@@ -292,7 +307,9 @@ def find(folder: str | Path | None) -> Path:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    about = read_object(folder / RUN, "convert the run again", config=dict, seeds=list, step=int, seconds=float)
+    about = read_object(
+        folder / RUN, "convert the run again", config=dict, seeds=list, step=int, seconds=float
+    )
     check_seeds(about["seeds"], folder / RUN)
     return about
 
@@ -301,15 +318,21 @@ def load_run(folder: str | Path) -> LoadedRun:
     """Loads the run in a folder, as `load` does. ConfigError: the folder contains no run."""
     folder = find(folder)
     if cells := sorted(path.parent for path in folder.glob("cells/*/*/checkpoints")):
-        raise ConfigError(f"{folder} holds no training run, but a comparison: give one of its runs, such as {cells[0]}")
+        raise ConfigError(
+            f"{folder} holds no training run, but a comparison: give one of its runs, such as {cells[0]}"
+        )
     converted = (folder / RUN).exists()
     trained = (folder / "config.json").exists() and (folder / "checkpoints").exists()
     settings = _about(folder) if converted else Workdir(folder).settings() if trained else {}
     if "seeds" not in settings:
-        raise ConfigError(f"{folder} holds no training run: give the --workdir of cope-jax train, or a cell of compare")
+        raise ConfigError(
+            f"{folder} holds no training run: give the --workdir of cope-jax train, or a cell of compare"
+        )
     config = ExperimentConfig.from_mapping(settings["config"])
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
-    return (ConvertedRun if converted else LoadedRun)(folder, "run", config, tuple(settings["seeds"]))
+    return (ConvertedRun if converted else LoadedRun)(
+        folder, "run", config, tuple(settings["seeds"])
+    )
 
 
 def _codec_beside(folder: Path, config: Any) -> Codec | None:

@@ -58,7 +58,9 @@ def summarise(values: Iterable[float]) -> Summary | None:
     if not x.size:
         return None
     std = float(np.std(x, ddof=1)) if x.size > 1 else None
-    return Summary(x.size, float(np.mean(x)), std, float(np.median(x)), float(np.min(x)), float(np.max(x)))
+    return Summary(
+        x.size, float(np.mean(x)), std, float(np.median(x)), float(np.min(x)), float(np.max(x))
+    )
 
 
 def select(rows: Iterable[Record], **fields: Any) -> list[Record]:
@@ -115,7 +117,9 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
     writer = csv.DictWriter(table, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(plain)
-    text = json.dumps({"records": plain, "environment": environment}, indent=1, allow_nan=False) + "\n"
+    text = (
+        json.dumps({"records": plain, "environment": environment}, indent=1, allow_nan=False) + "\n"
+    )
     return [
         write_atomically(workdir / "results.json", text),
         write_atomically(workdir / "results.csv", table.getvalue()),
@@ -132,7 +136,9 @@ def commit() -> str | None:
         return None
 
     def output(*command: str) -> str:
-        return subprocess.run([git, "-C", str(root), *command], check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [git, "-C", str(root), *command], check=True, capture_output=True, text=True
+        ).stdout
 
     try:
         changed = output("status", "--porcelain", "--untracked-files=no")

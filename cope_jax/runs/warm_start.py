@@ -27,7 +27,9 @@ _PROBED = 8  # number of tokens that test an encoding
 Name = tuple[Any, ...]  # the path of a parameter in nested dicts
 
 
-def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str | None = None) -> PyTree:
+def start(
+    folder: str | Path | None, learner: Learner, task: Task, encoding: str | None = None
+) -> PyTree:
     """Reads the parameters of the modules that the model in `folder` shares with the learner's
     model; {} if no folder.
 
@@ -44,7 +46,11 @@ def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str
     loaded, model = load(folder), learner.model
     folder, config, params = loaded.folder, loaded.config, jax.device_get(loaded.params())
     same = task.same_saved_files(folder)
-    surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0) if same else 0
+    surplus = (
+        (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
+        if same
+        else 0
+    )
     if surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
     stored, wanted = flatten_dict(params), flatten_dict(nnx.to_pure_dict(learner.variables()))
@@ -55,7 +61,9 @@ def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str
         )
     taken = _common(stored, wanted, _parts(config).keys() ^ _parts(model).keys(), folder)
     if same is False:
-        raise ConfigError(f"the vocabulary of {folder} is not the task's: use the vocabulary of {folder} in the task")
+        raise ConfigError(
+            f"the vocabulary of {folder} is not the task's: use the vocabulary of {folder} in the task"
+        )
     if jax.process_index() > 0:
         return unflatten_dict(taken)
     there = _text_of(config) if loaded.experiment is None else loaded.experiment.encoding
@@ -64,9 +72,14 @@ def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str
     new, left_out = _list(wanted, stored), _list(stored, wanted)
     print(f"start: {config.name} of {folder}; new: {new}; left out: {left_out}{changed}")
     if surplus > 0:
-        print(f"start: left out the last {surplus} tokens of {folder}, which are not in its vocabulary")
+        print(
+            f"start: left out the last {surplus} tokens of {folder}, which are not in its vocabulary"
+        )
     if same is None and task.saved_files():
-        print(f"warning: {folder} has no vocabulary, so it was not compared with the task's", file=sys.stderr)
+        print(
+            f"warning: {folder} has no vocabulary, so it was not compared with the task's",
+            file=sys.stderr,
+        )
     for line in _differences(config, model, there, here):
         print(f"warning: {folder} was trained with {line}", file=sys.stderr)
     return unflatten_dict(taken)
@@ -104,7 +117,11 @@ def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any,
     """
     config = dataclasses.replace(config, vocab_size=vocab_size)
     shapes, stored = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
-    kept = {name: stored[name][tuple(map(slice, leaf.shape))] for name, leaf in shapes.items() if name in stored}
+    kept = {
+        name: stored[name][tuple(map(slice, leaf.shape))]
+        for name, leaf in shapes.items()
+        if name in stored
+    }
     return config, unflatten_dict(kept)
 
 
@@ -165,12 +182,17 @@ def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -
     draw = np.random.default_rng(0).standard_normal
     x_BLD = jnp.asarray(draw((1, _PROBED, shape.width)), jnp.float32)
     q_BLHK = jnp.asarray(draw((1, _PROBED, shape.num_heads, shape.head_dim)), jnp.float32)
-    k_BMGK, v_BMGK = (jnp.asarray(draw((1, _PROBED, shape.kv_heads, shape.head_dim)), jnp.float32) for _ in range(2))
+    k_BMGK, v_BMGK = (
+        jnp.asarray(draw((1, _PROBED, shape.kv_heads, shape.head_dim)), jnp.float32)
+        for _ in range(2)
+    )
 
     def outcome(parts: Any) -> PyTree:
         encoding = EncodingConfig(parts).build(shape, rngs=nnx.Rngs(0))
         embedded_BLD = encoding.embed(x_BLD, jnp.arange(_PROBED, dtype=jnp.int32)[None])
-        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, x=x_BLD, embedded=True)
+        return embedded_BLD, attend(
+            q_BLHK, k_BMGK, v_BMGK, encoding=encoding, x=x_BLD, embedded=True
+        )
 
     pairs = zip(outcome(((name, dict(options)),)), outcome(()), strict=True)
     return any(bool(jnp.abs(ours - plain).max() > 1e-5) for ours, plain in pairs)

@@ -128,9 +128,13 @@ class Workdir:
                 self._check_writable()
             stored = self.settings()
         if "seeds" in stored and seeds is None:
-            raise ConfigError(f"{self.path} is a run of cope-jax train, not a comparison: choose another --workdir")
+            raise ConfigError(
+                f"{self.path} is a run of cope-jax train, not a comparison: choose another --workdir"
+            )
         if "seeds" not in stored and seeds is not None:
-            raise ConfigError(f"{self.path} is a comparison, not a run of cope-jax train: choose another --workdir")
+            raise ConfigError(
+                f"{self.path} is a comparison, not a run of cope-jax train: choose another --workdir"
+            )
         known = _settings(ExperimentConfig.from_mapping(stored["config"]), stored.get("seeds"))
         if other := difference(known, settings):
             raise ConfigError(
@@ -144,7 +148,9 @@ class Workdir:
         """The content of config.json: `config` as nested dicts and, for a run, also `seeds`."""
         path = self.path / "config.json"
         if holds_model(self.path):
-            raise ConfigError(f"{self.path} holds a model of cope-jax convert, not a run: choose another folder")
+            raise ConfigError(
+                f"{self.path} holds a model of cope-jax convert, not a run: choose another folder"
+            )
         settings = read_json(path, config=dict)
         check_seeds(settings.get("seeds", [0]), path)
         return settings
@@ -170,7 +176,10 @@ class Workdir:
         options, kind = config.task.options, tasks.TASKS.get(config.task.name)
         if self.has_checkpoints():
             kept = kind.with_saved_files(options, self.path)
-            options = {**options, **{name: value for name, value in kept.items() if options.get(name) is None}}
+            options = {
+                **options,
+                **{name: value for name, value in kept.items() if options.get(name) is None},
+            }
         return tasks.create(config.task.name, **options)
 
     def keep_files(self, task: Task) -> None:
@@ -186,7 +195,11 @@ class Workdir:
                 f"{' and '.join(task.saved_files())} in {self.path} does not match the current data: restore the "
                 "original data, or choose another --workdir"
             )
-        missing = {name: text for name, text in task.saved_files().items() if not (self.path / name).exists()}
+        missing = {
+            name: text
+            for name, text in task.saved_files().items()
+            if not (self.path / name).exists()
+        }
         write_files(self.path, missing | task.data_digest())
 
     def check_sources(self, task: Task, splits: Iterable[str]) -> None:
@@ -209,7 +222,9 @@ class Workdir:
         except StorageError:
             raise
         except OSError as error:
-            raise ConfigError(f"cannot write to {self.path} ({error.strerror}): choose another --workdir") from error
+            raise ConfigError(
+                f"cannot write to {self.path} ({error.strerror}): choose another --workdir"
+            ) from error
 
     def _check_writable(self) -> None:
         if not os.access(self.path, os.W_OK):
@@ -225,8 +240,14 @@ def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str
 
 def check_seeds(seeds: Any, path: Path) -> None:
     """Raises ConfigError unless `seeds`, which are in the file `path`, are a list of whole numbers."""
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ConfigError(f"{path} is damaged (seeds are {json.dumps(seeds)}): write the seeds of the run, such as [0]")
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or not all(type(seed) is int and seed >= 0 for seed in seeds)
+    ):
+        raise ConfigError(
+            f"{path} is damaged (seeds are {json.dumps(seeds)}): write the seeds of the run, such as [0]"
+        )
 
 
 def read_json(path: Path, **kinds: type) -> dict[str, Any]:
@@ -250,8 +271,13 @@ def read_records(path: Path) -> list[Record]:
     """
     records = read_json(path, records=list)["records"] if path.exists() else []
     if not all(isinstance(record, dict) for record in records):
-        raise ConfigError(f"{path} is damaged (a record is no object): delete it, and the command recreates it")
-    return [{**record, "value": math.nan} if record.get("value", 0) is None else record for record in records]
+        raise ConfigError(
+            f"{path} is damaged (a record is no object): delete it, and the command recreates it"
+        )
+    return [
+        {**record, "value": math.nan} if record.get("value", 0) is None else record
+        for record in records
+    ]
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
@@ -285,7 +311,9 @@ def check_alike(task: Task) -> None:
     if jax.process_count() == 1:
         return
     content = json.dumps(task.saved_files() | task.data_digest(), sort_keys=True).encode()
-    digests = multihost_utils.process_allgather(np.frombuffer(hashlib.sha256(content).digest(), np.uint8))
+    digests = multihost_utils.process_allgather(
+        np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+    )
     for process, digest in enumerate(digests):
         if (digest != digests[0]).any():
             raise ConfigError(
@@ -308,6 +336,12 @@ def difference(stored: Any, wanted: Any) -> str | None:
 def _first_difference(stored: Any, wanted: Any, where: str) -> str:
     if isinstance(stored, dict) and isinstance(wanted, dict):
         for name in [*wanted, *stored]:
-            if name not in stored or name not in wanted or json.dumps(stored[name]) != json.dumps(wanted[name]):
-                return _first_difference(stored.get(name), wanted.get(name), f"{where}.{name}" if where else name)
+            if (
+                name not in stored
+                or name not in wanted
+                or json.dumps(stored[name]) != json.dumps(wanted[name])
+            ):
+                return _first_difference(
+                    stored.get(name), wanted.get(name), f"{where}.{name}" if where else name
+                )
     return f"{where} ({json.dumps(stored)}, not {json.dumps(wanted)})"

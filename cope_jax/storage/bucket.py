@@ -34,8 +34,12 @@ class Bucket:
 
     def __post_init__(self):
         scheme, _, path = self.url.partition("://")
-        if scheme not in _DRIVERS or not {"", ".", ".."}.isdisjoint(path.removesuffix("/").split("/")):
-            raise ConfigError(f"{self.url} is no path in a bucket: write one like gs://BUCKET/runs/NAME or s3://…")
+        if scheme not in _DRIVERS or not {"", ".", ".."}.isdisjoint(
+            path.removesuffix("/").split("/")
+        ):
+            raise ConfigError(
+                f"{self.url} is no path in a bucket: write one like gs://BUCKET/runs/NAME or s3://…"
+            )
 
     @property
     def _path(self) -> str:
@@ -68,7 +72,9 @@ class Bucket:
         """
         options = {} if expected is None else {"if_equal": expected}
         with self.clear_errors():
-            written = self._objects.write(self._path + name, data, **options).result().generation or None
+            written = (
+                self._objects.write(self._path + name, data, **options).result().generation or None
+            )
         if written is None and data is not None:
             # It may be written, and only the server's answer was lost.
             content, generation = self.read(name)
@@ -82,7 +88,9 @@ class Bucket:
         with self.clear_errors():
             first = self._path + prefix
             span = tensorstore.KvStore.KeyRange(first, _after(first))
-            return sorted(name.decode().removeprefix(self._path) for name in self._objects.list(span).result())
+            return sorted(
+                name.decode().removeprefix(self._path) for name in self._objects.list(span).result()
+            )
 
     def remove(self, prefix: str) -> None:
         """Removes all objects that begin with `prefix`."""
@@ -99,7 +107,9 @@ class Bucket:
         """
         import tensorstore
 
-        return tensorstore.open({"driver": "zarr3"}, kvstore=self._objects / f"{self._path}{name}/", **options)
+        return tensorstore.open(
+            {"driver": "zarr3"}, kvstore=self._objects / f"{self._path}{name}/", **options
+        )
 
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:
@@ -113,7 +123,9 @@ class Bucket:
             if re.match(_DAMAGED, reason):
                 raise
             if "NoSuchBucket" in str(error) or reason.startswith("NOT_FOUND"):
-                raise ConfigError(f"{self.url}: there is no such bucket ({reason}): create it") from error
+                raise ConfigError(
+                    f"{self.url}: there is no such bucket ({reason}): create it"
+                ) from error
             raise StorageError(
                 f"{self.url} cannot be used now ({reason}): what is stored is intact; check the network and the "
                 "credentials, and rerun the command"

@@ -84,7 +84,10 @@ class Lock:
                 if taken := self._sign(0, generation):
                     if self.bucket.write(self.name, b"", generation) is None:
                         if announced:
-                            print(f"{self.bucket.url}: the other run is gone, so this one continues", file=sys.stderr)
+                            print(
+                                f"{self.bucket.url}: the other run is gone, so this one continues",
+                                file=sys.stderr,
+                            )
                         return taken
                     self.bucket.write(self.name, None)
                     raise ConfigError(
@@ -110,7 +113,13 @@ class Lock:
     def _sign(self, number: int, expected: bytes) -> bytes | None:
         """Writes a sign of life; returns its generation, or None if another has the lock."""
         holder = f"process {os.getpid()} on {socket.gethostname()}"
-        sign = {"holder": holder, "process": os.getpid(), "machine": machine(), "token": self.token, "number": number}
+        sign = {
+            "holder": holder,
+            "process": os.getpid(),
+            "machine": machine(),
+            "token": self.token,
+            "number": number,
+        }
         return self.bucket.write(self.name, json.dumps(sign).encode(), expected)
 
 

@@ -61,7 +61,11 @@ class CheckpointBucket:
         self._writer = concurrent.futures.ThreadPoolExecutor(1)
 
     def steps(self) -> list[int]:
-        names = (name.removesuffix(f"/{COMPLETE}") for name in self._bucket.names() if name.endswith(f"/{COMPLETE}"))
+        names = (
+            name.removesuffix(f"/{COMPLETE}")
+            for name in self._bucket.names()
+            if name.endswith(f"/{COMPLETE}")
+        )
         return [step for step in map(step_of, names) if step is not None]
 
     def remove_unfinished(self) -> None:
@@ -87,20 +91,28 @@ class CheckpointBucket:
     def exists(self, step: int) -> bool:
         return self._bucket.read(f"{step}/{COMPLETE}")[0] is not None
 
-    def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
-        leaves = {checksum.name(path): _data(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    def save(
+        self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]
+    ) -> Any:
+        leaves = {
+            checksum.name(path): _data(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        }
         written_here = {
-            name: [shard for shard in leaf.addressable_shards if shard.replica_id == 0] for name, leaf in leaves.items()
+            name: [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
+            for name, leaf in leaves.items()
         }
         for shards in written_here.values():
             for shard in shards:
                 shard.data.copy_to_host_async()
         # Copies, because the state may be donated.
         copied = {
-            name: [(shard.index, np.array(shard.data)) for shard in shards] for name, shards in written_here.items()
+            name: [(shard.index, np.array(shard.data)) for shard in shards]
+            for name, shards in written_here.items()
         }
         arrays = {
-            name: _Shards(leaf.shape, _chunk(leaf), np.dtype(leaf.dtype), copied[name]) for name, leaf in leaves.items()
+            name: _Shards(leaf.shape, _chunk(leaf), np.dtype(leaf.dtype), copied[name])
+            for name, leaf in leaves.items()
         }
         marker = {"attempt": self._attempt, "label": label, "progress": progress}
         return self._writer.submit(self._write, step, arrays, json.dumps(marker).encode())
@@ -116,7 +128,9 @@ class CheckpointBucket:
         written = f"{folder}/{_WRITTEN}/"
         self._bucket.write(f"{written}{jax.process_index()}", b"")
         if not first:
-            self._wait_until(step, lambda: self.exists(step) and self._marker(step)["attempt"] == self._attempt)
+            self._wait_until(
+                step, lambda: self.exists(step) and self._marker(step)["attempt"] == self._attempt
+            )
             return
         self._wait_until(step, lambda: len(self._bucket.names(written)) == jax.process_count())
         self._mirror.check_lock()
@@ -226,7 +240,9 @@ def _write_arrays(bucket: Bucket, folder: str, arrays: dict[str, _Shards], creat
             written.result()
 
 
-def _read_arrays(bucket: Bucket, names: Sequence[str], like: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+def _read_arrays(
+    bucket: Bucket, names: Sequence[str], like: Sequence[Any]
+) -> list[dict[str, np.ndarray]]:
     """Reads the shards of arrays that this process needs, by the text of the index.
 
     Raises:
@@ -237,7 +253,9 @@ def _read_arrays(bucket: Bucket, names: Sequence[str], like: Sequence[Any]) -> l
         stores = [store.result() for store in opened]
     for name, store, leaf in zip(names, stores, like, strict=True):
         if (store.shape, store.dtype.numpy_dtype) != (leaf.shape, leaf.dtype):
-            raise ValueError(f"the array {name} has the shape {store.shape} and the type {store.dtype.name}")
+            raise ValueError(
+                f"the array {name} has the shape {store.shape} and the type {store.dtype.name}"
+            )
     with bucket.clear_errors():
         reading = [
             {
@@ -251,7 +269,9 @@ def _read_arrays(bucket: Bucket, names: Sequence[str], like: Sequence[Any]) -> l
 
 def _assemble(leaf: Any, shards: dict[str, np.ndarray]) -> jax.Array:
     data = _data(leaf)
-    array = jax.make_array_from_callback(data.shape, data.sharding, lambda index: shards[str(index)])
+    array = jax.make_array_from_callback(
+        data.shape, data.sharding, lambda index: shards[str(index)]
+    )
     if data is leaf:
         return array
     kinds: list[Any] = []

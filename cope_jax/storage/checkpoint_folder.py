@@ -54,10 +54,14 @@ class CheckpointFolder:
     def exists(self, step: int) -> bool:
         return (self._directory / str(step)).exists()
 
-    def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
+    def save(
+        self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]
+    ) -> Any:
         with self._context:
             return ocp.save_checkpointables_async(
-                self._named / str(step), {"state": state, "progress": progress}, custom_metadata=label
+                self._named / str(step),
+                {"state": state, "progress": progress},
+                custom_metadata=label,
             )
 
     def close(self) -> None:
@@ -69,7 +73,9 @@ class CheckpointFolder:
 
     def load(self, step: int, like: PyTree, partial: bool) -> tuple[PyTree, dict[str, Any]]:
         with _alone(partial):
-            loaded = ocp.load_checkpointables(self._named / str(step), {"state": like, "progress": None})
+            loaded = ocp.load_checkpointables(
+                self._named / str(step), {"state": like, "progress": None}
+            )
             return loaded["state"], loaded["progress"]
 
     def remove(self, step: int) -> None:
@@ -94,11 +100,15 @@ def _is_pattern(path: Path) -> bool:
 def _linked(folder: Path) -> Iterator[Path]:
     """Yields another path to a folder, by a symbolic link: one that Orbax uses as a name."""
     if jax.process_count() > 1:
-        raise ConfigError(f"{folder} has a sign of a pattern in its path: rename it for a run of several processes")
+        raise ConfigError(
+            f"{folder} has a sign of a pattern in its path: rename it for a run of several processes"
+        )
     with tempfile.TemporaryDirectory(prefix="cope_jax-link-") as above:
         link = Path(above).resolve() / "checkpoints"
         if _is_pattern(link):
-            raise ConfigError(f"{above} has a sign of a pattern in its path: set TMPDIR to another folder")
+            raise ConfigError(
+                f"{above} has a sign of a pattern in its path: set TMPDIR to another folder"
+            )
         link.symlink_to(folder)
         yield link
 

@@ -33,7 +33,9 @@ class CheckpointStore(Protocol):
     def exists(self, step: int) -> bool:
         """True if a checkpoint still exists."""
 
-    def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
+    def save(
+        self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]
+    ) -> Any:
         """Starts to write a copy of the state in all processes; `result()` of the future waits."""
 
     def close(self) -> None:
@@ -61,7 +63,9 @@ def step_of(name: str) -> int | None:
     return int(name) if re.fullmatch("0|[1-9][0-9]{0,8}", name) else None
 
 
-def create_label(step: int, state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
+def create_label(
+    step: int, state: PyTree, progress: dict[str, Any], score: float | None
+) -> dict[str, Any]:
     """Creates the metadata by which `read` checks that a checkpoint is intact and fits `like`.
 
     Orbax's files have checksums for only a part of their bytes, so Orbax may read wrong numbers
@@ -99,7 +103,9 @@ def _read_label(store: CheckpointStore, step: int) -> dict[str, Any]:
     return content
 
 
-def read(store: CheckpointStore, step: int, like: PyTree, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
+def read(
+    store: CheckpointStore, step: int, like: PyTree, *, partial: bool = False
+) -> tuple[PyTree, dict[str, Any]]:
     """Reads state and progress; the state has the shapes, types and shardings of `like`.
 
     With `partial`, reads only the arrays of the state that `like` names.
@@ -155,7 +161,15 @@ def _verify(label: dict[str, Any], state: PyTree, progress: dict[str, Any]) -> N
 
 _WHOLE, _DAMAGED, _OTHER, _OUT_OF_REACH = range(4)
 # Errors of a file system that may be temporary, and so are no reason to move a checkpoint away.
-_PASSING = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM}
+_PASSING = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EMFILE,
+    errno.ENOMEM,
+}
 
 
 def in_all_processes(attempt: Callable[[], Any]) -> Any:
@@ -172,7 +186,9 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
         result = attempt()
     except ConfigError as error:
         verdict, reason = _OTHER, str(error)
-    except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
+    except (
+        Exception
+    ) as error:  # Orbax raises a different type for each way in which a file can be broken
         verdict = _OUT_OF_REACH if _is_passing(error) else _DAMAGED
         reason = _first_cause(error)
     worst = verdict
@@ -195,7 +211,11 @@ def _is_passing(error: BaseException | None) -> bool:
             return True
         code = re.search(r"os_error_code='(\d+)'", str(error))
         number = int(code[1]) if code else getattr(error, "errno", None)
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or number in _PASSING:
+        if (
+            isinstance(error, MemoryError)
+            or "RESOURCE_EXHAUSTED" in str(error)
+            or number in _PASSING
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

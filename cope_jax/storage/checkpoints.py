@@ -55,7 +55,9 @@ class Checkpoints:
         self._scores: dict[int, float] = {}
         if keep_best:
             scores = {step: checkpoint_io.read_score(self._store, step) for step in self._steps}
-            self._scores.update({step: score for step, score in scores.items() if score is not None})
+            self._scores.update(
+                {step: score for step, score in scores.items() if score is not None}
+            )
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -68,7 +70,9 @@ class Checkpoints:
         finally:
             self._store.close()
 
-    def save(self, step: int, state: PyTree, progress: dict[str, Any], score: float | None = None) -> None:
+    def save(
+        self, step: int, state: PyTree, progress: dict[str, Any], score: float | None = None
+    ) -> None:
         """Starts to write the checkpoint of `step`, unless it exists.
 
         `save` first waits until the previous checkpoint is written. When `save` returns, the state
@@ -105,7 +109,9 @@ class Checkpoints:
                 writing.result()
                 self._prove()
                 self._steps.add(self._written)
-                self._remove(self._steps - kept(self._steps, self._scores, self._keep, self._keep_best))
+                self._remove(
+                    self._steps - kept(self._steps, self._scores, self._keep, self._keep_best)
+                )
 
     def _prove(self) -> None:
         like, self._unproven = self._unproven, None
@@ -126,7 +132,9 @@ class Checkpoints:
         """The step of the newest checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
-    def restore(self, like: PyTree, *, partial: bool = False) -> tuple[int, PyTree, dict[str, Any]] | None:
+    def restore(
+        self, like: PyTree, *, partial: bool = False
+    ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """Reads the newest checkpoint that can be read.
 
         Prints a line on stderr for each newer checkpoint that is damaged. Unless `read_only` is
@@ -159,7 +167,9 @@ class Checkpoints:
             else:
                 self._put_aside(unreadable, step)
                 return step, state, progress
-        gone = checkpoint_io.of_first_process([step for step in unreadable if not self._store.exists(step)])
+        gone = checkpoint_io.of_first_process(
+            [step for step in unreadable if not self._store.exists(step)]
+        )
         if self._read_only and gone:
             # The run in progress has meanwhile removed a checkpoint and written others.
             with Checkpoints(self.directory, read_only=True) as newer:
@@ -175,7 +185,9 @@ class Checkpoints:
     def _put_aside(self, unreadable: dict[int, str], used: int) -> None:
         if not unreadable:
             return
-        checkpoint_io.in_all_processes(lambda: self._move(unreadable, used) if jax.process_index() == 0 else None)
+        checkpoint_io.in_all_processes(
+            lambda: self._move(unreadable, used) if jax.process_index() == 0 else None
+        )
         if not self._read_only:
             self._steps -= set(unreadable)
 
@@ -209,7 +221,9 @@ def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: i
     >>> sorted(kept([2, 4, 6, 8], {2: 0.5, 4: 0.25}, newest=1, best=1))
     [4, 8]
     """
-    scored = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], -step))
+    scored = sorted(
+        (step for step in steps if step in scores), key=lambda step: (scores[step], -step)
+    )
     return {*sorted(steps)[-newest:], *scored[:best]}
 
 
@@ -221,5 +235,7 @@ def _few_arrays(state: PyTree) -> PyTree:
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(
+        jax.local_devices()[0]
+    )
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

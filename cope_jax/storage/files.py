@@ -70,10 +70,18 @@ def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     path = None
-    if not re.match(r"[A-Za-z]:|.*[\0\\]", str(name), re.DOTALL) and {"", ".", ".."}.isdisjoint(parts):
+    if not re.match(r"[A-Za-z]:|.*[\0\\]", str(name), re.DOTALL) and {"", ".", ".."}.isdisjoint(
+        parts
+    ):
         with contextlib.suppress(UnicodeEncodeError):
-            path = folder.joinpath(*parts) if max(len(piece.encode()) for piece in parts) < 256 else None
-    if path is None or not (links or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))):
+            path = (
+                folder.joinpath(*parts)
+                if max(len(piece.encode()) for piece in parts) < 256
+                else None
+            )
+    if path is None or not (
+        links or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    ):
         raise ConfigError(f"{name!r} cannot name a file in {folder}: rename it")
     return path
 
@@ -104,7 +112,9 @@ def exposed(path: Path, *, above: bool = False) -> str:
                     return reason
             elif above and state.st_mode & stat.S_ISVTX:
                 continue
-            elif state.st_mode & 0o002 or (state.st_mode & 0o020 and not _is_own_group(state.st_gid)):
+            elif state.st_mode & 0o002 or (
+                state.st_mode & 0o020 and not _is_own_group(state.st_gid)
+            ):
                 return f"other users may write to {level}"
     except OSError as error:
         return f"{path}: {error.strerror}"
@@ -117,7 +127,11 @@ def _is_own_group(number: int) -> bool:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
         return False
-    return user.pw_gid == number and user.pw_name == group.gr_name and {*group.gr_mem} <= {user.pw_name}
+    return (
+        user.pw_gid == number
+        and user.pw_name == group.gr_name
+        and {*group.gr_mem} <= {user.pw_name}
+    )
 
 
 def private_folder(path: Path) -> str:
@@ -149,7 +163,9 @@ def read_bytes(path: epath.PathLike) -> bytes:
             with open(file, "rb", opener=_open_at_once) as opened:
                 data = opened.read()
     except OSError as error:
-        raise ConfigError(f"cannot read {path} ({error.strerror or error}): give the path of a file") from error
+        raise ConfigError(
+            f"cannot read {path} ({error.strerror or error}): give the path of a file"
+        ) from error
     if file.suffix != ".gz":
         return data
     most = max(_ALWAYS, _RATIO * len(data))
@@ -159,7 +175,9 @@ def read_bytes(path: epath.PathLike) -> bytes:
             if len(unpacked) <= most:
                 return unpacked
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} is not a complete gzip file ({error}): fetch it again") from error
+        raise ConfigError(
+            f"{path} is not a complete gzip file ({error}): fetch it again"
+        ) from error
     raise ConfigError(f"{path} unpacks to over {_RATIO} times its size: if it is right, unpack it")
 
 
@@ -169,7 +187,9 @@ def read_lines(path: Path) -> Iterator[bytes]:
         with open(path, "rb", opener=_open_at_once) as file:
             yield from file
     except OSError as error:
-        raise ConfigError(f"cannot read {path} ({error.strerror}): give the path of a file") from error
+        raise ConfigError(
+            f"cannot read {path} ({error.strerror}): give the path of a file"
+        ) from error
 
 
 def read_text(path: epath.PathLike) -> str:
@@ -183,7 +203,9 @@ def read_text(path: epath.PathLike) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
+        raise ConfigError(
+            f"{path}, line {line} is not UTF-8 text: convert the file to UTF-8"
+        ) from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -200,7 +222,9 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_object(path: epath.PathLike, mend: str = "fetch it again", /, **kinds: type) -> dict[str, Any]:
+def read_object(
+    path: epath.PathLike, mend: str = "fetch it again", /, **kinds: type
+) -> dict[str, Any]:
     """The object of a JSON file, plain or compressed (see `read_bytes`).
 
     Args:
@@ -221,7 +245,9 @@ def read_object(path: epath.PathLike, mend: str = "fetch it again", /, **kinds: 
         for name, kind in kinds.items():
             accepted = (int, float) if kind is float else (kind,)
             if type(content[name]) not in accepted:
-                raise ValueError(f"{name} must be {kind.__name__}, not {type(content[name]).__name__}")
+                raise ValueError(
+                    f"{name} must be {kind.__name__}, not {type(content[name]).__name__}"
+                )
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): {mend}") from error
     return content

@@ -70,7 +70,11 @@ def remove_abandoned(out: epath.PathLike | None = None) -> None:
     for folder in _room(out).glob(f"{PARTIAL}*"):
         with contextlib.suppress(OSError):  # another process has removed it, or it is not ours
             state = folder.lstat()
-            if state.st_uid == os.getuid() and stat.S_ISDIR(state.st_mode) and _is_abandoned(folder):
+            if (
+                state.st_uid == os.getuid()
+                and stat.S_ISDIR(state.st_mode)
+                and _is_abandoned(folder)
+            ):
                 shutil.rmtree(folder)
 
 

@@ -110,7 +110,11 @@ class Mirror:
         began = time.time_ns() - 50_000_000  # the clock of the file system may be a little behind
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
-            if _is_copied(name) and path.is_file() and path.stat().st_mtime_ns >= self._pushed(path):
+            if (
+                _is_copied(name)
+                and path.is_file()
+                and path.stat().st_mtime_ns >= self._pushed(path)
+            ):
                 if self._lost.exists():
                     raise self._taken()
                 self.bucket.write(name.as_posix(), path.read_bytes())
@@ -124,7 +128,9 @@ class Mirror:
 
     def above(self, levels: int) -> "Mirror":
         """The mirror of a folder above."""
-        return dataclasses.replace(self, folder=self.folder.parents[levels - 1], bucket=self.bucket.above(levels))
+        return dataclasses.replace(
+            self, folder=self.folder.parents[levels - 1], bucket=self.bucket.above(levels)
+        )
 
     def check_lock(self) -> None:
         """StorageError if another command has the lock of the run with these checkpoints."""
@@ -172,7 +178,11 @@ def _sign(root: Path) -> bytes:
         return b""
     with contextlib.suppress(OSError, ConfigError):
         state = root.lstat()
-        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022:
+        if (
+            stat.S_ISDIR(state.st_mode)
+            and state.st_uid == os.geteuid()
+            and not state.st_mode & 0o022
+        ):
             return read_bytes(root / _MIRROR)
     return b""
 
@@ -197,7 +207,9 @@ def _mark(folder: Path) -> Path:
 
 def _is_copied(name: Path) -> bool:
     """True if `push` and `fetch` copy a file: no lock, unfinished file or part of a checkpoint."""
-    unfinished = name.name.endswith(".partial") or any(piece.startswith(".partial") for piece in name.parts)
+    unfinished = name.name.endswith(".partial") or any(
+        piece.startswith(".partial") for piece in name.parts
+    )
     return not unfinished and _PRIVATE.union(_CHECKPOINTS).isdisjoint(name.parts)
 
 
@@ -224,11 +236,15 @@ def mirrored(path: str) -> Iterator[str]:
         try:
             mirror.push()
         except BaseException as error:
-            kept = mirror.folder.parent.with_name(mirror.folder.parent.name.replace("mirror", "unsaved"))
+            kept = mirror.folder.parent.with_name(
+                mirror.folder.parent.name.replace("mirror", "unsaved")
+            )
             mirror.folder.parent.rename(kept)
             if not isinstance(error, StorageError | ConfigError):
                 raise
-            raise StorageError(f"{error}. The files that were to be copied are in {kept / 'files'}") from error
+            raise StorageError(
+                f"{error}. The files that were to be copied are in {kept / 'files'}"
+            ) from error
         mirror.close()
 
 

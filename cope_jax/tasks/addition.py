@@ -80,7 +80,10 @@ class Addition(SyntheticTask):
             vocabulary=(*string.digits, "+", "=", "$", "<pad>"),
             levels={"train": n, "in_distribution": n, "longer": 2 * n},
             sweep=[
-                (level, level) for level in sorted({n, n + (n + 3) // 4, n + (n + 1) // 2, n + (3 * n + 3) // 4, 2 * n})
+                (level, level)
+                for level in sorted(
+                    {n, n + (n + 3) // 4, n + (n + 1) // 2, n + (3 * n + 3) // 4, 2 * n}
+                )
             ],
         )
 
@@ -88,9 +91,14 @@ class Addition(SyntheticTask):
         batch = super().sample(rng, n, split)
         if split != "train" or self.config.positions == "consecutive":
             return batch
-        moved = batch["inputs"] != PAD if self.config.positions == "coupled" else batch["positions"] > 0
+        moved = (
+            batch["inputs"] != PAD if self.config.positions == "coupled" else batch["positions"] > 0
+        )
         offsets = rng.integers(self.config.offsets, size=(n, 1))
-        return {**batch, "positions": np.where(moved, batch["positions"] + offsets, 0).astype(np.int32)}
+        return {
+            **batch,
+            "positions": np.where(moved, batch["positions"] + offsets, 0).astype(np.int32),
+        }
 
     def _length(self, level: float) -> int:
         return 3 * int(level) + 3
@@ -107,10 +115,15 @@ class Addition(SyntheticTask):
         positions = np.zeros(shape, np.int32)
         weights = np.zeros(shape, bool)
         for row, (of_operands, places) in enumerate(zip(digits, sizes, strict=True)):
-            operands = [_number(padded[:size]) for padded, size in zip(of_operands, places, strict=True)]
+            operands = [
+                _number(padded[:size]) for padded, size in zip(of_operands, places, strict=True)
+            ]
             longest = len(str(max(operands)))
             lengths = [longest if coupled else len(str(operand)) for operand in operands]
-            written = [str(operand).zfill(length) for operand, length in zip(operands, lengths, strict=True)]
+            written = [
+                str(operand).zfill(length)
+                for operand, length in zip(operands, lengths, strict=True)
+            ]
             total = str(sum(operands)).zfill(longest + 1 if coupled else 0)
             step = 1 if coupled else -1
             text = [
@@ -127,7 +140,11 @@ class Addition(SyntheticTask):
             positions[row, : len(text)] = places_of_text
             weights[row, len(text) - len(total) - 1 : len(text)] = True
         batch = next_token_batch(tokens, weights[:, 1:])
-        return batch if self.config.positions == "consecutive" else {**batch, "positions": positions[:, :-1]}
+        return (
+            batch
+            if self.config.positions == "consecutive"
+            else {**batch, "positions": positions[:, :-1]}
+        )
 
 
 def _number(digits: np.ndarray) -> int:

@@ -85,8 +85,12 @@ class BiLM(WordTask):
         words = (word for sentence in texts["train"] for word in sentence)
         vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))
         self.max_characters = config.max_characters
-        self._splits = {split: _Split(text, vocabulary, config.max_characters) for split, text in texts.items()}
-        super().__init__(config, vocabulary, {split: text.fields for split, text in self._splits.items()})
+        self._splits = {
+            split: _Split(text, vocabulary, config.max_characters) for split, text in texts.items()
+        }
+        super().__init__(
+            config, vocabulary, {split: text.fields for split, text in self._splits.items()}
+        )
 
     def _finish(self, split: str, batch: Batch) -> Batch:
         """Replaces each input word by its characters, and padding by zeros."""
@@ -97,19 +101,28 @@ class BiLM(WordTask):
 class _Split:
     """The two streams of a text. Inputs index the rows of `table_UC`: the characters of words."""
 
-    def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int):
+    def __init__(
+        self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int
+    ):
         kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))
         indices = {word: index for index, word in enumerate(kinds, start=3)}
-        marks = [chars.sentence_mark(mark, max_characters) for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)]
+        marks = [
+            chars.sentence_mark(mark, max_characters)
+            for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)
+        ]
         padding = np.zeros((1, max_characters), np.int32)
-        self.table_UC = np.concatenate([padding, np.stack(marks), chars.characters(kinds, max_characters)])
+        self.table_UC = np.concatenate(
+            [padding, np.stack(marks), chars.characters(kinds, max_characters)]
+        )
         target_U = np.concatenate([np.zeros(1, np.int32), vocabulary.encode([BEGIN, END, *kinds])])
         begin, end = 1, 2
         numbers = [[indices[word] for word in sentence] for sentence in sentences]
         lasts = np.cumsum([len(sentence) + 1 for sentence in sentences], dtype=np.int64) - 1
         self.fields: dict[str, np.ndarray] = {}
         for name, first, last, step in (("", begin, end, 1), ("backward_", end, begin, -1)):
-            read = np.array([word for sentence in numbers for word in (first, *sentence[::step])], np.int32)
+            read = np.array(
+                [word for sentence in numbers for word in (first, *sentence[::step])], np.int32
+            )
             following = np.roll(read, -1)
             following[lasts] = last
             self.fields[f"{name}inputs"] = read

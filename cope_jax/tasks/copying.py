@@ -97,7 +97,9 @@ class Copying(QuestionTask):
         form, n = self.config.form, self.config.ngram
         if form == "repeated_ngrams":
             known = [_letters(rng, n) for _ in range(max(2, size // n // 4))]
-            word = "".join(known[number] for number in rng.integers(len(known), size=size // n + 1))[:size]
+            word = "".join(
+                known[number] for number in rng.integers(len(known), size=size // n + 1)
+            )[:size]
             return word, word
         word = _letters(rng, size)
         if form == "copy":

@@ -75,12 +75,22 @@ class Counting(SyntheticTask):
 
         def __post_init__(self):
             variables, least, most = self.num_variables, self.min_operations, self.max_operations
-            check(1 <= variables <= 26, f"counting.num_variables must be between 1 and 26, got {variables}")
-            check(self.max_value >= 1, f"counting.max_value must be at least 1, got {self.max_value}")
+            check(
+                1 <= variables <= 26,
+                f"counting.num_variables must be between 1 and 26, got {variables}",
+            )
+            check(
+                self.max_value >= 1, f"counting.max_value must be at least 1, got {self.max_value}"
+            )
             bounds = "counting needs 1 <= min_operations <= max_operations"
             check(1 <= least <= most, f"{bounds}, got {least} and {most}")
-            check(self.block_length >= 2, f"counting.block_length must be at least 2, got {self.block_length}")
-            check(self.set_weight > 0, f"counting.set_weight must be positive, got {self.set_weight}")
+            check(
+                self.block_length >= 2,
+                f"counting.block_length must be at least 2, got {self.block_length}",
+            )
+            check(
+                self.set_weight > 0, f"counting.set_weight must be positive, got {self.set_weight}"
+            )
             for weight in (self.increment_weight, self.pass_weight, *self.ood_pass_weights):
                 check(weight >= 0, f"weights of counting must be at least 0, got {weight}")
 
@@ -96,7 +106,9 @@ class Counting(SyntheticTask):
         levels |= {f"pass_{weight:g}": weight for weight in c.ood_pass_weights}
         points = sorted({max(1, round(c.pass_weight * factor)) for factor in (0.2, 0.5, 1, 1.5, 2)})
         vocabulary = ("<pad>", "=", ";", "++;", "pass;", "print", *variables, *numbers)
-        super().__init__(config, vocabulary=vocabulary, levels=levels, sweep=[(point, point) for point in points])
+        super().__init__(
+            config, vocabulary=vocabulary, levels=levels, sweep=[(point, point) for point in points]
+        )
 
     def _length(self, level: float) -> int:
         return min(self.config.block_length, 4 * self.config.max_operations + 2)
@@ -130,7 +142,9 @@ class Counting(SyntheticTask):
         happens = np.arange(c.max_operations) < lengths[:, None]
         tokens[:, :-1] = np.where(happens[:, :, None], forms[operations], ABSENT)
         tokens[:, :-1, 0] += np.where(tokens[:, :-1, 0] == word["a"], targets, 0)
-        tokens[:, -1, :3] = np.stack([np.full(n, word["print"]), word["a"] + asked, word["0"] + answer], axis=1)
+        tokens[:, -1, :3] = np.stack(
+            [np.full(n, word["print"]), word["a"] + asked, word["0"] + answer], axis=1
+        )
         return self._batch(tokens[is_set.any(1)].reshape(-1, 4 * (c.max_operations + 1)))
 
     def _batch(self, tokens: np.ndarray) -> Batch:
@@ -153,7 +167,11 @@ class Counting(SyntheticTask):
 
 
 def _run(
-    config: Counting.Config, pass_weight: float, lengths: np.ndarray, which: np.ndarray, where: np.ndarray
+    config: Counting.Config,
+    pass_weight: float,
+    lengths: np.ndarray,
+    which: np.ndarray,
+    where: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Runs n programs together. `lengths` `[n]` gives the number of operations of each program.
 
@@ -175,7 +193,9 @@ def _run(
         increment_weight = config.increment_weight * num_growing / np.maximum(is_set.sum(1), 1)
         u = which[step] * (config.set_weight + increment_weight + pass_weight)
         sets = u < config.set_weight
-        operation = np.where(sets, SET, np.where(u < config.set_weight + increment_weight, INCREMENT, PASS))
+        operation = np.where(
+            sets, SET, np.where(u < config.set_weight + increment_weight, INCREMENT, PASS)
+        )
         any_variable = (where[step] * config.num_variables).astype(int)
         target = np.where(sets, any_variable, _nth_true(can_grow, where[step] * num_growing))
         changed = np.where(sets, 0, values[rows, target] + (operation == INCREMENT))

@@ -58,7 +58,9 @@ class FlipFlop(SyntheticTask):
             )
             for name in ("p_ignore", "dense_p_ignore", "sparse_p_ignore"):
                 p = getattr(self, name)
-                check(0 <= p <= 1, f"flip_flop.{name} must be a probability between 0 and 1, got {p}")
+                check(
+                    0 <= p <= 1, f"flip_flop.{name} must be a probability between 0 and 1, got {p}"
+                )
 
     abilities = ("ignore",)
     axis = "ignore"
@@ -82,7 +84,9 @@ class FlipFlop(SyntheticTask):
         instructions = np.where(u < level, IGNORE, np.where(u < (1 + level) / 2, WRITE, READ))
         instructions[:, 0], instructions[:, -1] = WRITE, READ
         bits = rng.integers(2, size=shape)
-        last_write = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(shape[1]), 0), axis=1)
+        last_write = np.maximum.accumulate(
+            np.where(instructions == WRITE, np.arange(shape[1]), 0), axis=1
+        )
         bits = np.where(instructions == READ, np.take_along_axis(bits, last_write, axis=1), bits)
         tokens = np.stack([instructions, ZERO + bits], axis=2).reshape(n, self.config.length)
         return next_token_batch(tokens, tokens[:, :-1] == READ)

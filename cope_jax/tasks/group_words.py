@@ -65,8 +65,12 @@ class GroupWords(SyntheticTask):
     def __init__(self, config: Config):
         n, elements = config.length, _elements(config.group)
         numbers = {element: number for number, element in enumerate(elements)}
-        self._product = np.array([[numbers[tuple(b[i] for i in a)] for b in elements] for a in elements])
-        moved = np.array([sum(i != image for i, image in enumerate(element)) for element in elements])
+        self._product = np.array(
+            [[numbers[tuple(b[i] for i in a)] for b in elements] for a in elements]
+        )
+        moved = np.array(
+            [sum(i != image for i, image in enumerate(element)) for element in elements]
+        )
         self._inputs = np.flatnonzero(moved <= 2) if config.swaps_only else np.arange(len(elements))
         separator = "." if len(elements[0]) > 10 else ""
         super().__init__(
@@ -88,7 +92,11 @@ class GroupWords(SyntheticTask):
         for position in range(1, words.shape[1]):
             targets[:, position] = self._product[targets[:, position - 1], words[:, position]]
         weights = np.ones(words.shape, np.float32)
-        return {"inputs": words.astype(np.int32), "targets": targets.astype(np.int32), "weights": weights}
+        return {
+            "inputs": words.astype(np.int32),
+            "targets": targets.astype(np.int32),
+            "weights": weights,
+        }
 
 
 def _elements(group: str) -> list[Permutation]:
@@ -96,9 +104,17 @@ def _elements(group: str) -> list[Permutation]:
     if group == "Z60":
         return [_cycle(60, by) for by in range(60)]
     if group == "A4xZ5":
-        return [(*a, *(4 + image for image in _cycle(5, by))) for a in _elements("A4") for by in range(5)]
+        return [
+            (*a, *(4 + image for image in _cycle(5, by)))
+            for a in _elements("A4")
+            for by in range(5)
+        ]
     everything = list(itertools.permutations(range(int(group[1]))))
-    return everything if group.startswith("S") else [element for element in everything if _is_even(element)]
+    return (
+        everything
+        if group.startswith("S")
+        else [element for element in everything if _is_even(element)]
+    )
 
 
 def _cycle(size: int, by: int) -> Permutation:

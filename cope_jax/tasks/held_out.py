@@ -78,14 +78,20 @@ def draw(generate: Callable[[int], "Batch"], n: int, share: float, held_out: boo
         if missing > 0 and tries > _TRIES * (n - missing + 1):
             side = "held out" if held_out else "left for training"
             count = f"{n - missing or 'none'} of {tries:,} sequences"
-            raise ConfigError(f"{count} can be {side}: change held_out={share}, or choose a larger size")
+            raise ConfigError(
+                f"{count} can be {side}: change held_out={share}, or choose a larger size"
+            )
     drawn = {name: np.concatenate([chunk[name] for chunk in chunks])[:n] for name in chunks[0]}
     if held_out and n >= 100 and (number := len(np.unique(questions(drawn)))) < _FEWEST:
-        raise ConfigError(f"only {number} of {n:,} test questions differ: raise held_out={share} or the size")
+        raise ConfigError(
+            f"only {number} of {n:,} test questions differ: raise held_out={share} or the size"
+        )
     return drawn
 
 
-def seen(task: "Task", training: int = 48_000, examples: int = 2_000, seed: int = 0) -> dict[str, Seen]:
+def seen(
+    task: "Task", training: int = 48_000, examples: int = 2_000, seed: int = 0
+) -> dict[str, Seen]:
     """The shares of the first `examples` examples of each evaluation split that are in training.
 
     Training has `training` examples, by default 1,500 batches of 32.

@@ -90,7 +90,10 @@ class MaskedLM(Task):
             check_fields(self, "masked_lm")
             check_at_least(5, "masked_lm", length=self.length)
             check_at_least(1, "masked_lm", max_predictions=self.max_predictions)
-            check(0 < self.mask_rate <= 1, f"masked_lm.mask_rate must be above 0 and at most 1, got {self.mask_rate}")
+            check(
+                0 < self.mask_rate <= 1,
+                f"masked_lm.mask_rate must be above 0 and at most 1, got {self.mask_rate}",
+            )
 
     metric = "mlm_error"
 
@@ -105,7 +108,9 @@ class MaskedLM(Task):
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
         self._splits = {split: _Text(text[split], self.wordpiece) for split in SPLITS}
-        super().__init__(config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(SPLITS, config.length))
+        super().__init__(
+            config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(SPLITS, config.length)
+        )
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         length, text, special = self.length(split), self._splits[split], self.wordpiece
@@ -121,22 +126,30 @@ class MaskedLM(Task):
             batch["mask"][row, : len(ids)] = 1
         return {**self._masked(rng, batch["targets"], batch["mask"]), **batch, "next": following}
 
-    def _masked(self, rng: np.random.Generator, targets_BL: np.ndarray, mask_BL: np.ndarray) -> Batch:
+    def _masked(
+        self, rng: np.random.Generator, targets_BL: np.ndarray, mask_BL: np.ndarray
+    ) -> Batch:
         special, config = self.wordpiece, self.config
         count_B1 = np.maximum(1, np.rint(config.mask_rate * mask_BL.sum(axis=1, keepdims=True)))
         if config.max_predictions is not None:
             count_B1 = np.minimum(config.max_predictions, count_B1)
-        allowed_BL = (mask_BL == 1) & ~np.isin(targets_BL, [special.cls, special.sep, special.unknown])
+        allowed_BL = (mask_BL == 1) & ~np.isin(
+            targets_BL, [special.cls, special.sep, special.unknown]
+        )
         order_BL = np.where(allowed_BL, rng.random(targets_BL.shape), 1)
         rank_BL = np.argsort(np.argsort(order_BL, axis=1), axis=1)
         chosen_BL = allowed_BL & (rank_BL < count_B1)
         fate_BL = rng.random(targets_BL.shape)
         random_BL = rng.integers(0, len(special), targets_BL.shape)
-        read_BL = np.where(fate_BL < 0.8, special.mask, np.where(fate_BL < 0.9, random_BL, targets_BL))
+        read_BL = np.where(
+            fate_BL < 0.8, special.mask, np.where(fate_BL < 0.9, random_BL, targets_BL)
+        )
         inputs_BL = np.where(chosen_BL, read_BL, targets_BL).astype(np.int32)
         return {"inputs": inputs_BL, "weights": chosen_BL.astype(np.float32)}
 
-    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+    def baselines(
+        self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int
+    ) -> list[Baseline]:
         """Measures one baseline for masked pieces and two baselines for next sentences.
 
         For masked pieces, the baseline always predicts the most frequent piece. For next sentences,
@@ -145,14 +158,22 @@ class MaskedLM(Task):
         special = self.wordpiece
         train = self.dataset("train", examples, seed)
         most = np.bincount(train["next"]).argmax()
-        classifier = BagOfWords(self.vocab_size, [special.pad, special.cls, special.sep, special.mask]).fit(train)
+        classifier = BagOfWords(
+            self.vocab_size, [special.pad, special.cls, special.sep, special.mask]
+        ).fit(train)
         results = []
         for split in self.evaluation_splits:
             test = _joined(batches(split))
             likely = float(np.mean(test["next"] == most))
             overlap = classifier.accuracy(test)
             results += [
-                Baseline(split, "masked words", "most frequent piece", self.unigram_accuracy(split), "mlm_error"),
+                Baseline(
+                    split,
+                    "masked words",
+                    "most frequent piece",
+                    self.unigram_accuracy(split),
+                    "mlm_error",
+                ),
                 Baseline(split, "next sentences", "more frequent answer", likely, "nsp_error"),
                 Baseline(split, "next sentences", "bag of words", overlap, "nsp_error"),
             ]
@@ -163,7 +184,9 @@ class MaskedLM(Task):
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))
         unknown = self.wordpiece.unknown
-        return float(np.mean(test[test != unknown] == np.bincount(train[train != unknown]).argmax()))
+        return float(
+            np.mean(test[test != unknown] == np.bincount(train[train != unknown]).argmax())
+        )
 
     def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}
@@ -192,7 +215,10 @@ class _Text:
     """
 
     def __init__(self, text: list[list[tuple[str, ...]]], wordpiece: WordPiece):
-        encoded = [[wordpiece.encode_words(sentence)[0] for sentence in document if sentence] for document in text]
+        encoded = [
+            [wordpiece.encode_words(sentence)[0] for sentence in document if sentence]
+            for document in text
+        ]
         encoded = [document for document in encoded if document]
         if len(encoded) < 2:
             raise ConfigError(
@@ -218,7 +244,9 @@ class _Text:
         return self.pieces[self.bounds[sentences.start] : self.bounds[sentences.stop]]
 
 
-def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple[np.ndarray, np.ndarray, int]:
+def _pair(
+    rng: np.random.Generator, text: _Text, start: int, most: int
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Samples A, B and `next` from sentence `start` on, at most `most` pieces together."""
     target = most if rng.random() >= _SHORT else int(rng.integers(2, most + 1))
     end = text.until(start, target)

@@ -118,8 +118,12 @@ class Mqar(SyntheticTask):
         targets, weights = inputs.copy(), np.zeros(inputs.shape, np.float32)
         for row in range(n):
             keys, values = self._pairs(rng, int(level))
-            inputs[row] = targets[row] = rng.choice(np.setdiff1d(np.arange(self.vocab_size), keys), size=length)
-            written = [token for key, value in zip(keys, values, strict=True) for token in (*key, value)]
+            inputs[row] = targets[row] = rng.choice(
+                np.setdiff1d(np.arange(self.vocab_size), keys), size=length
+            )
+            written = [
+                token for key, value in zip(keys, values, strict=True) for token in (*key, value)
+            ]
             if self.config.form == "forgetting":
                 for number in rng.permutation(len(keys))[: self.config.updates]:
                     step = int(rng.integers(1, self.vocab_size // 2))
@@ -136,9 +140,15 @@ class Mqar(SyntheticTask):
                 start = begin + every * int(gap)
                 inputs[row, start : start + size] = key
                 targets[row, start + size - 1], weights[row, start + size - 1] = value, 1
-        return {"inputs": inputs.astype(np.int32), "targets": targets.astype(np.int32), "weights": weights}
+        return {
+            "inputs": inputs.astype(np.int32),
+            "targets": targets.astype(np.int32),
+            "weights": weights,
+        }
 
-    def _pairs(self, rng: np.random.Generator, count: int) -> tuple[list[tuple[int, ...]], list[int]]:
+    def _pairs(
+        self, rng: np.random.Generator, count: int
+    ) -> tuple[list[tuple[int, ...]], list[int]]:
         """The keys, each a tuple of tokens, and their values."""
         half = self.vocab_size // 2
         if self.config.form != "compositional":

@@ -59,9 +59,14 @@ class Mqrar(SyntheticTask):
         n = config.assignments
         super().__init__(
             config,
-            vocabulary=(*(f"k{key}" for key in range(config.keys)), *map(str, range(config.values))),
+            vocabulary=(
+                *(f"k{key}" for key in range(config.keys)),
+                *map(str, range(config.values)),
+            ),
             levels={"train": n, "in_distribution": n, "longer": 2 * n},
-            sweep=[(point, point) for point in sorted({n, 5 * n // 4, 3 * n // 2, 7 * n // 4, 2 * n})],
+            sweep=[
+                (point, point) for point in sorted({n, 5 * n // 4, 3 * n // 2, 7 * n // 4, 2 * n})
+            ],
         )
 
     def _length(self, level: float) -> int:

@@ -62,13 +62,26 @@ class Navigation(SyntheticTask):
         p_empty: float = 0.5
 
         def __post_init__(self):
-            check_at_least(1, "navigation", dimensions=self.dimensions, max_run=self.max_run, objects=self.objects)
+            check_at_least(
+                1,
+                "navigation",
+                dimensions=self.dimensions,
+                max_run=self.max_run,
+                objects=self.objects,
+            )
             check_at_least(2, "navigation", steps=self.steps, side=self.side)
-            check(self.dimensions <= len(AXES), f"navigation.dimensions must be at most 6, got {self.dimensions}")
-            check(0 <= self.p_empty <= 1, f"navigation.p_empty must lie between 0 and 1, got {self.p_empty}")
+            check(
+                self.dimensions <= len(AXES),
+                f"navigation.dimensions must be at most 6, got {self.dimensions}",
+            )
+            check(
+                0 <= self.p_empty <= 1,
+                f"navigation.p_empty must lie between 0 and 1, got {self.p_empty}",
+            )
             cells = (2 * self.side) ** self.dimensions
             check(
-                cells <= 2**20, f"navigation has {cells} cells in 'sparse', more than 2**20: lower side or dimensions"
+                cells <= 2**20,
+                f"navigation has {cells} cells in 'sparse', more than 2**20: lower side or dimensions",
             )
 
     abilities = ("steps",)
@@ -78,11 +91,20 @@ class Navigation(SyntheticTask):
     def __init__(self, config: Config):
         steps, axes = config.steps, AXES[: config.dimensions]
         self._run = config.max_run or (10 if config.dimensions == 1 else 3)
-        levels = {"train": steps, "in_distribution": steps, "dense": max(2, steps // 2), "sparse": 2 * steps}
+        levels = {
+            "train": steps,
+            "in_distribution": steps,
+            "dense": max(2, steps // 2),
+            "sparse": 2 * steps,
+        }
         points = {levels["dense"], (levels["dense"] + steps) // 2, steps, 3 * steps // 2, 2 * steps}
         super().__init__(
             config,
-            vocabulary=(*(f"{sign}{axis}" for axis in axes for sign in "+-"), *map(str, range(config.objects)), "_"),
+            vocabulary=(
+                *(f"{sign}{axis}" for axis in axes for sign in "+-"),
+                *map(str, range(config.objects)),
+                "_",
+            ),
             levels=levels,
             sweep=[(point, point) for point in sorted(points)],
         )
@@ -113,7 +135,9 @@ class Navigation(SyntheticTask):
         seen = np.take_along_axis(world, cells, axis=1)
         before = np.tril(cells[:, :, None] == cells[:, None, :], k=-1).any(axis=2)
         tokens = np.stack([actions, seen], axis=2).reshape(n, 2 * steps)
-        weights = np.stack([np.zeros_like(before), before & (seen < empty)], axis=2).reshape(n, 2 * steps)
+        weights = np.stack([np.zeros_like(before), before & (seen < empty)], axis=2).reshape(
+            n, 2 * steps
+        )
         return next_token_batch(tokens, weights[:, 1:])
 
     def _walk(self, rng: np.random.Generator, n: int, steps: int) -> np.ndarray:

@@ -47,7 +47,10 @@ class NeedleKeys(QuestionTask):
             check_at_least(1, "needle_keys", keys=self.keys, digits=self.digits)
             check(self.keys <= 26, f"needle_keys.keys must be at most 26, got {self.keys}")
             least = self.keys * (self.digits + 2)
-            check(self.tokens >= least, f"needle_keys.tokens must be at least {least}, all needles, got {self.tokens}")
+            check(
+                self.tokens >= least,
+                f"needle_keys.tokens must be at least {least}, all needles, got {self.tokens}",
+            )
 
     abilities = ("recall",)
     axis = "tokens"
@@ -69,10 +72,15 @@ class NeedleKeys(QuestionTask):
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         config = self.config
         keys = [string.ascii_uppercase[letter] for letter in rng.permutation(26)[: config.keys]]
-        numbers = ["".join(map(str, digits)) for digits in rng.integers(10, size=(config.keys, config.digits))]
+        numbers = [
+            "".join(map(str, digits))
+            for digits in rng.integers(10, size=(config.keys, config.digits))
+        ]
         spare = size - config.keys * (config.digits + 2)
         gaps = np.diff(np.sort(rng.integers(spare + 1, size=config.keys)), prepend=0, append=spare)
         needles = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
-        text = "".join(NOISE * gap + needle for gap, needle in zip(gaps, [*needles, ""], strict=True))
+        text = "".join(
+            NOISE * gap + needle for gap, needle in zip(gaps, [*needles, ""], strict=True)
+        )
         asked = int(rng.integers(config.keys))
         return f"{text}?{keys[asked]}", numbers[asked]

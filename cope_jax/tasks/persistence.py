@@ -27,7 +27,11 @@ class Persistent:
         if files := self._own_file() or self._own_files():
             return ", ".join(files)
         data_dir = getattr(self.config, "data_dir", "")
-        return "the small built-in sample, because data_dir is not set" if data_dir is None else str(data_dir)
+        return (
+            "the small built-in sample, because data_dir is not set"
+            if data_dir is None
+            else str(data_dir)
+        )
 
     def saved_files(self) -> dict[str, str]:
         """The files that a run needs, such as a vocabulary, by name. Default: no files."""
@@ -71,7 +75,15 @@ class Persistent:
         return dict(options)
 
 
-def _same(files: Mapping[str, str], folder: epath.PathLike, meaning: Callable[[str], Any]) -> bool | None:
+def _same(
+    files: Mapping[str, str], folder: epath.PathLike, meaning: Callable[[str], Any]
+) -> bool | None:
     """True if all `files` in the folder have the same `meaning` there; None if none exists."""
-    there = {name: read_text(file) for name in files if (file := epath.Path(folder) / name).exists()}
-    return all(meaning(text) == meaning(files[name]) for name, text in there.items()) if there else None
+    there = {
+        name: read_text(file) for name in files if (file := epath.Path(folder) / name).exists()
+    }
+    return (
+        all(meaning(text) == meaning(files[name]) for name, text in there.items())
+        if there
+        else None
+    )

@@ -63,7 +63,8 @@ class Probes(QuestionTask):
             check_fields(self, "probes")
             check_at_least(4, "probes", symbols=self.symbols)
             check(
-                self.symbols < 1250, f"probes.symbols must be below 1250, got {self.symbols}: places have four digits"
+                self.symbols < 1250,
+                f"probes.symbols must be below 1250, got {self.symbols}: places have four digits",
             )
 
     abilities = ("recall", "index")
@@ -104,7 +105,9 @@ class Probes(QuestionTask):
 
     def _tokens(self, size: int) -> int:
         kind = self.config.probe
-        return {"fixed_offset": size + 9, "needle": 2 * size + 2, "induction": 2 * size + 2}.get(kind, 2 * size + 6)
+        return {"fixed_offset": size + 9, "needle": 2 * size + 2, "induction": 2 * size + 2}.get(
+            kind, 2 * size + 6
+        )
 
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         kind = self.config.probe
@@ -113,13 +116,17 @@ class Probes(QuestionTask):
             index = int(rng.integers(1, size + 1))
             return f"FO:{digits}#{index:04d}", digits[-index]
         if kind == "needle":
-            return f"N:{digits}", "".join(str(int(digit in digits[:index])) for index, digit in enumerate(digits))
+            return f"N:{digits}", "".join(
+                str(int(digit in digits[:index])) for index, digit in enumerate(digits)
+            )
         if kind == "induction":
             return f"I:{digits}", "".join(_successor(digits[: index + 1]) for index in range(size))
         queried, *others = (string.ascii_lowercase[letter] for letter in rng.permutation(26))
         keys = [others[number] for number in rng.integers(len(others), size=size)]
         values = list(digits)
-        places = sorted(rng.choice(size, size=1 if kind == "assoc_recall" else 2, replace=False).tolist())
+        places = sorted(
+            rng.choice(size, size=1 if kind == "assoc_recall" else 2, replace=False).tolist()
+        )
         for index in places:
             keys[index] = queried
         if len(places) == 2:  # the earlier digit is another one

@@ -28,7 +28,9 @@ class QuestionTask(SyntheticTask):
       smallest: the smallest size of a question.
     """
 
-    def __init__(self, config: Any, *, symbols: Iterable[str], sizes: Mapping[str, int], smallest: int = 1):
+    def __init__(
+        self, config: Any, *, symbols: Iterable[str], sizes: Mapping[str, int], smallest: int = 1
+    ):
         self._smallest, self._trained = smallest, sizes["train"]
         longest = max(sizes.values())
         points = np.unique(np.linspace(self._trained, longest, 5).round().astype(int)).tolist()
@@ -56,15 +58,21 @@ class QuestionTask(SyntheticTask):
     def _sizes(self, level: float) -> range:
         """The sizes of the questions of a level."""
         largest = int(level)
-        least = self._smallest if largest == self._trained else max(self._smallest, largest // 2 + 1)
-        return range(max(least, self._trained + 1) if largest > self._trained else least, largest + 1)
+        least = (
+            self._smallest if largest == self._trained else max(self._smallest, largest // 2 + 1)
+        )
+        return range(
+            max(least, self._trained + 1) if largest > self._trained else least, largest + 1
+        )
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         sizes = self._sizes(level)
         tokens = np.full((n, self._length(level) + 1), len(self.vocabulary) - 1, np.int32)
         weights = np.zeros(tokens.shape, bool)
         for row, size in enumerate(rng.integers(sizes.start, sizes.stop, size=n).tolist()):
-            question, answer = ([self._numbers[symbol] for symbol in text] for text in self._question(rng, size))
+            question, answer = (
+                [self._numbers[symbol] for symbol in text] for text in self._question(rng, size)
+            )
             begin, end = len(question) + 1, len(question) + 1 + len(answer)
             tokens[row, :end] = [*question, self._numbers[EQUALS], *answer]
             weights[row, begin:end] = True

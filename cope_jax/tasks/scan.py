@@ -81,7 +81,9 @@ class Scan(SyntheticTask):
         def __post_init__(self):
             check_at_least(1, "scan", actions=self.actions)
             if self.actions >= LONGEST:
-                raise ConfigError(f"scan.actions must be below {LONGEST}, the longest of all, got {self.actions}")
+                raise ConfigError(
+                    f"scan.actions must be below {LONGEST}, the longest of all, got {self.actions}"
+                )
 
     abilities = ("copy",)
     axis = "actions"
@@ -111,7 +113,9 @@ class Scan(SyntheticTask):
     def _range(self, level: float) -> tuple[int, int]:
         """The first command of a level, and the first after it."""
         trained = self.config.actions
-        low, high = np.searchsorted(self._sizes, [0 if level <= trained else trained + 1, level + 1])
+        low, high = np.searchsorted(
+            self._sizes, [0 if level <= trained else trained + 1, level + 1]
+        )
         return int(low), int(high)
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:

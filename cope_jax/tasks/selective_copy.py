@@ -51,8 +51,13 @@ class SelectiveCopy(SyntheticTask):
         sparse_blanks: int | None = None
 
         def __post_init__(self):
-            check_at_least(1, "selective_copy", num_symbols=self.num_symbols, num_tokens=self.num_tokens)
-            blanks = {name: getattr(self, name) for name in ("num_blanks", "dense_blanks", "sparse_blanks")}
+            check_at_least(
+                1, "selective_copy", num_symbols=self.num_symbols, num_tokens=self.num_tokens
+            )
+            blanks = {
+                name: getattr(self, name)
+                for name in ("num_blanks", "dense_blanks", "sparse_blanks")
+            }
             check_at_least(0, "selective_copy", **blanks)
 
     metric = "sequence_error"

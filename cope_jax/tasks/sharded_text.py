@@ -1,4 +1,4 @@
-"""Language modelling of tokenised corpora of any size, which `experiments.export` wrote."""
+"""Language modelling of tokenised corpora of any size, which `cope-jax export` wrote."""
 
 import dataclasses
 import functools
@@ -80,7 +80,11 @@ class ShardedText(TextTask):
         def __post_init__(self):
             check_fields(self, "sharded_text")
             check_at_least(
-                1, "sharded_text", length=self.length, window=self.window, vocab_multiple=self.vocab_multiple
+                1,
+                "sharded_text",
+                length=self.length,
+                window=self.window,
+                vocab_multiple=self.vocab_multiple,
             )
             folders, weights = len(self.folders), len(self.weights)
             check(
@@ -94,7 +98,8 @@ class ShardedText(TextTask):
                 f"sharded_text.weights={self.weights} must be positive numbers",
             )
             check(
-                len(set(self.folders)) == len(self.folders), "sharded_text.folders names a folder twice: name each once"
+                len(set(self.folders)) == len(self.folders),
+                "sharded_text.folders names a folder twice: name each once",
             )
 
     packable = True
@@ -118,14 +123,18 @@ class ShardedText(TextTask):
             raise ConfigError(_NO_FOLDER)
         shards = [Shards(folder, window=self.config.window) for folder in self.config.folders]
         digest = hashlib.sha256(self.tokenizer.text.encode()).hexdigest()
-        for folder, manifest in ((folder_shards.folder, folder_shards.manifest) for folder_shards in shards):
+        for folder, manifest in (
+            (folder_shards.folder, folder_shards.manifest) for folder_shards in shards
+        ):
             if (manifest.length, manifest.tokenizer) != (self.config.length, self.config.tokenizer):
                 made = f"length={manifest.length} and task.options.tokenizer={manifest.tokenizer}"
                 raise ConfigError(f"{folder} has other examples: set task.options.{made}")
             if manifest.tokenizer_sha256 != digest:
                 given = self.config.vocab or self.config.folders[0]
                 if given == folder:
-                    raise ConfigError(f"{folder}/{self.tokenizer.file} was changed after the export: restore the file")
+                    raise ConfigError(
+                        f"{folder}/{self.tokenizer.file} was changed after the export: restore the file"
+                    )
                 raise ConfigError(
                     f"{folder} was made with another tokenizer than {given}: export it again with --vocab={given}"
                 )
@@ -159,12 +168,17 @@ class ShardedText(TextTask):
             return ()
         weights = self.config.weights or (1.0,) * len(self.config.folders)
         ends = [0, *itertools.accumulate(shards.size(split) for shards in self._parts)]
-        return tuple((weight, range(*end)) for weight, end in zip(weights, itertools.pairwise(ends), strict=True))
+        return tuple(
+            (weight, range(*end))
+            for weight, end in zip(weights, itertools.pairwise(ends), strict=True)
+        )
 
     def blocks(self, split: str) -> Blocks:
         ranges, start = [], 0
         for shards in self._parts:
-            ranges += [range(start + block.start, start + block.stop) for block in shards.ranges(split)]
+            ranges += [
+                range(start + block.start, start + block.stop) for block in shards.ranges(split)
+            ]
             start += shards.size(split)
         return Blocks(ranges, self.config.window)
 
@@ -173,13 +187,17 @@ class ShardedText(TextTask):
         rows = []
         for index in np.asarray(indices).tolist():
             if not 0 <= index < size:
-                raise ConfigError(f"there is no example {index}: give an index of at least 0 and less than {size}")
+                raise ConfigError(
+                    f"there is no example {index}: give an index of at least 0 and less than {size}"
+                )
             for shards in self._parts:
                 if index < shards.size(split):
                     rows.append(shards.take(split, index))
                     break
                 index -= shards.size(split)
-        names = ("inputs", "targets", "weights") + (() if self.crosses_documents else ("segments", "positions"))
+        names = ("inputs", "targets", "weights") + (
+            () if self.crosses_documents else ("segments", "positions")
+        )
         if not rows:
             blank = self._parts[0].take(split, 0)
             return {name: blank[name][None][:0] for name in names}
@@ -210,7 +228,11 @@ class ShardedText(TextTask):
 
     def example_options(self) -> dict[str, Any]:
         options: Mapping[str, Any] = super().example_options()
-        return {name: value for name, value in options.items() if name not in ("folders", "vocab", "window")}
+        return {
+            name: value
+            for name, value in options.items()
+            if name not in ("folders", "vocab", "window")
+        }
 
     def _digests(self) -> dict[str, Any]:
         return {"manifests": [shards.manifest.digest for shards in self._parts]}

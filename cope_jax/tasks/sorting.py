@@ -59,7 +59,12 @@ class Sorting(QuestionTask):
     def __init__(self, config: Config):
         n = config.items
         symbols = SINGLE if config.form == "single" else f"{string.digits},"
-        super().__init__(config, symbols=symbols, sizes={"train": n, "in_distribution": n, "longer": 2 * n}, smallest=1)
+        super().__init__(
+            config,
+            symbols=symbols,
+            sizes={"train": n, "in_distribution": n, "longer": 2 * n},
+            smallest=1,
+        )
 
     def _valid(self, level: float) -> bool:
         return super()._valid(level) and (self.config.form == "multi_digit" or level <= len(SINGLE))
@@ -70,6 +75,10 @@ class Sorting(QuestionTask):
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         if self.config.form == "single":
             chosen = rng.permutation(len(SINGLE))[:size]
-            return "".join(SINGLE[letter] for letter in chosen), "".join(SINGLE[letter] for letter in sorted(chosen))
+            return "".join(SINGLE[letter] for letter in chosen), "".join(
+                SINGLE[letter] for letter in sorted(chosen)
+            )
         numbers = rng.choice(np.arange(10, 10_000), size=size, replace=False).tolist()
-        return "".join(f"{number}," for number in numbers), "".join(f"{number}," for number in sorted(numbers))
+        return "".join(f"{number}," for number in numbers), "".join(
+            f"{number}," for number in sorted(numbers)
+        )

@@ -70,11 +70,17 @@ class Spam(StoredTask):
         train: int | None = None
 
         def __post_init__(self):
-            check(not (self.data_dir and self.file), "spam accepts data_dir or file, not both: set one of them")
+            check(
+                not (self.data_dir and self.file),
+                "spam accepts data_dir or file, not both: set one of them",
+            )
             check_at_least(3, "spam", length=self.length)
             check_at_least(2, "spam", folds=self.folds, train=self.train)
             check_at_least(0, "spam", repeat=self.repeat)
-            check(0 <= self.fold < self.folds, f"spam.fold must be 0 to {self.folds - 1}, got {self.fold}")
+            check(
+                0 <= self.fold < self.folds,
+                f"spam.fold must be 0 to {self.folds - 1}, got {self.fold}",
+            )
 
     def __init__(self, config: Config):
         if config.file is None:
@@ -84,14 +90,20 @@ class Spam(StoredTask):
         train, test = _divide(np.array([message.label for message in messages]), config)
         self.num_classes = len(self.classes)
         self.indices = {"train": train, "test": test}
-        self._messages = {split: [messages[i] for i in indices] for split, indices in self.indices.items()}
+        self._messages = {
+            split: [messages[i] for i in indices] for split, indices in self.indices.items()
+        }
         if config.vocab is None:
             texts = (message.text for message in self._messages["train"])
             self.wordpiece = WordPiece.train(texts, config.vocab_size, lowercase=config.lowercase)
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
-        super().__init__(config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(self.indices, config.length))
+        super().__init__(
+            config,
+            vocab_size=len(self.wordpiece),
+            lengths=dict.fromkeys(self.indices, config.length),
+        )
         self._fields = {split: self._encoded(split) for split in self.splits}
 
     def texts(self, split: str) -> list[str]:
@@ -136,12 +148,20 @@ def _divide(labels: np.ndarray, config: Spam.Config) -> tuple[np.ndarray, np.nda
     from sklearn import model_selection  # here, because it is slow to import
 
     least = int(np.bincount(labels, minlength=2).min())
-    check(config.folds <= least, f"spam.folds must be at most {least}, the number of messages of the rarer class")
+    check(
+        config.folds <= least,
+        f"spam.folds must be at most {least}, the number of messages of the rarer class",
+    )
     folds = model_selection.StratifiedKFold(config.folds, shuffle=True, random_state=config.repeat)
     train, test = list(folds.split(labels, labels))[config.fold]
     if config.train is not None:
         most = len(train) - 2  # the division must leave over one message of each class
-        check(config.train <= most, f"spam.train must be at most {most}: leave it out for all {len(train)} messages")
-        subset = model_selection.StratifiedShuffleSplit(1, train_size=config.train, random_state=config.repeat)
+        check(
+            config.train <= most,
+            f"spam.train must be at most {most}: leave it out for all {len(train)} messages",
+        )
+        subset = model_selection.StratifiedShuffleSplit(
+            1, train_size=config.train, random_state=config.repeat
+        )
         train = np.sort(train[next(subset.split(train, labels[train]))[0]])
     return train, test

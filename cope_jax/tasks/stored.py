@@ -56,8 +56,12 @@ class StoredTask(Task):
             return self.take(split, drawn(rng, n, self.size(split)))
         weights = np.array([weight for weight, _ in mixture])
         check_request(rng, n)
-        parts = [mixture[number][1] for number in rng.choice(len(mixture), n, p=weights / weights.sum())]
-        return self.take(split, np.array([rng.integers(number.start, number.stop) for number in parts], np.int64))
+        parts = [
+            mixture[number][1] for number in rng.choice(len(mixture), n, p=weights / weights.sum())
+        ]
+        return self.take(
+            split, np.array([rng.integers(number.start, number.stop) for number in parts], np.int64)
+        )
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         return self.take(split, first(n, self.size(split), f"the split {split!r} of {self.name}"))
@@ -93,7 +97,9 @@ class TextTask(StoredTask):
 
     def left_out(self) -> str:
         """Says which results are left out in validation and test, and why; "" if none is."""
-        return next(filter(None, (self.counts(split).left_out for split in self.evaluation_splits)), "")
+        return next(
+            filter(None, (self.counts(split).left_out for split in self.evaluation_splits)), ""
+        )
 
     def codec(self) -> Codec:
         return Codec.of(self.tokenizer)
@@ -140,9 +146,13 @@ class WordTask(StoredTask):
       fields: maps each split to its fields, arrays `[N]` by name, which are cut into windows.
     """
 
-    def __init__(self, config: Any, vocabulary: Vocabulary, fields: Mapping[str, Mapping[str, np.ndarray]]):
+    def __init__(
+        self, config: Any, vocabulary: Vocabulary, fields: Mapping[str, Mapping[str, np.ndarray]]
+    ):
         self.vocabulary, self._fields = vocabulary, fields
-        super().__init__(config, vocab_size=len(vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
+        super().__init__(
+            config, vocab_size=len(vocabulary), lengths=dict.fromkeys(SPLITS, config.length)
+        )
 
     def size(self, split: str) -> int:
         """The number of windows of L words that cover the text without overlap."""
@@ -150,19 +160,30 @@ class WordTask(StoredTask):
 
     def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
         length = self.length(split)
-        return Stream(self._fields[split], batch_size, length, lambda batch: self._finish(split, batch))
+        return Stream(
+            self._fields[split], batch_size, length, lambda batch: self._finish(split, batch)
+        )
 
     def take(self, split: str, indices: np.ndarray) -> Batch:
         return self._windows(split, indices * self.length(split))
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        return self._windows(split, drawn(rng, n, max(1, self._words(split) - self.length(split) + 1)))
+        return self._windows(
+            split, drawn(rng, n, max(1, self._words(split) - self.length(split) + 1))
+        )
 
-    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+    def baselines(
+        self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int
+    ) -> list[Baseline]:
         """The perplexity if each word is predicted from its frequency in the training text."""
         known = unigram_probabilities(self.stream("train", batch_size=1024), self.vocab_size)
-        losses = {split: unigram_cross_entropy(known, batches(split)) for split in self.evaluation_splits}
-        return [Baseline(split, "perplexity", "unigram", float(np.exp(loss)), "loss") for split, loss in losses.items()]
+        losses = {
+            split: unigram_cross_entropy(known, batches(split)) for split in self.evaluation_splits
+        }
+        return [
+            Baseline(split, "perplexity", "unigram", float(np.exp(loss)), "loss")
+            for split, loss in losses.items()
+        ]
 
     def saved_files(self) -> dict[str, str]:
         return {"words.txt": self.vocabulary.text}

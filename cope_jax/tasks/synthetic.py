@@ -53,11 +53,19 @@ class SyntheticTask(Task):
     continues: ClassVar[bool] = True
 
     def __init__(
-        self, config: Any, *, vocabulary: Iterable[str], levels: Mapping[str, float], sweep: Iterable[tuple[int, float]]
+        self,
+        config: Any,
+        *,
+        vocabulary: Iterable[str],
+        levels: Mapping[str, float],
+        sweep: Iterable[tuple[int, float]],
     ):
         self.config = config
         self._held_out = getattr(config, "held_out", 0.0)
-        check(0 <= self._held_out < 1, f"{self.name}.held_out must be at least 0 and below 1, got {self._held_out}")
+        check(
+            0 <= self._held_out < 1,
+            f"{self.name}.held_out must be at least 0 and below 1, got {self._held_out}",
+        )
         self.vocabulary = tuple(vocabulary)
         self._levels = dict(levels)
         lengths = {split: self._length(level) for split, level in levels.items()}
@@ -83,7 +91,9 @@ class SyntheticTask(Task):
         except ValueError:
             level = math.nan
         if not (math.isfinite(level) and self._valid(level)):
-            raise ConfigError(f"split {split!r} of {self.name} has no valid level: use one like {self.sweep[-1][1]!r}")
+            raise ConfigError(
+                f"split {split!r} of {self.name} has no valid level: use one like {self.sweep[-1][1]!r}"
+            )
         return level
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
@@ -91,7 +101,9 @@ class SyntheticTask(Task):
         level = self.level(split)
         if not self._held_out:
             return self._generate(rng, n, level)
-        return held_out.draw(lambda rows: self._generate(rng, rows, level), n, self._held_out, split != "train")
+        return held_out.draw(
+            lambda rows: self._generate(rng, rows, level), n, self._held_out, split != "train"
+        )
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Tokens as text, separated by spaces."""
@@ -105,9 +117,13 @@ class SyntheticTask(Task):
         >>> task.show(task.dataset("train", 1))
         'k0 2 k0→2 0 k0→0 1 k0→1 0'
         """
-        columns = zip(*(batch[name][row].tolist() for name in ("inputs", "targets", "weights")), strict=True)
+        columns = zip(
+            *(batch[name][row].tolist() for name in ("inputs", "targets", "weights")), strict=True
+        )
         texts = self.vocabulary
-        return " ".join(texts[token] + f"→{texts[target]}" * (weight > 0) for token, target, weight in columns)
+        return " ".join(
+            texts[token] + f"→{texts[target]}" * (weight > 0) for token, target, weight in columns
+        )
 
     def codec(self) -> Codec:
         return Codec(self.encode, self.decode) if self.continues else super().codec()

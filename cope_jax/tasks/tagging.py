@@ -76,9 +76,17 @@ class Tagging(StoredTask):
 
         def __post_init__(self):
             check_at_least(1, "tagging", length=self.length)
-            check_at_least(3, "tagging", max_characters=self.max_characters, max_pieces=self.max_pieces)
-            check(not (self.data_dir and self.file), "tagging accepts data_dir or file, not both: set one of them")
-            check(not (self.vectors and self.pieces), "tagging accepts vectors or pieces, not both: set one of them")
+            check_at_least(
+                3, "tagging", max_characters=self.max_characters, max_pieces=self.max_pieces
+            )
+            check(
+                not (self.data_dir and self.file),
+                "tagging accepts data_dir or file, not both: set one of them",
+            )
+            check(
+                not (self.vectors and self.pieces),
+                "tagging accepts vectors or pieces, not both: set one of them",
+            )
 
     def __init__(self, config: Config):
         self.tags = conllu.TAGS
@@ -87,16 +95,27 @@ class Tagging(StoredTask):
         else:
             self._sentences = conllu.read_table(config.file)
             self.tags = tuple(
-                sorted({tag for sentences in self._sentences.values() for line in sentences for tag in line.tags})
+                sorted(
+                    {
+                        tag
+                        for sentences in self._sentences.values()
+                        for line in sentences
+                        for tag in line.tags
+                    }
+                )
             )
         self.num_tags = len(self.tags)
         self.vocabulary = Vocabulary.build(map(str.lower, self._words("train")), min_count=2)
-        self._pieces = WordPiece.load(config.pieces, lowercase=config.lowercase) if config.pieces else None
+        self._pieces = (
+            WordPiece.load(config.pieces, lowercase=config.lowercase) if config.pieces else None
+        )
         if self._pieces:
             self._pieces.check_specials()
         numbers = {tag: number for number, tag in enumerate(self.tags)}
         self._targets = {
-            split: np.array([numbers[tag] for sentence in sentences for tag in sentence.tags], np.int32)
+            split: np.array(
+                [numbers[tag] for sentence in sentences for tag in sentence.tags], np.int32
+            )
             for split, sentences in self._sentences.items()
         }
         self._splits: dict[str, _Words | _Pieces] = {}
@@ -109,7 +128,11 @@ class Tagging(StoredTask):
                 vectors = _vectors(config.vectors, split, len(words)) if config.vectors else None
                 self._splits[split] = _Words(lengths, words, self.vocabulary, config, vectors)
         train = self._splits["train"]
-        self.vector_shape = train.vectors.shape[1:] if isinstance(train, _Words) and train.vectors is not None else None
+        self.vector_shape = (
+            train.vectors.shape[1:]
+            if isinstance(train, _Words) and train.vectors is not None
+            else None
+        )
         super().__init__(
             config,
             vocab_size=len(self._pieces or self.vocabulary),
@@ -137,14 +160,22 @@ class Tagging(StoredTask):
         fields = text.fields(bounds, indices_BL, real_BL)
         return {**fields, "targets": targets_BL, "weights": real_BL.astype(np.float32)}
 
-    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches("train")])
+    def baselines(
+        self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int
+    ) -> list[Baseline]:
+        tags = np.concatenate(
+            [batch["targets"][batch["weights"] > 0] for batch in batches("train")]
+        )
         most, results = np.bincount(tags).argmax(), []
         for split in self.evaluation_splits:
-            right = np.concatenate([(b["targets"] == most)[b["weights"] > 0] for b in batches(split)])
+            right = np.concatenate(
+                [(b["targets"] == most)[b["weights"] > 0] for b in batches(split)]
+            )
             results += [
                 Baseline(split, "tags", "most frequent tag", float(right.mean()), "token_error"),
-                Baseline(split, "tags", "most frequent of the word", self.majority(split), "token_error"),
+                Baseline(
+                    split, "tags", "most frequent of the word", self.majority(split), "token_error"
+                ),
             ]
         return results
 
@@ -155,11 +186,17 @@ class Tagging(StoredTask):
         first tag by alphabet wins.
         """
         self.length(split)
-        guesses = baselines.majority_by_word(self._words("train"), self._targets["train"].tolist(), self._words(split))
+        guesses = baselines.majority_by_word(
+            self._words("train"), self._targets["train"].tolist(), self._words(split)
+        )
         return float(np.mean(self._targets[split] == guesses))
 
     def saved_files(self) -> dict[str, str]:
-        return {"vocab.txt": self._pieces.text} if self._pieces else {"words.txt": self.vocabulary.text}
+        return (
+            {"vocab.txt": self._pieces.text}
+            if self._pieces
+            else {"words.txt": self.vocabulary.text}
+        )
 
     def _words(self, split: str) -> list[str]:
         return [word for sentence in self._sentences[split] for word in sentence.words]
@@ -191,14 +228,22 @@ class _Words:
             "characters": self._table_UC[np.where(real_BL, self._kinds[indices_BL], 0)],
         }
         if self.vectors is not None:
-            batch["vectors"] = self.vectors[indices_BL].astype(np.float32) * real_BL[..., None, None]
+            batch["vectors"] = (
+                self.vectors[indices_BL].astype(np.float32) * real_BL[..., None, None]
+            )
         return batch
 
 
 class _Pieces:
     """A split as pieces of words."""
 
-    def __init__(self, lengths: Sequence[int], words: Sequence[str], pieces: WordPiece, config: Tagging.Config):
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        words: Sequence[str],
+        pieces: WordPiece,
+        config: Tagging.Config,
+    ):
         room = config.max_pieces - 2
         encoded = [pieces.encode_words([word])[0][:room] for word in words]
         self._bounds = np.cumsum([0, *map(len, encoded)])
@@ -212,18 +257,24 @@ class _Pieces:
         flat_BP = begin_B1 + np.arange(self._length) - 1
         last_B1 = end_B1 - begin_B1 + 1
         inside_BP = (flat_BP >= begin_B1) & (flat_BP < end_B1)
-        inputs_BP = np.where(inside_BP, self._flat[np.where(inside_BP, flat_BP, 0)], self._special.pad)
+        inputs_BP = np.where(
+            inside_BP, self._flat[np.where(inside_BP, flat_BP, 0)], self._special.pad
+        )
         inputs_BP[:, 0] = self._special.cls
         np.put_along_axis(inputs_BP, last_B1, self._special.sep, axis=1)
         return {
             "inputs": inputs_BP.astype(np.int32),
             "mask": (np.arange(self._length) <= last_B1).astype(np.int32),
             "segments": np.zeros(inputs_BP.shape, np.int32),
-            "starts": np.where(real_BL, self._bounds[indices_BL] - begin_B1 + 1, 0).astype(np.int32),
+            "starts": np.where(real_BL, self._bounds[indices_BL] - begin_B1 + 1, 0).astype(
+                np.int32
+            ),
         }
 
 
-def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pieces: int) -> list[tuple[int, int]]:
+def _chunks(
+    lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pieces: int
+) -> list[tuple[int, int]]:
     """(first word, end) of each part of each sentence. A part has as many words as fit."""
     chunks, begin = [], 0
     for length in lengths:

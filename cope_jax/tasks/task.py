@@ -129,7 +129,9 @@ class Task(Persistent, abc.ABC):
     @property
     def max_length(self) -> int:
         """The longest `length` over all fixed and sweep splits."""
-        return max(self.length(split) for split in (*self.splits, *(split for _, split in self.sweep)))
+        return max(
+            self.length(split) for split in (*self.splits, *(split for _, split in self.sweep))
+        )
 
     def length(self, split: str) -> int:
         """L, the number of inputs of a sequence of `split`. ConfigError for an unknown split."""
@@ -202,7 +204,9 @@ class Task(Persistent, abc.ABC):
             f"the task {self.name} has no text to continue: choose a run on text, words or a synthetic task"
         )
 
-    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+    def baselines(
+        self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int
+    ) -> list[Baseline]:
         """Measures methods without context on the evaluation splits. Default: no results.
 
         Args:
@@ -222,7 +226,11 @@ def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
     array([[6, 7]], dtype=int32)
     """
     tokens = tokens.astype(np.int32)
-    return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights.astype(np.float32)}
+    return {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "weights": weights.astype(np.float32),
+    }
 
 
 def check(condition: bool, message: str) -> None:

@@ -117,13 +117,17 @@ class Text(TextTask):
         self._packed: dict[str, Mixed] = {}
         self.window_length = config.length
         self.crosses_documents = config.packing == "stream"
-        super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
+        super().__init__(
+            config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length)
+        )
         self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
 
     @functools.cached_property
     def metric(self) -> str:
         """Perplexity per word or per token. Read on first use: a run works without the text."""
-        known = self._corpora.has_words and not any(self.counts(split).unknown for split in self.evaluation_splits)
+        known = self._corpora.has_words and not any(
+            self.counts(split).unknown for split in self.evaluation_splits
+        )
         return "perplexity" if known else "token_perplexity"
 
     def length(self, split: str) -> int:
@@ -159,7 +163,11 @@ class Text(TextTask):
     def origin(self) -> str:
         source = self._corpora.fingerprint("train")
         size = f"{source['documents']:,} documents of {source['bytes']:,} bytes to train on"
-        return "; ".join(filter(None, (f"{self.config.corpus} from {self._corpora.place}: {size}", self.left_out())))
+        return "; ".join(
+            filter(
+                None, (f"{self.config.corpus} from {self._corpora.place}: {size}", self.left_out())
+            )
+        )
 
     def data_digest(self) -> dict[str, str]:
         sources = {split: self._corpora.fingerprint(split) for split in SPLITS}
@@ -175,7 +183,9 @@ class Text(TextTask):
 
     def example_options(self) -> dict[str, Any]:
         carried = ("data_dir", "globs", "vocab", "vocab_size")
-        return {name: value for name, value in super().example_options().items() if name not in carried}
+        return {
+            name: value for name, value in super().example_options().items() if name not in carried
+        }
 
     @classmethod
     def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
@@ -189,9 +199,13 @@ class Text(TextTask):
         text, slash, level = split.rpartition("/")
         axis, _, number = level.partition("=")
         if axis != "length" or (slash and text not in SPLITS):
-            raise unknown("split of text", split, (*SPLITS, "length=<number>", "validation/length=<number>"))
+            raise unknown(
+                "split of text", split, (*SPLITS, "length=<number>", "validation/length=<number>")
+            )
         if not number.isdecimal() or int(number) < 1:
-            raise ConfigError(f"split {split!r} of text has no valid length: use one like 'length=512'")
+            raise ConfigError(
+                f"split {split!r} of text has no valid length: use one like 'length=512'"
+            )
         return text if slash else "test", int(number)
 
     def _examples(self, split: str) -> Mixed:
@@ -227,7 +241,9 @@ def _tokenizer(config: Text.Config, corpora: Mixture) -> Tokenizer:
         return loading.load(config.tokenizer, config.vocab)
     if config.tokenizer not in loading.FILES:
         return loading.train(config.tokenizer, ())
-    texts = Texts(corpora.fingerprint("train")["sha256"], functools.partial(corpora.documents, "train"))
+    texts = Texts(
+        corpora.fingerprint("train")["sha256"], functools.partial(corpora.documents, "train")
+    )
     return _trained(texts, config.tokenizer, config.vocab_size)
 
 

@@ -48,8 +48,13 @@ class VariableTracking(QuestionTask):
         def __post_init__(self):
             check_at_least(1, "variable_tracking", hops=self.hops, chains=self.chains)
             count = self.chains * (self.hops + 1)
-            check(count <= 26, f"variable_tracking has {count} variables, more than 26: lower chains or hops")
-            check(self.chains <= 10, f"variable_tracking.chains must be at most 10, got {self.chains}")
+            check(
+                count <= 26,
+                f"variable_tracking has {count} variables, more than 26: lower chains or hops",
+            )
+            check(
+                self.chains <= 10, f"variable_tracking.chains must be at most 10, got {self.chains}"
+            )
             check(
                 self.tokens >= 4 * count,
                 f"variable_tracking.tokens must be at least {4 * count}, four for each assignment, got {self.tokens}",
@@ -76,7 +81,9 @@ class VariableTracking(QuestionTask):
         config = self.config
         names = [string.ascii_uppercase[letter] for letter in rng.permutation(26)]
         values = rng.permutation(10)[: config.chains]
-        chains = [names[chain * (config.hops + 1) :][: config.hops + 1] for chain in range(config.chains)]
+        chains = [
+            names[chain * (config.hops + 1) :][: config.hops + 1] for chain in range(config.chains)
+        ]
         # Each chain is written in order; which chain comes next is random.
         order = rng.permutation(np.repeat(np.arange(config.chains), config.hops + 1))
         written, next_hop = [], [0] * config.chains
@@ -88,6 +95,8 @@ class VariableTracking(QuestionTask):
         spare = size - 4 * len(written)
         breaks = np.sort(rng.integers(spare + 1, size=len(written)))
         gaps = np.diff(breaks, prepend=0, append=spare)
-        text = "".join(NOISE * gap + statement for gap, statement in zip(gaps, [*written, ""], strict=True))
+        text = "".join(
+            NOISE * gap + statement for gap, statement in zip(gaps, [*written, ""], strict=True)
+        )
         asked = int(rng.integers(config.chains))
         return f"{text}?{values[asked]}", "".join(chains[asked])

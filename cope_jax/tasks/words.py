@@ -72,7 +72,9 @@ class Words(WordTask):
     def __init__(self, config: Config):
         texts = {split: _read(config, split) for split in SPLITS}
         vocabulary = word_level.Vocabulary.build(texts["train"], config.vocab_size)
-        fields = {split: _fields(vocabulary, text, config.backward) for split, text in texts.items()}
+        fields = {
+            split: _fields(vocabulary, text, config.backward) for split, text in texts.items()
+        }
         super().__init__(config, vocabulary, fields)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -87,13 +89,23 @@ class Words(WordTask):
 def _read(config: Words.Config, split: str) -> list[str]:
     if config.corpus == "wikitext-2":
         return wikitext.words(config.data_dir, split)
-    return [word for sentence in conllu.read(config.data_dir, split) for word in (*sentence.words, wikitext.EOS)]
+    return [
+        word
+        for sentence in conllu.read(config.data_dir, split)
+        for word in (*sentence.words, wikitext.EOS)
+    ]
 
 
-def _fields(vocabulary: word_level.Vocabulary, text: list[str], backward: bool) -> dict[str, np.ndarray]:
+def _fields(
+    vocabulary: word_level.Vocabulary, text: list[str], backward: bool
+) -> dict[str, np.ndarray]:
     fields: dict[str, np.ndarray] = {}
     numbers = vocabulary.encode([wikitext.EOS, *text])
     for prefix, read in (("", numbers), ("backward_", numbers[::-1]))[: 2 if backward else 1]:
         weights = np.ones(len(text), np.float32)
-        fields |= {f"{prefix}inputs": read[:-1], f"{prefix}targets": read[1:], f"{prefix}weights": weights}
+        fields |= {
+            f"{prefix}inputs": read[:-1],
+            f"{prefix}targets": read[1:],
+            f"{prefix}weights": weights,
+        }
     return fields

@@ -43,7 +43,10 @@ class Bytes:
 
     def decode(self, tokens: np.ndarray) -> str:
         """The text of the bytes. Invalid UTF-8 becomes �; `end` becomes `<|endoftext|>`."""
-        pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
+        pieces = (
+            END.encode() if token == self.end else bytes([token])
+            for token in np.asarray(tokens).tolist()
+        )
         return b"".join(pieces).decode("utf-8", "replace")
 
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
@@ -53,7 +56,9 @@ class Bytes:
     @property
     def text(self) -> str:
         """A `tokenizer.json` without pairs, for any program with the library `tokenizers`."""
-        return BPE.create({character: byte for byte, character in enumerate(alphabet())} | {END: self.end}, []).text
+        return BPE.create(
+            {character: byte for byte, character in enumerate(alphabet())} | {END: self.end}, []
+        ).text
 
 
 class BPE:
@@ -96,7 +101,9 @@ class BPE:
         self._text = None
         if added is not None and not added.special:  # else the name in a text would end the text
             self._text = tokenizer.to_str()  # which stays as it is, because runs keep its digest
-            tokenizer.add_special_tokens([type(added)(self.end_name, special=True, normalized=False)])
+            tokenizer.add_special_tokens(
+                [type(added)(self.end_name, special=True, normalized=False)]
+            )
         self._size = max(vocabulary.values()) + 1
         if self._size > 2 * len(vocabulary) + 2**16:  # a model would have a row for each number
             raise ConfigError(
@@ -104,7 +111,9 @@ class BPE:
             )
 
     @classmethod
-    def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], end: str | None = None) -> "BPE":
+    def create(
+        cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], end: str | None = None
+    ) -> "BPE":
         """Makes a tokenizer from a vocabulary in GPT-2's spelling of bytes, and from ordered pairs.
 
         Raises:
@@ -146,11 +155,16 @@ class BPE:
         from tokenizers import Tokenizer, models, trainers
 
         if size < 257:
-            raise ConfigError(f"a byte-level vocabulary of {size} has no room for 256 bytes and {END}: set 257 or more")
+            raise ConfigError(
+                f"a byte-level vocabulary of {size} has no room for 256 bytes and {END}: set 257 or more"
+            )
         tokenizer = Tokenizer(models.BPE())
         _split_as_gpt2(tokenizer)
         trainer = trainers.BpeTrainer(
-            vocab_size=size, special_tokens=[END], initial_alphabet=sorted(alphabet()), show_progress=False
+            vocab_size=size,
+            special_tokens=[END],
+            initial_alphabet=sorted(alphabet()),
+            show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer)
@@ -168,7 +182,9 @@ class BPE:
                 # The panic of Rust is no Exception, and cannot be imported.
                 if type(error).__name__ != "PanicException":
                     raise
-                raise ConfigError(f"the tokenizer fails on the text ({first_line(error)}): give another one") from error
+                raise ConfigError(
+                    f"the tokenizer fails on the text ({first_line(error)}): give another one"
+                ) from error
             numbers += [np.array(encoding.ids, np.int32) for encoding in encoded]
         return numbers
 

@@ -28,7 +28,9 @@ def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np
         of words.
     """
     if max_characters < 3:
-        raise ConfigError(f"max_characters must be at least 3 (two marks and a byte), got {max_characters}")
+        raise ConfigError(
+            f"max_characters must be at least 3 (two marks and a byte), got {max_characters}"
+        )
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise ConfigError("words must be a list of str: split the text first")
     rows_NC = np.full((len(words), max_characters), PADDING, np.int32)

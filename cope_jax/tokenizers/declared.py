@@ -20,7 +20,11 @@ UnicodeScripts is not among them: it loses some rare characters, such as U+25AF3
 
 def alphabet() -> list[str]:
     """The characters that GPT-2 writes for the bytes 0 … 255; visible ones represent themselves."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    seen = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     others = iter(range(256, 512))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
 
@@ -33,20 +37,33 @@ def may_change(tokenizer: Any) -> str:
         if stage["type"] not in _NORMALIZERS:
             return f"the normalizer {stage['type']}"
     for stage in splitters:
-        if stage["type"] not in _SPLITTERS or stage.get("behavior") == "Removed" or stage.get("add_prefix_space"):
+        if (
+            stage["type"] not in _SPLITTERS
+            or stage.get("behavior") == "Removed"
+            or stage.get("add_prefix_space")
+        ):
             return f"the pre-tokenizer {stage['type']}"
     if [stage["type"] for stage in (*normalizers, *splitters)].count("ByteLevel") != 1:
         return "text that is not turned into bytes once"
     if [stage["type"] for stage in decoders] not in (["ByteLevel"], ["ByteLevel", "Fuse"]):
         return f"the decoder {', '.join(stage['type'] for stage in decoders) or 'that is missing'}"
     model = content["model"]
-    whole = model["type"] == "BPE" and not (model["continuing_subword_prefix"] or model["end_of_word_suffix"])
+    whole = model["type"] == "BPE" and not (
+        model["continuing_subword_prefix"] or model["end_of_word_suffix"]
+    )
     if not whole or not model["vocab"].keys() >= set(alphabet()):
         return f"the model {model['type']}, which does not have all bytes"
-    if any(tokenizer.id_to_token(number) != token for token, number in tokenizer.get_vocab(True).items()):
+    if any(
+        tokenizer.id_to_token(number) != token
+        for token, number in tokenizer.get_vocab(True).items()
+    ):
         return "a number of two tokens"
     for token in _added(content):
-        if token["lstrip"] or token["rstrip"] or tokenizer.decode([token["id"]], False) != token["content"]:
+        if (
+            token["lstrip"]
+            or token["rstrip"]
+            or tokenizer.decode([token["id"]], False) != token["content"]
+        ):
             return f"the added token {token['content']!r}"
     return ""
 
@@ -70,7 +87,9 @@ def divides(tokenizer: Any) -> bool:
 def _stages(tokenizer: Any) -> list[list[Part]]:
     """The normalizers, pre-tokenizers and decoders, in their order, without enclosing sequences."""
     stages = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder)
-    return [[] if stage is None else list(_flat(json.loads(stage.__getstate__()))) for stage in stages]
+    return [
+        [] if stage is None else list(_flat(json.loads(stage.__getstate__()))) for stage in stages
+    ]
 
 
 def _flat(stage: Part) -> Iterable[Part]:

@@ -21,7 +21,12 @@ FILES = {"bpe": BPE.file, "words": Words.file}
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 """The names of the files of GPT-2's vocabulary from OpenAI and from Hugging Face."""
 
-_END_FILES = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
+_END_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "generation_config.json",
+)
 """Files of Hugging Face with the name (`eos_token`) or number (`eos_token_id`) of the end token."""
 
 _PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
@@ -102,16 +107,30 @@ def _meaning(tokenizer: Tokenizer) -> Any:
         return tokenizer.text, tokenizer.end
     content = json.loads(tokenizer.text)
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
-    return {**dict(content["model"]["vocab"]), **added}, content["model"].get("merges"), tokenizer.end
+    return (
+        {**dict(content["model"]["vocab"]), **added},
+        content["model"].get("merges"),
+        tokenizer.end,
+    )
 
 
 def _end_beside(path: epath.Path, vocabulary: Mapping[str, int]) -> str | None:
     """The end token, from published files next to `path`, if it is not one of `ENDS`."""
-    names = {} if any(name in vocabulary for name in ENDS) else {number: name for name, number in vocabulary.items()}
+    names = (
+        {}
+        if any(name in vocabulary for name in ENDS)
+        else {number: name for name, number in vocabulary.items()}
+    )
     for file in (path.parent / name for name in _END_FILES if names):
         values = read_object(file) if file.exists() else {}
         end = values.get("eos_token", values.get("eos_token_id"))
-        end = end.get("content") if isinstance(end, dict) else next(iter(end), None) if isinstance(end, list) else end
+        end = (
+            end.get("content")
+            if isinstance(end, dict)
+            else next(iter(end), None)
+            if isinstance(end, list)
+            else end
+        )
         name = names.get(end) if type(end) is int else end
         if isinstance(name, str) and name in vocabulary:
             return name
@@ -136,16 +155,24 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     try:
         tokenizer = Library.from_str(content)
     except Exception as error:  # the library raises this class itself
-        raise ConfigError(f"{path} is not a valid tokenizer.json ({first_line(error)}): fetch it again") from error
+        raise ConfigError(
+            f"{path} is not a valid tokenizer.json ({first_line(error)}): fetch it again"
+        ) from error
     try:
         bpe = BPE(tokenizer, _end_beside(path, tokenizer.get_vocab(with_added_tokens=True)))
     except ConfigError as error:
         raise ConfigError(f"in {path}, {error}") from error
-    another = "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
+    another = (
+        "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
+    )
     try:
         back = bpe.decode(bpe.encode([_PROBE])[0])
-    except Exception as error:  # the library raises this class itself if there is no token for unknown text
-        raise ConfigError(f"{path} cannot encode every text ({first_line(error)}): {another}") from error
+    except (
+        Exception
+    ) as error:  # the library raises this class itself if there is no token for unknown text
+        raise ConfigError(
+            f"{path} cannot encode every text ({first_line(error)}): {another}"
+        ) from error
     # Some tokenizers add a space before every text, which loses nothing.
     if back.removeprefix(" ") != _PROBE:
         raise ConfigError(f"{path} loses text ({_PROBE!r} comes back as {back!r}): {another}")

@@ -60,10 +60,18 @@ class Codec(NamedTuple):
     lost: Callable[[str, np.ndarray], tuple[int, int]] = lambda text, tokens: (0, 0)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, begin: int | None = None, ends: tuple[int, ...] = ()) -> "Codec":
+    def of(
+        cls, tokenizer: Tokenizer, begin: int | None = None, ends: tuple[int, ...] = ()
+    ) -> "Codec":
         """Returns the codec of a tokenizer; `begin`, by default its `end`, precedes a text."""
         start = tokenizer.end if begin is None else begin
-        return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,), ends, tokenizer.lost)
+        return cls(
+            lambda text: tokenizer.encode([text])[0],
+            tokenizer.decode,
+            (start,),
+            ends,
+            tokenizer.lost,
+        )
 
     def read(self, prompt: str, name: str) -> np.ndarray:
         """Returns the tokens of a prompt, without `begin`. Error messages call the prompt `name`.
@@ -76,5 +84,7 @@ class Codec(NamedTuple):
             raise ConfigError(f"{name} is empty: write the beginning of a text")
         for word, read in zip(prompt.split(), self.decode(tokens).split(), strict=False):
             if read == UNKNOWN != word:
-                raise ConfigError(f"{name} has the unknown word {word!r}: write words of the vocabulary, or {UNKNOWN}")
+                raise ConfigError(
+                    f"{name} has the unknown word {word!r}: write words of the vocabulary, or {UNKNOWN}"
+                )
         return tokens

@@ -28,12 +28,19 @@ class Vocabulary:
         self.words = tuple(words)
         self._numbers = {word: number for number, word in enumerate(self.words)}
         if UNKNOWN not in self._numbers or len(self._numbers) < len(self.words):
-            raise ConfigError(f"a vocabulary must have {UNKNOWN!r} and each word once: build it from a text")
+            raise ConfigError(
+                f"a vocabulary must have {UNKNOWN!r} and each word once: build it from a text"
+            )
         self.unknown = self._numbers[UNKNOWN]
 
     @classmethod
     def build(
-        cls, text: Iterable[str], size: int | None = None, *, reserved: Sequence[str] = (UNKNOWN,), min_count: int = 1
+        cls,
+        text: Iterable[str],
+        size: int | None = None,
+        *,
+        reserved: Sequence[str] = (UNKNOWN,),
+        min_count: int = 1,
     ) -> "Vocabulary":
         """Makes a vocabulary of a text's words, sorted by falling count for log-uniform sampling.
 
@@ -43,9 +50,13 @@ class Vocabulary:
         `size` has no room for a word of the text.
         """
         if size is not None and size <= len(reserved):
-            raise ConfigError(f"a vocabulary of {size} has no room beyond {', '.join(reserved)}: set a larger size")
+            raise ConfigError(
+                f"a vocabulary of {size} has no room beyond {', '.join(reserved)}: set a larger size"
+            )
         counts = collections.Counter(text)
-        kept = (word for word, count in counts.items() if count >= min_count and word not in reserved)
+        kept = (
+            word for word, count in counts.items() if count >= min_count and word not in reserved
+        )
         ordered = sorted(kept, key=lambda word: (-counts[word], word))
         return cls([*reserved, *ordered][:size])
 
@@ -99,7 +110,9 @@ class Words:
 
     def __init__(self, vocabulary: Vocabulary):
         if EOS not in vocabulary:
-            raise ConfigError(f"the vocabulary lacks {EOS!r} for the ends of lines: build it from lines of text")
+            raise ConfigError(
+                f"the vocabulary lacks {EOS!r} for the ends of lines: build it from lines of text"
+            )
         self.vocabulary = vocabulary
         self.end = vocabulary.number(EOS)
 
@@ -111,7 +124,9 @@ class Words:
         it has all words. ConfigError: `size` has no room for a word.
         """
         if size is not None and size < 3:
-            raise ConfigError(f"a vocabulary of {size} has no room beyond <unk> and {EOS}: set a larger size")
+            raise ConfigError(
+                f"a vocabulary of {size} has no room beyond <unk> and {EOS}: set a larger size"
+            )
         vocabulary = Vocabulary.build((word for text in texts for word in split(text)), size)
         if EOS not in vocabulary:  # a text of one line without a newline, or a tiny vocabulary
             vocabulary = Vocabulary([*vocabulary.words[: None if size is None else size - 1], EOS])
@@ -133,7 +148,11 @@ class Words:
 
     def decode(self, tokens: np.ndarray) -> str:
         words = (self.vocabulary.words[number] for number in np.asarray(tokens).tolist())
-        return " ".join("\n" if word == EOS else word for word in words).replace(" \n", "\n").replace("\n ", "\n")
+        return (
+            " ".join("\n" if word == EOS else word for word in words)
+            .replace(" \n", "\n")
+            .replace("\n ", "\n")
+        )
 
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
         r"""The number of words that become `<unk>`, without those that are `<unk>` in the text.
@@ -147,7 +166,9 @@ class Words:
         """
         del tokens
         known = self.vocabulary
-        unknown = sum(word == EOS or (word != UNKNOWN and word not in known) for word in text.split())
+        unknown = sum(
+            word == EOS or (word != UNKNOWN and word not in known) for word in text.split()
+        )
         spaced, bare = re.search(r" \n|\n ", text), re.search(r"\S\n|\n\S|\n\n", text)
         return unknown, int(unknown > 0 or bool(_OTHER_SPACE.search(text)) or bool(spaced and bare))
 

@@ -43,14 +43,18 @@ class WordPiece:
         self.lowercase = lowercase
         self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
         if len(self._numbers) < len(self.pieces):
-            first, twice = next(line for line in enumerate(self.pieces) if self._numbers[line[1]] != line[0])
+            first, twice = next(
+                line for line in enumerate(self.pieces) if self._numbers[line[1]] != line[0]
+            )
             last = self._numbers[twice]
             raise ConfigError(
                 f"the vocabulary has {twice!r} on line {first + 1} and on line {last + 1}: fetch the file again (do "
                 "not delete a line, because a line's number is the number of its piece)"
             )
         if "[UNK]" not in self._numbers:
-            raise ConfigError("the vocabulary has no piece '[UNK]': give the vocab.txt of a WordPiece model")
+            raise ConfigError(
+                "the vocabulary has no piece '[UNK]': give the vocab.txt of a WordPiece model"
+            )
         self.unknown = self._numbers["[UNK]"]
         # Any, because callers that need them call `check_specials` first, and then they are int.
         self.pad: Any = self._numbers.get("[PAD]")
@@ -85,7 +89,9 @@ class WordPiece:
         for word, count in counts.items():
             for character in word:
                 characters[character] += count
-        alphabet = sorted(characters, key=lambda character: (-characters[character], character))[:_MAX_ALPHABET]
+        alphabet = sorted(characters, key=lambda character: (-characters[character], character))[
+            :_MAX_ALPHABET
+        ]
         least = len(SPECIALS) + 2 * len(alphabet)
         if vocab_size < least:
             raise ConfigError(
@@ -100,7 +106,9 @@ class WordPiece:
             show_progress=False,
         )
         tokenizer.model = models.WordPiece(unk_token="[UNK]")
-        tokenizer.train_from_iterator((f"{word} " * count for word, count in sorted(counts.items())), trainer)
+        tokenizer.train_from_iterator(
+            (f"{word} " * count for word, count in sorted(counts.items())), trainer
+        )
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         return cls(sorted(vocabulary, key=vocabulary.__getitem__), lowercase=lowercase)
 
@@ -140,7 +148,9 @@ class WordPiece:
             ids += self._encode_word(word)
         return ids, starts
 
-    def frame(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+    def frame(
+        self, first: Sequence[int], second: Sequence[int] | None = None
+    ) -> tuple[list[int], list[int]]:
         """Returns (`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`, segments 0 or 1).
 
         Raises:
@@ -162,7 +172,9 @@ class WordPiece:
         """ConfigError unless the vocabulary has the special pieces that models like BERT need."""
         for piece in SPECIALS:
             if piece not in self._numbers:
-                raise ConfigError(f"the vocabulary has no piece {piece!r}: give the vocab.txt of a BERT model")
+                raise ConfigError(
+                    f"the vocabulary has no piece {piece!r}: give the vocab.txt of a BERT model"
+                )
 
     def _encode_word_anew(self, word: str) -> tuple[int, ...]:
         return (self.unknown,) if word == "<unk>" else tuple(self.encode(word)) or (self.unknown,)

@@ -28,7 +28,12 @@ from cope_jax.training.experiment_config import ExperimentConfig
 GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
 """Common optimizer settings of large language models (arXiv 2005.14165)."""
 
-BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay": 0.01, "decayed": "weights"}
+BERT: Mapping[str, Any] = {
+    "schedule": "linear",
+    "epsilon": 1e-6,
+    "weight_decay": 0.01,
+    "decayed": "weights",
+}
 """Common optimizer settings of BERT (arXiv 1810.04805)."""
 
 
@@ -86,7 +91,9 @@ def named(name: str) -> ConfigDict:
             f"cannot read the config {path} ({error.strerror}): give a file or the name of a config"
         ) from error
     except Exception as error:  # the file fails, or is not Python at all
-        raise _not_a_config(path, f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise _not_a_config(
+            path, f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(content, ConfigDict):
         raise _not_a_config(path, "it has no such function")
     return content
@@ -99,11 +106,15 @@ def _of_run(path: Path) -> ConfigDict:
         task = config.pop("task")
         return experiment(task["name"], task["options"], **config)
     except (AttributeError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not the config of a run ({error}): give another config") from error
+        raise ConfigError(
+            f"{path} is not the config of a run ({error}): give another config"
+        ) from error
 
 
 def _not_a_config(path: str, reason: str) -> ConfigError:
-    return ConfigError(f"--config needs a Python file whose get_config() returns a ConfigDict, not {path} ({reason})")
+    return ConfigError(
+        f"--config needs a Python file whose get_config() returns a ConfigDict, not {path} ({reason})"
+    )
 
 
 def find(name: str) -> str:
@@ -151,10 +162,14 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
       options: the task's options that differ from its defaults.
       **overrides: fields of `ExperimentConfig` that differ from its defaults, as nested dicts.
     """
-    model = MODELS.get(overrides.get("model", {}).get("name", ExperimentConfig().model.name)).Options()
+    model = MODELS.get(
+        overrides.get("model", {}).get("name", ExperimentConfig().model.name)
+    ).Options()
     config = _fields(ExperimentConfig(model=model))
     config.task = {"name": task, "options": _fields(tasks.TASKS.get(task).Config())}
-    config.encodings = {name: _fields(encodings.ENCODINGS.get(name).Config()) for name in encodings.names()}
+    config.encodings = {
+        name: _fields(encodings.ENCODINGS.get(name).Config()) for name in encodings.names()
+    }
     config.paper = overrides.pop("paper", {})
     config.lock()
     config.update({"task": {"options": dict(options or {})}, **overrides})

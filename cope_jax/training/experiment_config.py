@@ -62,12 +62,20 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_fields(self, "optimizer")
-        numbers = {name: value for name, value in dataclasses.asdict(self).items() if not isinstance(value, str)}
+        numbers = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if not isinstance(value, str)
+        }
         check_at_least(0, "optimizer", **numbers)
         if max(self.beta1, self.beta2) >= 1:
-            raise ConfigError(f"optimizer.beta1={self.beta1} and beta2={self.beta2} must be less than 1")
+            raise ConfigError(
+                f"optimizer.beta1={self.beta1} and beta2={self.beta2} must be less than 1"
+            )
         if self.final_fraction > 1:
-            raise ConfigError(f"optimizer.final_fraction must be at most 1, got {self.final_fraction}")
+            raise ConfigError(
+                f"optimizer.final_fraction must be at most 1, got {self.final_fraction}"
+            )
         if self.learning_rate == 0 or self.clip_norm == 0:
             name = "clip_norm" if self.clip_norm == 0 else "learning_rate"
             raise ConfigError(f"optimizer.{name}=0 trains nothing: give a number above 0")
@@ -121,14 +129,25 @@ class TrainingConfig:
 
     def __post_init__(self):
         check_fields(self, "training")
-        check_at_least(1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples)
-        check_at_least(1, "training", steps_per_dispatch=self.steps_per_dispatch, max_position=self.max_position)
-        check_at_least(1, "training", checkpoint_every=self.checkpoint_every, accumulate=self.accumulate)
+        check_at_least(
+            1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples
+        )
+        check_at_least(
+            1,
+            "training",
+            steps_per_dispatch=self.steps_per_dispatch,
+            max_position=self.max_position,
+        )
+        check_at_least(
+            1, "training", checkpoint_every=self.checkpoint_every, accumulate=self.accumulate
+        )
         check_at_least(1, "training", 1024, readers=self.readers)
         check_at_least(0, "training", evaluate_every=self.evaluate_every)
         check_at_least(0, "training", 2**63 - 1, data_seed=self.data_seed)
         if self.positions != "consecutive" and self.max_position is None:
-            raise ConfigError(f"training.positions={self.positions} samples positions: set training.max_position")
+            raise ConfigError(
+                f"training.positions={self.positions} samples positions: set training.max_position"
+            )
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"training.batch_size={self.batch_size} must be a multiple of training.accumulate={self.accumulate}"
@@ -194,7 +213,9 @@ class MeshConfig:
         check_fields(self, "job.mesh")
         sizes = dataclasses.asdict(self)
         if list(sizes.values()).count(-1) > 1:
-            raise ConfigError(f"job.mesh may set only one axis to -1, for all remaining devices, got {sizes}")
+            raise ConfigError(
+                f"job.mesh may set only one axis to -1, for all remaining devices, got {sizes}"
+            )
         check_at_least(1, "job.mesh", **{name: size for name, size in sizes.items() if size != -1})
 
 
@@ -283,7 +304,10 @@ class ExperimentConfig:
         >>> ExperimentConfig.from_mapping({"model": {"tape": 48, "block": {"qk_norm": True}}}).variant
         'tape=48, qk_norm'
         """
-        return ", ".join(name if value is True else f"{name}={value}" for name, value in self.model.variant().items())
+        return ", ".join(
+            name if value is True else f"{name}={value}"
+            for name, value in self.model.variant().items()
+        )
 
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
         """The settings that decide a run's results, as nested dicts.
@@ -299,9 +323,13 @@ class ExperimentConfig:
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"], recipe["training"]["readers"]
         if self.task.name in TASKS:
-            task_config: Any = configure(TASKS.get(self.task.name).Config, self.task.options, self.task.name)
+            task_config: Any = configure(
+                TASKS.get(self.task.name).Config, self.task.options, self.task.name
+            )
             recipe["task"]["options"] = dataclasses.asdict(task_config)
-        used = [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
+        used = (
+            [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
+        )
         recipe["encodings"] = {
             name: dataclasses.asdict(configure(ENCODINGS.get(name).Config, options, name))
             for name, options in self.encodings.items()
@@ -315,7 +343,9 @@ class ExperimentConfig:
         """The config of the model for `task`."""
         encoding = EncodingConfig.parse(self.encoding, self.encodings)
         if not attends(self.model) and self.encoding != "none":
-            raise ConfigError(f"{self.model.name} has no attention, and so no position encoding: set encoding=none")
+            raise ConfigError(
+                f"{self.model.name} has no attention, and so no position encoding: set encoding=none"
+            )
         try:
             return self.model.complete(task, encoding, self.max_position(task), layout)
         except AttributeError as error:

@@ -24,7 +24,10 @@ MOST_TOKENS = 2**24
 def batch_shapes(task: Task, rows: int, split: str = "train") -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and types of a batch of `split` with `rows` rows."""
     example = task.sample(np.random.default_rng(0), 1, split)
-    return {name: jax.ShapeDtypeStruct((rows, *field.shape[1:]), field.dtype) for name, field in example.items()}
+    return {
+        name: jax.ShapeDtypeStruct((rows, *field.shape[1:]), field.dtype)
+        for name, field in example.items()
+    }
 
 
 def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE) -> Learner:
@@ -54,8 +57,13 @@ def create_program(
     mesh = create_mesh(config.job.mesh, devices)
     training, longest = config.training, task.max_length
     if longest > MOST_TOKENS:
-        raise ConfigError(f"{task.name} has sequences of {longest:,} tokens, over {MOST_TOKENS:,}: lower its sizes")
-    for name, rows in (("training", training.batch_size), ("evaluation", config.evaluation.batch_size)):
+        raise ConfigError(
+            f"{task.name} has sequences of {longest:,} tokens, over {MOST_TOKENS:,}: lower its sizes"
+        )
+    for name, rows in (
+        ("training", training.batch_size),
+        ("evaluation", config.evaluation.batch_size),
+    ):
         if rows * longest >= 2**31:
             raise ConfigError(
                 f"{name}.batch_size={rows:,} sequences of up to {longest:,} tokens are 2³¹ tokens or more: lower it"
@@ -71,7 +79,9 @@ def create_program(
         raise ConfigError(f"{config.model.name} reads word by word: leave job.mesh.sequence at 1")
     mixer = getattr(getattr(config.model, "block", None), "mixer", "attention")
     if mesh.shape[LENGTH] > 1 and mixer != "attention":
-        raise ConfigError(f"block.mixer={mixer} does not split the sequence: leave job.mesh.sequence at 1")
+        raise ConfigError(
+            f"block.mixer={mixer} does not split the sequence: leave job.mesh.sequence at 1"
+        )
     return Program(learner, SeedBatch(width), mesh)
 
 

@@ -71,7 +71,9 @@ class Learner:
         model = self._create(nnx.Rngs(model_key))
         params = overlay(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
         carry = model.initial_carry(self.batch_size)
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), run_key, carry)
+        return TrainState(
+            jnp.zeros((), jnp.int32), params, self.optimizer.init(params), run_key, carry
+        )
 
     def sample_positions(self, key: Array, batch: int, length: int) -> Any:
         """Positions of `batch` sequences, `[B, L]` or `[1, L]`, from the sampler."""
@@ -89,7 +91,11 @@ class Learner:
         return jax.jit(lambda: self._create(nnx.Rngs(0)).initial_carry(batch_size))()
 
     def metrics(
-        self, params: PyTree, carry: PyTree, batch: Mapping[str, Any], dropout_key: Array | None = None
+        self,
+        params: PyTree,
+        carry: PyTree,
+        batch: Mapping[str, Any],
+        dropout_key: Array | None = None,
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """Calls `Model.metrics` with these parameters; the batch must have `positions`.
 
@@ -108,7 +114,12 @@ class Learner:
         return nnx.state(self._shapes(), nnx.Param)
 
     def loss(
-        self, params: PyTree, batch: dict[str, Array], key: Array, carry: PyTree = (), totals: Any = None
+        self,
+        params: PyTree,
+        batch: dict[str, Array],
+        key: Array,
+        carry: PyTree = (),
+        totals: Any = None,
     ) -> tuple[Array, tuple[dict[str, SumAndWeight], PyTree]]:
         """Computes the loss that training minimises: the sum of the means of the model's losses.
 
@@ -122,8 +133,12 @@ class Learner:
         """
         positions_key, dropout_key = jax.random.split(key)
         batch = self._pad(self.with_positions(positions_key, batch))
-        measured, carry = self.metrics(params, carry, batch, dropout_key if self.model.stochastic else None)
-        totals = {name: weight for name, (_, weight) in measured.items()} if totals is None else totals
+        measured, carry = self.metrics(
+            params, carry, batch, dropout_key if self.model.stochastic else None
+        )
+        totals = (
+            {name: weight for name, (_, weight) in measured.items()} if totals is None else totals
+        )
         means = [measured[name][0] / jnp.maximum(totals[name], 1.0) for name in self.losses]
         return sum(means[1:], means[0]), (measured, carry)
 
@@ -148,7 +163,9 @@ class Learner:
         layout = self.model.layout
         split = {name: x.reshape(-1, self.accumulate, *x.shape[1:]) for name, x in batch.items()}
         micro = {name: jnp.swapaxes(x, 0, 1) for name, x in split.items()}
-        carries = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, self.accumulate, *x.shape[1:]), 0, 1), carry)
+        carries = jax.tree.map(
+            lambda x: jnp.swapaxes(x.reshape(-1, self.accumulate, *x.shape[1:]), 0, 1), carry
+        )
         # Only the weights of the entire batch are used: the compiler drops the rest of this
         # computation.
         whole = self.loss(params, batch, key, carry)[1][0]
@@ -156,8 +173,13 @@ class Learner:
 
         def add(sums: PyTree, number_rows_and_carry: Any) -> tuple[PyTree, PyTree]:
             number, rows, carry = number_rows_and_carry
-            rows = {name: layout.constrain(x, "batch", *(None,) * (x.ndim - 1)) for name, x in rows.items()}
-            (loss, (measured, carry)), grads = grad(params, rows, jax.random.fold_in(key, number), carry, totals)
+            rows = {
+                name: layout.constrain(x, "batch", *(None,) * (x.ndim - 1))
+                for name, x in rows.items()
+            }
+            (loss, (measured, carry)), grads = grad(
+                params, rows, jax.random.fold_in(key, number), carry, totals
+            )
             return jax.tree.map(jnp.add, sums, (loss, measured, grads)), carry
 
         start = jax.tree.map(jnp.zeros_like, (jnp.zeros((), jnp.float32), whole, params))
@@ -169,9 +191,13 @@ class Learner:
     def _parts(self, loss: Array, measured: dict[str, SumAndWeight]) -> dict[str, Array]:
         """Returns `loss` and, if the loss has several parts, each part's mean, by name."""
         names = self.losses if len(self.losses) > 1 else ()
-        return {name: measured[name][0] / jnp.maximum(measured[name][1], 1.0) for name in names} | {"loss": loss}
+        return {name: measured[name][0] / jnp.maximum(measured[name][1], 1.0) for name in names} | {
+            "loss": loss
+        }
 
-    def train_step(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
+    def train_step(
+        self, state: TrainState, batch: dict[str, Array]
+    ) -> tuple[TrainState, dict[str, Array]]:
         """Takes one optimizer step on the weighted mean loss of the batch.
 
         If the loss, the gradient or the update is not finite, the step is skipped: only the number
@@ -189,11 +215,16 @@ class Learner:
             updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
             learning_rate = applied_rate(self.schedule, state.opt_state)
         frozen = getattr(self.model, "frozen_modules", ())
-        updates = {**updates, **{name: jax.tree.map(jnp.zeros_like, updates[name]) for name in frozen}}
+        updates = {
+            **updates,
+            **{name: jax.tree.map(jnp.zeros_like, updates[name]) for name in frozen},
+        }
         norms = {"grad_norm": optax.tree.norm(grads), "update_norm": optax.tree.norm(updates)}
         metrics = {**losses, **norms, "learning_rate": learning_rate}
         finite = (
-            jnp.isfinite(losses["loss"]) & jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["update_norm"])
+            jnp.isfinite(losses["loss"])
+            & jnp.isfinite(metrics["grad_norm"])
+            & jnp.isfinite(metrics["update_norm"])
         )
         params, opt_state, carry = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
@@ -203,7 +234,9 @@ class Learner:
         metrics["finite"] = finite.astype(jnp.float32)
         return TrainState(state.step + 1, params, opt_state, state.key, carry), metrics
 
-    def train_steps(self, state: TrainState, batches: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
+    def train_steps(
+        self, state: TrainState, batches: dict[str, Array]
+    ) -> tuple[TrainState, dict[str, Array]]:
         """Takes one step for each of the T `batches`; metrics have a value per step, `[T]`."""
         return jax.lax.scan(self.train_step, state, batches)
 

@@ -87,14 +87,17 @@ class Run:
             trained = self._until_saved(stop)
             if stop.requested():
                 raise Interrupted(
-                    "stopped after the last step; rerun the same command to measure the model", stop.number or 0
+                    "stopped after the last step; rerun the same command to measure the model",
+                    stop.number or 0,
                 )
             return trained
 
     def _until_saved(self, stop: GracefulStop) -> tuple[TrainState, float]:
         """Trains to the last step, and waits until the last checkpoint is on disk."""
         with contextlib.ExitStack() as stack:
-            checkpoints = Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
+            checkpoints = Checkpoints(
+                self.workdir / "checkpoints", self.job.keep, self.job.keep_best
+            )
             stack.enter_context(checkpoints)
             state, step, seconds = self._start(checkpoints)
             first = jax.process_index() == 0
@@ -102,7 +105,9 @@ class Run:
                 MetricsWriter(self.workdir, step, self.seeds, self.recipe, first, self.job.tracker)
             )
             bar = stack.enter_context(Progress(self.config.steps, "step", done=step, active=first))
-            if heading := ": ".join(filter(None, (self.label, f"resumes from step {step:,}" if step else ""))):
+            if heading := ": ".join(
+                filter(None, (self.label, f"resumes from step {step:,}" if step else ""))
+            ):
                 bar.write(heading)
             if self.profile is not None:
                 stack.enter_context(self.profile)
@@ -154,7 +159,11 @@ class Run:
                 curve = self.evaluate(state, step)
                 metrics.write(curve)
                 bar.write(f"step {step:,}: {headline(curve, self.metric)}")
-                score = float(np.mean([next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]))
+                score = float(
+                    np.mean(
+                        [next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]
+                    )
+                )
             requested = stop.requested()
             if last or requested or step % config.checkpoint_every == 0:
                 progress = {"data": indices, "seconds": time.perf_counter() - started}
@@ -162,7 +171,9 @@ class Run:
                 checkpoints.save(step, state, progress, score)
             if requested:
                 checkpoints.wait()
-                message = f"stopped at step {step} of {config.steps}; rerun the same command to resume"
+                message = (
+                    f"stopped at step {step} of {config.steps}; rerun the same command to resume"
+                )
                 raise Interrupted(message, stop.number or 0)
         return state, time.perf_counter() - started
 
@@ -187,7 +198,9 @@ class Run:
             stuck = self._lost[seed] >= MAX_CONSECUTIVE_SKIPS
             if skipped.size and (self.job.on_non_finite == "stop" or stuck):
                 at = skipped[0] - step - 1
-                others = "" if stuck else "skip such updates with --config.job.on_non_finite=skip, or "
+                others = (
+                    "" if stuck else "skip such updates with --config.job.on_non_finite=skip, or "
+                )
                 raise NonFiniteError(
                     f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {series['loss'][at]:g}, "
                     f"gradient norm {series['grad_norm'][at]:g} and update norm {series['update_norm'][at]:g}"
@@ -195,9 +208,18 @@ class Run:
                     f"{others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size:
-                bar.write(f"warning: loss, gradient or update of seed {seed} is not finite: skipped steps {skipped}")
-            means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in series.items()}
-            row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed, **means}
+                bar.write(
+                    f"warning: loss, gradient or update of seed {seed} is not finite: skipped steps {skipped}"
+                )
+            means = {
+                name: float(np.mean(values[finite])) if finite.any() else None
+                for name, values in series.items()
+            }
+            row: dict[str, Any] = {
+                "step": step + self.config.steps_per_dispatch,
+                "seed": seed,
+                **means,
+            }
             rows.append(row | ({"skipped": skipped.tolist()} if skipped.size else {}))
             losses.append(np.nan if means["loss"] is None else means["loss"])
         return rows, losses

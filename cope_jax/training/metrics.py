@@ -41,7 +41,9 @@ class Unit:
         (1, 2, 3)
         """
         greatest = max((abs(value) for value in shown if math.isfinite(value)), default=0.0)
-        return self.decimals + (0 if greatest == 0 or greatest >= 1 else 1 if greatest >= 0.01 else 2)
+        return self.decimals + (
+            0 if greatest == 0 or greatest >= 1 else 1 if greatest >= 0.01 else 2
+        )
 
 
 SHARE = Unit(100.0, "%", 100.0, 1)
@@ -75,7 +77,9 @@ def headline(rows: Iterable[Mapping[str, Any]], metric: str) -> str:
     places = unit.places(means.values())
     shown = (f"{split} {mean:,.{places}f}{unit.suffix(' ')}" for split, mean in means.items())
     seeds = max(map(len, by_split.values()), default=0)
-    return f"{metric.replace('_', ' ')} {', '.join(shown)}" + (f" (mean of {seeds} seeds)" if seeds > 1 else "")
+    return f"{metric.replace('_', ' ')} {', '.join(shown)}" + (
+        f" (mean of {seeds} seeds)" if seeds > 1 else ""
+    )
 
 
 class MetricsWriter:
@@ -124,7 +128,9 @@ class MetricsWriter:
                 os.fsync(file.fileno())
             # No kill can cause this, because the rows are on disk before the checkpoint.
             if last < step:
-                lost = f"the rows of steps {last + 1} to {step} are lost; training resumes after them"
+                lost = (
+                    f"the rows of steps {last + 1} to {step} are lost; training resumes after them"
+                )
                 print(f"warning: {self.path} was cut or removed: {lost}", file=sys.stderr)
             self._file = self.path.open("a", encoding="utf-8")
             # Labels tell the seeds of a tracker apart.
@@ -132,7 +138,9 @@ class MetricsWriter:
             self._board: Any
             if tracker == trackers.TENSORBOARD:
                 self._board = _Board(directory, step + 1)
-                several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in self._labels}
+                several = {
+                    seed: _Board(directory / f"seed_{seed}", step + 1) for seed in self._labels
+                }
                 self._boards = several or dict.fromkeys(seeds, self._board)
                 self._labels = {}
                 if config is not None and step == 0:
@@ -162,7 +170,9 @@ class MetricsWriter:
             self._file.flush()
         with clear_storage_errors(self.path.parent):
             for row in rows:
-                labels = self._labels.get(row["seed"], []) + [v for v in row.values() if isinstance(v, str) and v]
+                labels = self._labels.get(row["seed"], []) + [
+                    v for v in row.values() if isinstance(v, str) and v
+                ]
                 for name, value in row.items():
                     if isinstance(value, float):
                         self._boards[row["seed"]].add("/".join([*labels, name]), value, row["step"])
@@ -178,7 +188,9 @@ class MetricsWriter:
             with clear_storage_errors(self.path):
                 os.fsync(self._file.fileno())
             if not self.path.exists():
-                raise StorageError(f"{self.path.parent} was moved or removed during training: start again")
+                raise StorageError(
+                    f"{self.path.parent} was moved or removed during training: start again"
+                )
 
     def board(self, step: int, numbers: Mapping[str, float]) -> None:
         """Writes numbers that differ from run to run, such as speeds, to the tracker only."""

@@ -27,7 +27,9 @@ def create_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     rest, end = max(steps - config.warmup_steps, 1), config.final_fraction
     after = {
         "constant": lambda: optax.constant_schedule(config.learning_rate),
-        "linear": lambda: optax.linear_schedule(config.learning_rate, end * config.learning_rate, rest),
+        "linear": lambda: optax.linear_schedule(
+            config.learning_rate, end * config.learning_rate, rest
+        ),
         "cosine": lambda: optax.cosine_decay_schedule(config.learning_rate, rest, alpha=end),
     }[config.schedule]()
     if config.warmup_steps == 0:
@@ -49,7 +51,11 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
             schedule, weight_decay=config.weight_decay, mask=_MASKS[config.decayed], **moments
         ),
     }[config.name]()
-    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    clip = (
+        optax.identity()
+        if config.clip_norm is None
+        else optax.clip_by_global_norm(config.clip_norm)
+    )
     return optax.chain(clip, update)
 
 

@@ -43,7 +43,9 @@ class Profile:
             return cls(0, 0, folder)
         match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
         if match is None or int(match[1]) >= int(match[2]):
-            raise ConfigError(f"cannot profile the steps {text!r}: write FIRST:LAST, with FIRST < LAST, as in 100:110")
+            raise ConfigError(
+                f"cannot profile the steps {text!r}: write FIRST:LAST, with FIRST < LAST, as in 100:110"
+            )
         return cls(int(match[1]), int(match[2]), folder)
 
     def __enter__(self) -> "Profile":

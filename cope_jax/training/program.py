@@ -39,7 +39,9 @@ class SeedBatch:
 
     def stack(self, trees: Sequence[PyTree]) -> PyTree:
         """Stacks the trees of all seeds, as the lifted functions expect them."""
-        return trees[0] if self.width == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+        return (
+            trees[0] if self.width == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+        )
 
     def unstack(self, tree: PyTree) -> list[PyTree]:
         """The inverse of `stack`."""
@@ -66,10 +68,14 @@ class Program:
         self.mesh = mesh
         self._lead = (None,) * (seed_batch.width > 1)
         self.whole = NamedSharding(mesh, PartitionSpec())
-        self.batch_sharding = self._sharding(PartitionSpec(None, learner.model.layout.batch or None))
+        self.batch_sharding = self._sharding(
+            PartitionSpec(None, learner.model.layout.batch or None)
+        )
         self._by_rows = NamedSharding(mesh, PartitionSpec(learner.model.layout.batch or None))
         self.state_shardings = self._state_shardings()
-        self._init = jax.jit(seed_batch.lift(learner.init, shared=1), out_shardings=self.state_shardings)
+        self._init = jax.jit(
+            seed_batch.lift(learner.init, shared=1), out_shardings=self.state_shardings
+        )
         self._train_steps = jax.jit(
             seed_batch.lift(learner.train_steps),
             in_shardings=(self.state_shardings, self.batch_sharding),
@@ -111,7 +117,9 @@ class Program:
         """Lowers a call of `train_steps` on `steps` batches like `batch`; needs no devices."""
         lead = (*((self.seed_batch.width,) if self._lead else ()), steps)
         batches = {
-            name: jax.ShapeDtypeStruct((*lead, *field.shape), field.dtype, sharding=self.batch_sharding)
+            name: jax.ShapeDtypeStruct(
+                (*lead, *field.shape), field.dtype, sharding=self.batch_sharding
+            )
             for name, field in batch.items()
         }
         with jax.set_mesh(self.mesh):
@@ -139,7 +147,9 @@ class Program:
         """Builds global arrays `[B, ...]` or `[1, ...]` from arrays that every process has."""
 
         def to_global(x: np.ndarray) -> jax.Array:
-            return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self.whole, x.__getitem__)
+            return jax.make_array_from_callback(
+                x.shape, self._by_rows if len(x) > 1 else self.whole, x.__getitem__
+            )
 
         return jax.tree.map(to_global, batch)
 
@@ -149,7 +159,9 @@ class Program:
     def _state_shardings(self) -> TrainState:
         variables = self.learner.variables()
         specs = sharding.parameter_specs(variables, self.mesh.shape)
-        opt_specs = sharding.optimizer_specs(self.learner.optimizer, nnx.to_pure_dict(variables), specs)
+        opt_specs = sharding.optimizer_specs(
+            self.learner.optimizer, nnx.to_pure_dict(variables), specs
+        )
         whole: Any = PartitionSpec()
         carry = jax.tree.map(
             lambda _: PartitionSpec(self.learner.model.layout.batch or None),
@@ -166,5 +178,8 @@ def _placed(start: Any, shardings: Any) -> Any:
     """Places nested dicts of parameters by their shardings, or by one sharding."""
     if isinstance(start, Mapping):
         inner = shardings if isinstance(shardings, Mapping) else None
-        return {name: _placed(value, shardings if inner is None else inner[name]) for name, value in start.items()}
+        return {
+            name: _placed(value, shardings if inner is None else inner[name])
+            for name, value in start.items()
+        }
     return jax.device_put(start, shardings)

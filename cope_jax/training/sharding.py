@@ -57,7 +57,9 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
     sizes |= {name: len(devices) // named for name in rest}
     asked = math.prod(sizes.values())
     if asked > len(devices):
-        raise ConfigError(f"job.mesh {text} asks for {asked} devices, but there are {len(devices)}: set smaller sizes")
+        raise ConfigError(
+            f"job.mesh {text} asks for {asked} devices, but there are {len(devices)}: set smaller sizes"
+        )
     processes = {device.process_index for device in devices}
     if asked < len(devices) and len(processes) > 1:
         raise ConfigError(
@@ -65,7 +67,10 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
             "to -1"
         )
     return jax.make_mesh(
-        tuple(sizes[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:asked]
+        tuple(sizes[axis] for axis in AXES),
+        AXES,
+        axis_types=(AxisType.Auto,) * len(AXES),
+        devices=devices[:asked],
     )
 
 
@@ -92,10 +97,14 @@ def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str,
     shape = block.attention_shape(None)
     for name, heads in (("num_heads", shape.num_heads), ("num_kv_heads", shape.kv_heads)):
         if heads % mesh.shape[WIDTH]:
-            raise ConfigError(f"model.block.{name}={heads} must be a multiple of job.mesh.tensor={mesh.shape[WIDTH]}")
+            raise ConfigError(
+                f"model.block.{name}={heads} must be a multiple of job.mesh.tensor={mesh.shape[WIDTH]}"
+            )
 
 
-def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: Mapping[str, int]) -> PartitionSpec:
+def spec_of(
+    name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: Mapping[str, int]
+) -> PartitionSpec:
     """Returns the spec that splits the parameter `name` of this shape.
 
     `axes` names the last axes of the parameter; any axes before the named ones are not split.
@@ -111,11 +120,15 @@ def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: 
     entries: list[str | None] = [None] * (len(shape) - len(axes))
     for axis, size in zip(axes, shape[len(entries) :], strict=True):
         if axis is not None and axis not in RULES:
-            raise ValueError(f"the logical axis {axis!r} of {name} is not in RULES: choose one of {sorted(RULES)}")
+            raise ValueError(
+                f"the logical axis {axis!r} of {name} is not in RULES: choose one of {sorted(RULES)}"
+            )
         entry = None if axis is None else RULES[axis]
         devices = sizes.get(entry, 1) if entry else 1
         if size % devices and axis not in IF_EVEN:
-            raise ConfigError(f"the size {size} of {axis} in {name} must be a multiple of job.mesh.{entry}={devices}")
+            raise ConfigError(
+                f"the size {size} of {axis} in {name} must be a multiple of job.mesh.{entry}={devices}"
+            )
         entries.append(entry if devices > 1 and size % devices == 0 else None)
     split = [entry for entry in entries if entry]
     if len(set(split)) < len(split):
@@ -133,11 +146,15 @@ def parameter_specs(params: Any, sizes: Mapping[str, int]) -> PyTree:
         name = ".".join(str(getattr(key, "key", key)) for key in path)
         return spec_of(name, variable.shape, variable.get_metadata().get("axes", ()), sizes)
 
-    specs = jax.tree_util.tree_map_with_path(spec, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    specs = jax.tree_util.tree_map_with_path(
+        spec, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+    )
     return nnx.to_pure_dict(specs)
 
 
-def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree) -> PyTree:
+def optimizer_specs(
+    optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree
+) -> PyTree:
     """The specs of the optimizer's state: arrays of a parameter like it, others whole."""
     return optax.tree.map_params(
         optimizer,

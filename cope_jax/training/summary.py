@@ -35,7 +35,9 @@ def parameter_table(params: PyTree) -> rich.table.Table:
         leaves = jax.tree.leaves_with_path({name: module})
         for path, leaf in leaves:
             shape = ", ".join(map(str, leaf.shape))
-            table.add_row(checksum.name(path), shape, str(leaf.dtype), _split(leaf), *_amount([leaf]))
+            table.add_row(
+                checksum.name(path), shape, str(leaf.dtype), _split(leaf), *_amount([leaf])
+            )
         if len(leaves) > 1:
             table.add_row(f"{name}, all", "", "", "", *_amount(module), style="bold")
             table.add_section()
@@ -78,13 +80,17 @@ def summarise(params: PyTree, facts: Mapping[str, str] = types.MappingProxyType(
     for name, fact in facts.items():
         table.add_row(name, fact)
     text = io.StringIO()
-    rich.console.Console(file=text, width=120, color_system=None).print(parameter_table(params), table, sep="\n")
+    rich.console.Console(file=text, width=120, color_system=None).print(
+        parameter_table(params), table, sep="\n"
+    )
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def bytes_a_device(tree: PyTree) -> int:
     """Bytes on one device of arrays or shapes; without a sharding, all their bytes."""
-    return sum(math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(
+        math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _local_shape(leaf: Any) -> Sequence[int]:

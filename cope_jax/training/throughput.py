@@ -139,7 +139,11 @@ def peak_flops(device_kind: str) -> float | None:
     >>> peak_flops("NVIDIA H100 80GB HBM3"), peak_flops("TPU v5 lite"), peak_flops("cpu")
     (989500000000000.0, 197000000000000.0, None)
     """
-    kinds = [kind for kind in PEAK_FLOPS if device_kind.startswith(kind) and not device_kind[len(kind) :][:1].isalnum()]
+    kinds = [
+        kind
+        for kind in PEAK_FLOPS
+        if device_kind.startswith(kind) and not device_kind[len(kind) :][:1].isalnum()
+    ]
     return PEAK_FLOPS[max(kinds, key=len)] if kinds else None
 
 
@@ -155,7 +159,9 @@ def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: fl
 def peak_memory(devices: Iterable[Any]) -> float:
     """The peak memory of a device, in GiB; on a CPU, which reports none, of this process."""
     memory = _memory(device for device in devices if device.process_index == jax.process_index())
-    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        1024 if sys.platform == "darwin" else 1
+    )
     return memory.get("memory_peak_gib", kibibytes / 2**20)
 
 

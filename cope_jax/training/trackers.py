@@ -54,7 +54,11 @@ class Tracker:
             if not step or not path.exists():
                 write_atomically(path, secrets.token_hex(8))
             number = path.read_text(encoding="utf-8")
-            options = {"project": "cope_jax", "name": f"{shown(directory)} {number}", "config": config}
+            options = {
+                "project": "cope_jax",
+                "name": f"{shown(directory)} {number}",
+                "config": config,
+            }
             options |= {"id": number, "dir": str(directory), "resume": "allow"}
             self._run = self._call(_begin, module, options)
 
@@ -81,5 +85,8 @@ class Tracker:
             return function(*values, **options)
         except Exception as error:  # whatever the service raises, training continues
             reason = " ".join(str(error).split()) or type(error).__name__
-            print(f"warning: {self._tracker} gets no more metrics of this run ({reason})", file=sys.stderr)
+            print(
+                f"warning: {self._tracker} gets no more metrics of this run ({reason})",
+                file=sys.stderr,
+            )
             self._run = None

@@ -32,15 +32,33 @@ class Data(NamedTuple):
     dropout_key: Any = None
 
 
-def arrays_of(length: int, keys: int, seed: int = 0, batch: int = BATCH, sizes: Sizes = SIZES, dtype: Any = np.float64):
+def arrays_of(
+    length: int,
+    keys: int,
+    seed: int = 0,
+    batch: int = BATCH,
+    sizes: Sizes = SIZES,
+    dtype: Any = np.float64,
+):
     """x, k and v of the keys; q and the output's cotangent of the queries."""
-    queries, others = (problem(s, batch, n, sizes, dtype) for s, n in ((seed, length), (seed + 1000, keys)))
-    return {"x": others["x"], "k": others["k"], "v": others["v"], "q": queries["q"], "dout": queries["dout"]}
+    queries, others = (
+        problem(s, batch, n, sizes, dtype) for s, n in ((seed, length), (seed + 1000, keys))
+    )
+    return {
+        "x": others["x"],
+        "k": others["k"],
+        "v": others["v"],
+        "q": queries["q"],
+        "dout": queries["dout"],
+    }
 
 
 def plain(length: int, keys: int, batch: int = BATCH) -> Data:
     """Consecutive positions, the last query at the last key, one segment."""
-    q_indices, k_indices = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
+    q_indices, k_indices = (
+        np.arange(keys - length, keys, dtype=np.int32),
+        np.arange(keys, dtype=np.int32),
+    )
     positions = np.broadcast_to(k_indices, (batch, keys))
     return Data(
         positions[:, np.maximum(q_indices, 0)],
@@ -77,7 +95,9 @@ def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
     if data.q_indices is None:
         return request
     queries = dataclasses.replace(request.queries, indices=data.q_indices)
-    return dataclasses.replace(request, queries=queries, keys=dataclasses.replace(request.keys, indices=data.k_indices))
+    return dataclasses.replace(
+        request, queries=queries, keys=dataclasses.replace(request.keys, indices=data.k_indices)
+    )
 
 
 def ran(plan: Any) -> Any:
@@ -94,10 +114,14 @@ def in_blocks(blocks: Any, attention: Any = blockwise_attention) -> Any:
 
 def interpreted(blocks: Any, resident: int | None = None) -> Any:
     """The kernels for TPUs, interpreted."""
-    return in_blocks(blocks, lambda *call: ran(tpu_attention.plan(*call, resident=resident, interpret=True)))
+    return in_blocks(
+        blocks, lambda *call: ran(tpu_attention.plan(*call, resident=resident, interpret=True))
+    )
 
 
-def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
+def value_and_gradients(
+    attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any
+) -> Any:
     """The output, and the gradients by the parameters, x, q, k and v."""
 
     def out(state, inputs):
@@ -108,15 +132,21 @@ def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, 
     return value, pull(arrays["dout"])
 
 
-def full_and_blockwise(graphdef: Any, state: Any, arrays: Any, data: Data, *, blocks: BlockSizes, **static: Any) -> Any:
+def full_and_blockwise(
+    graphdef: Any, state: Any, arrays: Any, data: Data, *, blocks: BlockSizes, **static: Any
+) -> Any:
     """Both implementations' `value_and_gradients`."""
     return with_full(in_blocks(blocks), graphdef, state, arrays, data, **static)
 
 
-def with_full(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
+def with_full(
+    attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any
+) -> Any:
     """`value_and_gradients` of full attention and of another implementation."""
     both = full_attention, attention
-    return tuple(value_and_gradients(each, graphdef, state, arrays, data, **static) for each in both)
+    return tuple(
+        value_and_gradients(each, graphdef, state, arrays, data, **static) for each in both
+    )
 
 
 def named(result: Any) -> dict[str, np.ndarray]:
@@ -124,7 +154,11 @@ def named(result: Any) -> dict[str, np.ndarray]:
     of.
     """
     out, (dstate, dinputs) = result
-    return {"out": np.asarray(out)} | {n: np.asarray(d) for n, d in dinputs.items()} | parameters(dstate)
+    return (
+        {"out": np.asarray(out)}
+        | {n: np.asarray(d) for n, d in dinputs.items()}
+        | parameters(dstate)
+    )
 
 
 def assert_equal(computed: Any, exact: Any, atol: float = 1e-12) -> None:
@@ -137,7 +171,9 @@ def assert_equal(computed: Any, exact: Any, atol: float = 1e-12) -> None:
         np.testing.assert_allclose(computed[name], array, rtol=0, atol=atol * scale, err_msg=name)
 
 
-def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: Sizes = SIZES, **mask: Any) -> Any:
+def oracle(
+    spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: Sizes = SIZES, **mask: Any
+) -> Any:
     """The output of one example by loops; the indices are those of `plain`."""
     rule = rule_of(spec, parameters(state), sizes)
     q, k, v, x = (np.asarray(arrays[name][example]) for name in "qkvx")
@@ -147,7 +183,9 @@ def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: 
         k,
         v,
         rule,
-        x_MD=np.stack([rule.embed(row, int(position)) for row, position in zip(x, positions, strict=True)]),
+        x_MD=np.stack(
+            [rule.embed(row, int(position)) for row, position in zip(x, positions, strict=True)]
+        ),
         q_positions=data.q_positions[example],
         k_positions=positions,
         q_segments=data.q_segments[example],
@@ -170,14 +208,20 @@ SHUFFLED = "shuffled"
 def segment_ids(kind: str, keys: int) -> np.ndarray:
     """Segment ids of the keys: those of documents ascend, the others do not."""
     if kind == DOCUMENTS:
-        return np.sort(np.random.default_rng(0).integers(0, 4, (BATCH, keys)), axis=1).astype(np.int32)
+        return np.sort(np.random.default_rng(0).integers(0, 4, (BATCH, keys)), axis=1).astype(
+            np.int32
+        )
     return np.random.default_rng(1).integers(0, 3, (BATCH, keys)).astype(np.int32)
 
 
 @functools.cache
 def _compiled(attention: Any, spec: str, sizes: Sizes, **static: Any) -> Any:
     graphdef, _ = build(spec, sizes=sizes)
-    return jit(lambda state, arrays, data: value_and_gradients(attention, graphdef, state, arrays, data, **static))
+    return jit(
+        lambda state, arrays, data: value_and_gradients(
+            attention, graphdef, state, arrays, data, **static
+        )
+    )
 
 
 def assert_equals_full(
@@ -214,4 +258,6 @@ def assert_equals_full(
     assert computed.keys() == exact.keys()
     for name, array in exact.items():
         scale = max(np.abs(array).max(), 1e-3)
-        np.testing.assert_allclose(computed[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}")
+        np.testing.assert_allclose(
+            computed[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}"
+        )

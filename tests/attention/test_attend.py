@@ -31,7 +31,12 @@ MASKS = {
     "segments window": {"segments": SEGMENTS, "window": 2},
     "bidirectional segments": {"segments": SEGMENTS, "causal": False},
 }
-ENCODINGS = ["none", "t5(num_buckets=4,max_distance=5)", "cope(npos_max=3)", "cope(gate=value,npos_max=4)+rope"]
+ENCODINGS = [
+    "none",
+    "t5(num_buckets=4,max_distance=5)",
+    "cope(npos_max=3)",
+    "cope(gate=value,npos_max=4)+rope",
+]
 
 
 def arrays_of(seed=0, length=6, keys=6, batch=2, sizes=SIZES):
@@ -103,11 +108,14 @@ def test_grouped_heads_equal_repeated_heads(spec, groups, x64):
     np.testing.assert_allclose(grouped, repeated, rtol=0, atol=1e-14)
 
 
-PAIRS = np.array([[1, 1, 0, 0, 1], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 1, 1, 1]], bool)
+PAIRS = np.array(
+    [[1, 1, 0, 0, 1], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 1, 1, 1]], bool
+)
 
 
 @pytest.mark.parametrize(
-    "mask", [{}, {"window": 3}, {"causal": False}, {"mask": PAIRS}, {"mask": PAIRS, "causal": False}]
+    "mask",
+    [{}, {"window": 3}, {"causal": False}, {"mask": PAIRS}, {"mask": PAIRS, "causal": False}],
 )
 def test_gradients_under_masks(mask, x64):
     """CoPE's, against its backward formulae."""
@@ -117,7 +125,9 @@ def test_gradients_under_masks(mask, x64):
     encoding.table[...] = table = jnp.asarray(rng.normal(size=(3, 4)))
     options = mask | ({"mask": mask["mask"][None, None]} if "mask" in mask else {})
     _, pull = jax.vjp(
-        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **options)[0, :, 0],
+        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **options)[
+            0, :, 0
+        ],
         *(jnp.asarray(a) for a in (q, k, v)),
     )
     exact = cope_backward(q, k, v, np.asarray(table), dout, **mask)[:3]
@@ -144,7 +154,9 @@ def test_rows_without_keys_are_zero_and_have_zero_gradients(spec, x64):
     alone = np.where(np.arange(6) == 3, 9, 0)[None].astype(np.int32)
 
     def out(q, k, v):
-        return attend(q, k, v, encoding=encoding, q_segment_ids=alone, k_segment_ids=np.zeros_like(alone))
+        return attend(
+            q, k, v, encoding=encoding, q_segment_ids=alone, k_segment_ids=np.zeros_like(alone)
+        )
 
     value, pull = jax.vjp(out, q, k, v)
     assert np.all(np.asarray(value[:, 3]) == 0) and np.all(np.abs(value[:, [2, 4]]) > 0)
@@ -158,7 +170,9 @@ def test_rows_without_keys_are_zero_and_have_zero_gradients(spec, x64):
 def test_large_logits_do_not_overflow():
     q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
     encoding = encodings.create("none", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
-    out, pull = jax.vjp(lambda q: attend(1e4 * q, k, v, encoding=encoding, implementation="full"), q)
+    out, pull = jax.vjp(
+        lambda q: attend(1e4 * q, k, v, encoding=encoding, implementation="full"), q
+    )
     assert np.isfinite(out).all() and np.isfinite(pull(out)[0]).all()
 
 
@@ -168,7 +182,11 @@ def weights_by_one_hot_values(key, rate, length=8, batch=40):
     q, k = (jnp.asarray(rng.normal(size=(batch, length, 2, length)), jnp.float32) for _ in range(2))
     v = jnp.broadcast_to(jnp.eye(length)[None, :, None], q.shape)
     encoding = encodings.create("none", num_heads=2, head_dim=length, rngs=nnx.Rngs(0))
-    return np.asarray(attend(q, k, v, encoding=encoding, dropout_rate=rate, dropout_key=key, implementation="full"))
+    return np.asarray(
+        attend(
+            q, k, v, encoding=encoding, dropout_rate=rate, dropout_key=key, implementation="full"
+        )
+    )
 
 
 def test_dropout_zeroes_some_weights_and_scales_the_rest():
@@ -188,13 +206,23 @@ def test_dropout_zeroes_some_weights_and_scales_the_rest():
 
 @pytest.mark.parametrize(
     "length, keys, name",
-    [(1, 5000, "full"), (16, 600, "full"), (60, 60, "full"), (64, 64, "blockwise"), (17, 300, "blockwise")],
+    [
+        (1, 5000, "full"),
+        (16, 600, "full"),
+        (60, 60, "full"),
+        (64, 64, "blockwise"),
+        (17, 300, "blockwise"),
+    ],
 )
 def test_auto_takes_what_was_measured_to_be_faster(length, keys, name, monkeypatch):
     taken = []
     for name_of_plan in ("full", "blockwise"):
-        plan = attention.Plan(name_of_plan, lambda name_of_plan=name_of_plan: taken.append(name_of_plan))
-        monkeypatch.setitem(attention.BACKENDS, name_of_plan, lambda encoding, request, plan=plan: plan)
+        plan = attention.Plan(
+            name_of_plan, lambda name_of_plan=name_of_plan: taken.append(name_of_plan)
+        )
+        monkeypatch.setitem(
+            attention.BACKENDS, name_of_plan, lambda encoding, request, plan=plan: plan
+        )
     q, k = jnp.ones((1, length, 1, 4)), jnp.ones((1, keys, 1, 4))
     attend(q, k, k, encoding=encodings.create("none", num_heads=1, head_dim=4, rngs=nnx.Rngs(0)))
     assert taken == [name]
@@ -230,7 +258,9 @@ def test_features_are_of_these_queries_keys_and_values():
     logits += np.repeat(np.moveaxis(k[..., 0] - 2 * v[..., 0], 1, 2), 2, 1)[:, :, None]
     weights = np.exp(np.where(np.tri(6, dtype=bool), logits, -np.inf))
     weights /= weights.sum(-1, keepdims=True)
-    np.testing.assert_allclose(out, np.einsum("bhlm,bmhk->blhk", weights, np.repeat(v, 2, 2)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        out, np.einsum("bhlm,bmhk->blhk", weights, np.repeat(v, 2, 2)), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["cope", "cope_signed"])
@@ -238,7 +268,9 @@ def test_features_are_of_these_queries_keys_and_values():
 def test_without_keys_the_output_is_zero(name, implementation):
     q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
     encoding = encodings.create(name, num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
-    out = attend(q, k[:, :0], v[:, :0], encoding=encoding, causal=False, implementation=implementation)
+    out = attend(
+        q, k[:, :0], v[:, :0], encoding=encoding, causal=False, implementation=implementation
+    )
     assert out.shape == (2, 6, 4, 4) and not out.any()
 
 
@@ -257,10 +289,15 @@ def test_positions_may_be_integers_of_any_type(dtype):
     """A distance below 0, or above 127, is the same number; it was 2**32 less, or wrapped around."""
     q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
     encoding = encodings.create("alibi", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
-    positions = np.array([[-100, 0, 1, 2, 3, 100]] if dtype == np.int8 else [[0, 1, 2, 3, 7, 9]], np.int32)
+    positions = np.array(
+        [[-100, 0, 1, 2, 3, 100]] if dtype == np.int8 else [[0, 1, 2, 3, 7, 9]], np.int32
+    )
     computed, exact = (
         attend(q, k, v, encoding=encoding, causal=False, q_positions=places, k_positions=places)
-        for places in (jnp.asarray(positions, dtype) if dtype is jnp.uint32 else positions.astype(dtype), positions)
+        for places in (
+            jnp.asarray(positions, dtype) if dtype is jnp.uint32 else positions.astype(dtype),
+            positions,
+        )
     )
     np.testing.assert_array_equal(computed, exact)
 
@@ -280,9 +317,15 @@ MISTAKES = {
     "keys without values": (dict(k=ones(2, 5, 2, 4)), "same batch"),
     "heads of values": (dict(v=ones(2, 6, 1, 4)), "same batch"),
     "groups": (dict(q=ones(2, 6, 3, 4)), "a multiple of the number of key/value heads"),
-    "name of an encoding": (dict(encoding="rope"), "encoding='rope' is no encoding: create one with"),
+    "name of an encoding": (
+        dict(encoding="rope"),
+        "encoding='rope' is no encoding: create one with",
+    ),
     "implementation": (dict(implementation="ful"), "did you mean 'full'"),
-    "heads of the encoding": (dict(q=ones(2, 6, 8, 4)), "was built for num_heads, num_kv_heads, head_dim = (4, 2, 4)"),
+    "heads of the encoding": (
+        dict(q=ones(2, 6, 8, 4)),
+        "was built for num_heads, num_kv_heads, head_dim = (4, 2, 4)",
+    ),
     "heads before tokens": (
         dict(q=ones(2, 4, 2, 4)),
         "swap two axes, attend takes [B, L, H, K]",
@@ -295,13 +338,25 @@ MISTAKES = {
     "half a window": (dict(window=2.5), "window must be int or None, got 2.5 of type float"),
     "a switch as window": (dict(window=True), "window must be int or None, got True of type bool"),
     "whole numbers": (dict(v=jnp.ones((2, 6, 2, 4), jnp.int32)), "but v has int32: convert v"),
-    "fractions as positions": (dict(q_positions=np.arange(6.0)[None]), "q_positions must be integers, got float64"),
-    "rate that rounds to 1": (dict(dropout_rate=1 - 1e-10, dropout_key=jax.random.key(0)), "dropout_rate"),
+    "fractions as positions": (
+        dict(q_positions=np.arange(6.0)[None]),
+        "q_positions must be integers, got float64",
+    ),
+    "rate that rounds to 1": (
+        dict(dropout_rate=1 - 1e-10, dropout_key=jax.random.key(0)),
+        "dropout_rate",
+    ),
     "rate": (dict(dropout_rate=1.0, dropout_key=jax.random.key(0)), "dropout_rate"),
     "negative rate": (dict(dropout_rate=-0.1), "dropout_rate"),
     "one segment ids": (dict(q_segment_ids=np.zeros((2, 6), np.int32)), "both"),
-    "positions": (dict(q_positions=np.arange(5, dtype=np.int32)[None]), "q_positions must have shape"),
-    "positions without batch": (dict(k_positions=np.arange(6, dtype=np.int32)), "k_positions must have shape"),
+    "positions": (
+        dict(q_positions=np.arange(5, dtype=np.int32)[None]),
+        "q_positions must have shape",
+    ),
+    "positions without batch": (
+        dict(k_positions=np.arange(6, dtype=np.int32)),
+        "k_positions must have shape",
+    ),
     "mask of numbers": (
         dict(mask=ones(2, 1, 6, 6)),
         "mask must be boolean, True where a query may see a key, got float32",
@@ -313,12 +368,20 @@ MISTAKES = {
     "mask of other keys": (dict(mask=ones(2, 1, 6, 5) > 0), "mask must have shape [2, 1, 6, 6]"),
     "mask without heads": (dict(mask=ones(2, 6, 6) > 0), "mask must have shape"),
     "queries of some keys": (
-        dict(encoding=encodings.create("selective", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0)))
+        dict(
+            encoding=encodings.create(
+                "selective", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0)
+            )
+        )
         | dict(q=ones(2, 5, 4, 4), implementation="full"),
         "couples the queries, got 5 queries and 6 keys: give the queries of all keys",
     ),
     "more queries than keys with features": (
-        dict(encoding=NamesFeatures(NoOptions(), SHAPE, rngs=nnx.Rngs(0)), k=ones(2, 5, 2, 4), v=ones(2, 5, 2, 4)),
+        dict(
+            encoding=NamesFeatures(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
+            k=ones(2, 5, 2, 4),
+            v=ones(2, 5, 2, 4),
+        ),
         "got 6 queries and 5 keys: give the keys of the queries' own tokens",
     ),
     "segments": (
@@ -342,7 +405,9 @@ def test_mistakes_are_one_clear_line(change, message):
 def test_a_hidden_key_that_is_not_finite_reaches_no_output_but_a_hidden_value_does(implementation):
     """As docs/attention.md says: the weight of a hidden value is 0, and 0 times NaN is NaN."""
     q, k, v = (jax.random.normal(jax.random.key(seed), (1, 96, 1, 4)) for seed in range(3))
-    encoding = encodings.create("cope+rope", num_heads=1, head_dim=4, cope={"npos_max": 8}, rngs=nnx.Rngs(0))
+    encoding = encodings.create(
+        "cope+rope", num_heads=1, head_dim=4, cope={"npos_max": 8}, rngs=nnx.Rngs(0)
+    )
 
     @jax.jit
     def seen(k, v):  # by the first queries, which see neither key 50 nor value 50

@@ -43,7 +43,9 @@ def test_nnx_without_positions_is_flax_attention(kind, kv_heads):
     if "is_causal" in kind:
         ways.append((AttentionFn(encoding, causal=True), {}))
     for fn, given in ways:
-        np.testing.assert_allclose(layer_of(fn, num_kv_heads=kv_heads)(X, **given), exact, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            layer_of(fn, num_kv_heads=kv_heads)(X, **given), exact, rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -52,14 +54,18 @@ def test_linen_without_positions_is_flax_attention(kind):
     ours = linen.MultiHeadDotProductAttention(HEADS, attention_fn=AttentionFn(encoding_of()))
     variables = theirs.init(jax.random.key(0), X)
     assert jax.tree.structure(variables) == jax.tree.structure(ours.init(jax.random.key(0), X))
-    np.testing.assert_allclose(ours.apply(variables, X, **kind), theirs.apply(variables, X, **kind), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        ours.apply(variables, X, **kind), theirs.apply(variables, X, **kind), rtol=0, atol=1e-5
+    )
 
 
 def test_a_bias_is_flax_attention_with_it():
     q, k, v = jax.random.normal(jax.random.key(1), (3, BATCH, LENGTH, HEADS, WIDTH // HEADS))
     bias = jax.random.normal(jax.random.key(2), (1, HEADS, LENGTH, LENGTH))
     exact = nnx.dot_product_attention(q, k, v, bias=bias)
-    np.testing.assert_allclose(AttentionFn(encoding_of())(q, k, v, bias=bias), exact, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        AttentionFn(encoding_of())(q, k, v, bias=bias), exact, rtol=0, atol=1e-5
+    )
 
 
 def test_a_layer_within_reading_and_one_of_linen_give_the_input_to_the_encoding():
@@ -92,12 +98,16 @@ def test_a_layer_within_reading_and_one_of_linen_give_the_input_to_the_encoding(
 
 
 def test_an_optimizer_trains_the_encoding_of_a_layer():
-    layer = layer_of(AttentionFn(encoding_of("cope(npos_max=4)"), implementation="blockwise", blocks=(4, 2, 4)))
+    layer = layer_of(
+        AttentionFn(encoding_of("cope(npos_max=4)"), implementation="blockwise", blocks=(4, 2, 4))
+    )
     optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
 
     @nnx.jit
     def step(layer, optimizer):
-        optimizer.update(layer, nnx.grad(lambda layer: jnp.sum(layer(X, is_causal=True) ** 2))(layer))
+        optimizer.update(
+            layer, nnx.grad(lambda layer: jnp.sum(layer(X, is_causal=True) ** 2))(layer)
+        )
 
     step(layer, optimizer)
     table = nnx.state(layer)["attention_fn"]["encoding"]["table"][...]
@@ -120,11 +130,26 @@ UNSERVED = {
     "bias of some keys": ({"bias": jnp.zeros((1, 1, LENGTH, 1))}, "bias must have shape"),
     "precision": ({"precision": "highest"}, "does not support precision"),
     "weights": ({"module": object()}, r"does not support module \(sow_weights=True\)"),
-    "product of queries and keys": ({"qk_attn_weights_einsum": jnp.einsum}, "does not support qk_attn_weights_einsum"),
-    "product with values": ({"attn_weights_value_einsum": jnp.einsum}, "does not support attn_weights_value_einsum"),
-    "one dropout for all": ({"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}, "set broadcast_dropout=False"),
-    "dropout without a key": ({"dropout_rate": 0.1, "broadcast_dropout": False}, "pass dropout_rng"),
-    "mask of heads": ({"mask": jnp.ones((BATCH, HEADS, LENGTH, LENGTH))}, "where any axis may have size 1"),
+    "product of queries and keys": (
+        {"qk_attn_weights_einsum": jnp.einsum},
+        "does not support qk_attn_weights_einsum",
+    ),
+    "product with values": (
+        {"attn_weights_value_einsum": jnp.einsum},
+        "does not support attn_weights_value_einsum",
+    ),
+    "one dropout for all": (
+        {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)},
+        "set broadcast_dropout=False",
+    ),
+    "dropout without a key": (
+        {"dropout_rate": 0.1, "broadcast_dropout": False},
+        "pass dropout_rng",
+    ),
+    "mask of heads": (
+        {"mask": jnp.ones((BATCH, HEADS, LENGTH, LENGTH))},
+        "where any axis may have size 1",
+    ),
 }
 
 
@@ -141,7 +166,9 @@ def test_a_cache_of_flax_is_refused():
         HEADS, WIDTH, attention_fn=AttentionFn(encoding_of("rope")), decode=True, rngs=nnx.Rngs(0)
     )
     layer.init_cache(X.shape)
-    with pytest.raises(ConfigError, match=f"got 1 queries and {LENGTH} keys: to decode with a cache, use"):
+    with pytest.raises(
+        ConfigError, match=f"got 1 queries and {LENGTH} keys: to decode with a cache, use"
+    ):
         layer(X[:, :1])
 
 
@@ -152,6 +179,9 @@ def test_nothing_that_flax_passes_is_unknown():
     """
     flax, accepted = (
         {name for function in functions for name in inspect.signature(function).parameters}
-        for functions in ((linen.dot_product_attention, nnx.dot_product_attention), (AttentionFn.__call__,))
+        for functions in (
+            (linen.dot_product_attention, nnx.dot_product_attention),
+            (AttentionFn.__call__,),
+        )
     )
     assert flax - accepted == {"force_fp32_for_softmax", "promote_dtype", "einsum_dot_general"}

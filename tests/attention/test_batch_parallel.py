@@ -15,7 +15,14 @@ from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, placement, ring
 from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
-from tests.attention.problems import arrays_of, assert_equal, in_blocks, plain, ran, value_and_gradients
+from tests.attention.problems import (
+    arrays_of,
+    assert_equal,
+    in_blocks,
+    plain,
+    ran,
+    value_and_gradients,
+)
 from tests.encodings.cases import build, jit
 
 pytestmark = pytest.mark.xdist_group("ring")
@@ -27,7 +34,12 @@ BLOCKWISE, RING = in_blocks((2, 3, 2)), in_blocks((2, 1, 2), lambda *call: ran(r
 def mesh_of(data=2, fsdp=2, sequence=1):
     shape = (data, fsdp, sequence)
     names = ("data", "fsdp", "sequence")
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[: data * fsdp * sequence])
+    return jax.make_mesh(
+        shape,
+        names,
+        axis_types=(AxisType.Auto,) * 3,
+        devices=jax.devices()[: data * fsdp * sequence],
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +63,9 @@ def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64
     places = (np.arange(LENGTH) // 2 + offset).astype(np.int32)
     segments = np.sort(rng.integers(0, 2, (BATCH, LENGTH))).astype(np.int32)
     key = jax.random.key(1) if "dropout_rate" in options else None
-    data = data._replace(q_positions=places, k_positions=places, q_segments=segments, k_segments=segments)
+    data = data._replace(
+        q_positions=places, k_positions=places, q_segments=segments, k_segments=segments
+    )
     mask = None if how is RING else rng.random((BATCH, 1, LENGTH, LENGTH)) < 0.7
     data = data._replace(q_indices=None, k_indices=None, mask=mask, dropout_key=key)
 
@@ -94,7 +108,11 @@ def test_the_gradient_of_cope_exchanges_that_of_its_table_alone():
         return jnp.sum(out * arrays["dout"])
 
     with jax.set_mesh(mesh):
-        program = jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(state, *(arrays[name] for name in "qkv")).compile()
+        program = (
+            jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+            .lower(state, *(arrays[name] for name in "qkv"))
+            .compile()
+        )
     text = program.as_text()
     assert re.search(r"\bscatter\(", text), "CoPE's gradient adds up by scattering"
     talk = re.findall(r"= (\S+?)(?:{\S*)? ((?:all|collective|reduce)-\w+)(?:-start)?\(", text)
@@ -107,17 +125,30 @@ def test_heads_that_are_split_exchange_as_little():
     """
     graphdef, state = build("cope(npos_max=3)", dtype=np.float32)
     arrays = arrays_of(LENGTH, LENGTH, batch=4, dtype=np.float32)
-    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    mesh = jax.make_mesh(
+        (2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
     split = NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
     arrays = {name: jax.device_put(array, split) for name, array in arrays.items()}
 
     def loss(state, q, k, v):
-        return jnp.sum(attend(q, k, v, encoding=nnx.merge(graphdef, state), batch_axes=("data",)) * arrays["dout"])
+        return jnp.sum(
+            attend(q, k, v, encoding=nnx.merge(graphdef, state), batch_axes=("data",))
+            * arrays["dout"]
+        )
 
     with jax.set_mesh(mesh):
-        program = jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(state, *(arrays[name] for name in "qkv")).compile()
-    talk = re.findall(r"= (\S+?)(?:{\S*)? ((?:all|collective|reduce)-\w+)(?:-start)?\(", program.as_text())
-    assert set(talk) == {("f32[3,4]", "all-reduce")}, "the table's gradient, over heads and over examples"
+        program = (
+            jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+            .lower(state, *(arrays[name] for name in "qkv"))
+            .compile()
+        )
+    talk = re.findall(
+        r"= (\S+?)(?:{\S*)? ((?:all|collective|reduce)-\w+)(?:-start)?\(", program.as_text()
+    )
+    assert set(talk) == {("f32[3,4]", "all-reduce")}, (
+        "the table's gradient, over heads and over examples"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +156,11 @@ def test_heads_that_are_split_exchange_as_little():
     [
         (("datas",), mesh_of, "unknown axis of the mesh 'datas': did you mean 'data'"),
         (("data",), None, "unknown axis of the mesh 'data'"),
-        (("data", "fsdp"), lambda: mesh_of(4, 2), "a batch of 4 cannot be split over data × fsdp = 8 devices"),
+        (
+            ("data", "fsdp"),
+            lambda: mesh_of(4, 2),
+            "a batch of 4 cannot be split over data × fsdp = 8 devices",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_line(axes, mesh, message):

@@ -30,7 +30,18 @@ from tests.attention.problems import (
     oracle,
     plain,
 )
-from tests.encodings.cases import BATCH, CASES, FEW, SIZES, build, every, features_of, jit, parts, splits_queries
+from tests.encodings.cases import (
+    BATCH,
+    CASES,
+    FEW,
+    SIZES,
+    build,
+    every,
+    features_of,
+    jit,
+    parts,
+    splits_queries,
+)
 from tests.oracle.encodings import Sizes
 
 LENGTH, KEYS = 7, 11
@@ -49,7 +60,14 @@ def compiled(spec, blocks, causal=True, window=None, rate=0.0, sizes=SIZES):
     graphdef, _ = build(spec, sizes=sizes)
     return jit(
         lambda state, arrays, data: full_and_blockwise(
-            graphdef, state, arrays, data, blocks=blocks, causal=causal, window=window, dropout_rate=rate
+            graphdef,
+            state,
+            arrays,
+            data,
+            blocks=blocks,
+            causal=causal,
+            window=window,
+            dropout_rate=rate,
         )
     )
 
@@ -60,10 +78,14 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
     """
     rng = np.random.default_rng(seed)
     data = plain(length, keys, batch)
-    gapped = np.stack([np.sort(rng.choice(12, keys, replace=False)) for _ in range(batch)]).astype(np.int32)
+    gapped = np.stack([np.sort(rng.choice(12, keys, replace=False)) for _ in range(batch)]).astype(
+        np.int32
+    )
     queries = np.maximum(data.q_indices, 0)
     k_segments = rng.integers(0, rng.integers(1, 4), (batch, keys), dtype=np.int32)
-    q_segments = np.where(rng.random((batch, length)) < 0.1, 9, k_segments[:, queries]).astype(np.int32)
+    q_segments = np.where(rng.random((batch, length)) < 0.1, 9, k_segments[:, queries]).astype(
+        np.int32
+    )
     data = Data(gapped[:, queries], gapped, q_segments, k_segments, data.q_indices, data.k_indices)
     if not ordered:
         data = data._replace(
@@ -83,9 +105,17 @@ def test_every_encoding(spec, x64):
     arrays = arrays_of(LENGTH, KEYS)
     data = plain(LENGTH, KEYS)
     two = np.array([[0] * 4 + [1] * 7, [3] * 9 + [1] * 2], np.int32)
-    unsorted = np.array([[1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1], [2, 2, 0, 0, 2, 2, 5, 5, 0, 0, 2]], np.int32)
-    kinds = [data] + [data._replace(q_segments=ids[:, -LENGTH:], k_segments=ids) for ids in (two, unsorted)]
-    kinds.append(kinds[1]._replace(q_segments=np.where(np.arange(LENGTH) == 2, 9, two[:, -LENGTH:]).astype(np.int32)))
+    unsorted = np.array(
+        [[1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1], [2, 2, 0, 0, 2, 2, 5, 5, 0, 0, 2]], np.int32
+    )
+    kinds = [data] + [
+        data._replace(q_segments=ids[:, -LENGTH:], k_segments=ids) for ids in (two, unsorted)
+    ]
+    kinds.append(
+        kinds[1]._replace(
+            q_segments=np.where(np.arange(LENGTH) == 2, 9, two[:, -LENGTH:]).astype(np.int32)
+        )
+    )
     # Whether a query may see keys with hidden ones between them.
     broken = not {"path", "wall"} & set(dict(parts(spec)))
     for number, kind in enumerate(kinds):
@@ -138,20 +168,27 @@ def masks(length, keys):
     yield (j < lengths) & (i >= 0)
     for share in (0.1, 0.3, 0.6, 0.9):
         queries, others = (rng.random((BATCH, 1, n)) < 0.8 for n in (length, keys))
-        yield (rng.random((BATCH, 1, length, keys)) < share) & queries[..., None] & others[:, :, None]
+        yield (
+            (rng.random((BATCH, 1, length, keys)) < share) & queries[..., None] & others[:, :, None]
+        )
     yield np.zeros((BATCH, 1, length, keys), bool)
 
 
 MASKED = ["cope(npos_max=3)", "rope", "alibi", "fox", "relative"]
 
 
-@pytest.mark.parametrize("spec, places", [*((spec, "any") for spec in MASKED), ("cope(npos_max=4)", "known")])
+@pytest.mark.parametrize(
+    "spec, places", [*((spec, "any") for spec in MASKED), ("cope(npos_max=4)", "known")]
+)
 def test_given_masks(spec, places, x64):
     """Alone, with segments, and with causality and a window; blocks are skipped, or one span whose
     places are known.
     """
     blocks = BlockSizes(3, 2, 3) if places == "any" else BlockSizes(2, KEYS, KEYS)
-    rules = {"causal": is_causal_only(spec) or places == "known", "window": 6 if places == "known" else None}
+    rules = {
+        "causal": is_causal_only(spec) or places == "known",
+        "window": 6 if places == "known" else None,
+    }
     run = compiled(spec, blocks, **rules)
     _, state = build(spec)
     for seed, mask in enumerate(masks(LENGTH, KEYS)):
@@ -184,10 +221,17 @@ class Curious(Encoding):
 
     def score(self, pairs, carry):
         added_BHLM = content_logits(pairs.q**2, pairs.k) + content_logits(pairs.q, pairs.v)
-        distance_B1LM = (pairs.distance + pairs.k_features["number"][:, :, None] % 3).astype(pairs.logits.dtype)
-        of_pair_B1LM = pairs.k_features["x"].sum(axis=-1)[:, :, None] * pairs.q_features["x"].prod(axis=-1)[..., None]
+        distance_B1LM = (pairs.distance + pairs.k_features["number"][:, :, None] % 3).astype(
+            pairs.logits.dtype
+        )
+        of_pair_B1LM = (
+            pairs.k_features["x"].sum(axis=-1)[:, :, None]
+            * pairs.q_features["x"].prod(axis=-1)[..., None]
+        )
         of_query_BHL1 = pairs.q_features["q"].sum(axis=-1, keepdims=True)
-        return jnp.sin(pairs.logits) * of_query_BHL1 + added_BHLM + distance_B1LM * of_pair_B1LM / 9, carry
+        return jnp.sin(
+            pairs.logits
+        ) * of_query_BHL1 + added_BHLM + distance_B1LM * of_pair_B1LM / 9, carry
 
 
 def cope_of(npos_max, kind=CoPE, gate="value"):
@@ -205,13 +249,16 @@ class Counting(Encoding):
         self.scale_H = nnx.Param(np.linspace(0.5, 1.5, shape.num_heads))
 
     def initial_carry(self, q_BHLK, q_features):
-        return Carry(sums=jnp.zeros(q_BHLK.shape[:3]), constants=jnp.full(q_BHLK.shape[:3], 2, jnp.int32))
+        return Carry(
+            sums=jnp.zeros(q_BHLK.shape[:3]), constants=jnp.full(q_BHLK.shape[:3], 2, jnp.int32)
+        )
 
     def score(self, pairs, carry):
         counts_BHLM = carry.sums[..., None] + suffix_sum(pairs.mask.astype(pairs.logits.dtype))
         scale_1H11 = jnp.take(self.scale_H[...], self.order[...])[None, :, None, None]
         logits_BHLM = (
-            pairs.logits * scale_1H11 - 0.1 * carry.constants[..., None].astype(counts_BHLM.dtype) * counts_BHLM
+            pairs.logits * scale_1H11
+            - 0.1 * carry.constants[..., None].astype(counts_BHLM.dtype) * counts_BHLM
         )
         return logits_BHLM, carry._replace(sums=counts_BHLM[..., 0])
 
@@ -229,10 +276,15 @@ class Turning(Encoding):
 
         def see(q_BHLK, key):
             k_BHK, mask_B1L = key
-            q_BHLK = q_BHLK + 0.1 * mask_B1L[..., None].astype(q_BHLK.dtype) * jnp.sin(k_BHK)[:, :, None]
+            q_BHLK = (
+                q_BHLK + 0.1 * mask_B1L[..., None].astype(q_BHLK.dtype) * jnp.sin(k_BHK)[:, :, None]
+            )
             return q_BHLK, jnp.sum(q_BHLK * k_BHK[:, :, None], axis=-1)
 
-        keys = jnp.moveaxis(jnp.repeat(pairs.k, repeats, axis=1), 2, 0), jnp.moveaxis(pairs.mask, 3, 0)
+        keys = (
+            jnp.moveaxis(jnp.repeat(pairs.k, repeats, axis=1), 2, 0),
+            jnp.moveaxis(pairs.mask, 3, 0),
+        )
         state, logits = jax.lax.scan(see, carry.state, keys, reverse=True)
         return jnp.moveaxis(logits, 0, -1), carry._replace(state=state)
 
@@ -242,26 +294,38 @@ OTHERS = {
     "reads everything": lambda: Curious(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
     "state": lambda: Turning(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
     "integers": lambda: Counting(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
-    "the second settles first": lambda: Composed({"six": cope_of(6), "two": cope_of(2, gate="query_key")}, SHAPE),
-    "the first settles first": lambda: Composed({"two": cope_of(2, gate="query_key"), "six": cope_of(6)}, SHAPE),
+    "the second settles first": lambda: Composed(
+        {"six": cope_of(6), "two": cope_of(2, gate="query_key")}, SHAPE
+    ),
+    "the first settles first": lambda: Composed(
+        {"two": cope_of(2, gate="query_key"), "six": cope_of(6)}, SHAPE
+    ),
 }
 
 
-@pytest.mark.parametrize("name, places", [*((name, "any") for name in OTHERS), ("does not split keys", "known")])
+@pytest.mark.parametrize(
+    "name, places", [*((name, "any") for name in OTHERS), ("does not split keys", "known")]
+)
 def test_encodings_of_other_kinds(name, places, x64):
     graphdef, state = nnx.split(OTHERS[name]())
     run = jit(functools.partial(full_and_blockwise, graphdef, blocks=BlockSizes(3, 2, 3)))
     data = random_data(0, LENGTH, KEYS)._replace(q_segments=np.zeros((BATCH, LENGTH), np.int32))
     data = data._replace(k_segments=np.zeros((BATCH, KEYS), np.int32))
-    full, blockwise = run(state, arrays_of(LENGTH, KEYS), known(data) if places == "known" else data)
+    full, blockwise = run(
+        state, arrays_of(LENGTH, KEYS), known(data) if places == "known" else data
+    )
     assert_equal(blockwise, full)
 
 
-@pytest.mark.parametrize("blocks", [BlockSizes(3, 2, 3), BlockSizes(3, KEYS, KEYS)], ids=["blocks", "one block"])
+@pytest.mark.parametrize(
+    "blocks", [BlockSizes(3, 2, 3), BlockSizes(3, KEYS, KEYS)], ids=["blocks", "one block"]
+)
 def test_seeds_side_by_side(blocks, x64):
     """vmap, also where the strips of one seed settle earlier than those of the other."""
     spec = "cope(npos_max=3)"
-    states, problems = zip(*((build(spec, s)[1], arrays_of(LENGTH, KEYS, s)) for s in (1, 2)), strict=True)
+    states, problems = zip(
+        *((build(spec, s)[1], arrays_of(LENGTH, KEYS, s)) for s in (1, 2)), strict=True
+    )
     for arrays, sign in zip(problems, (1, -1), strict=True):  # open gates, and closed ones
         arrays["q"], arrays["k"] = 2 * np.abs(arrays["q"]), sign * np.abs(arrays["k"])
     data = plain(LENGTH, KEYS)
@@ -270,9 +334,9 @@ def test_seeds_side_by_side(blocks, x64):
         return np.stack(leaves)
 
     run = compiled(spec, blocks)
-    together = jax.vmap(run, in_axes=(0, 0, None))(jax.tree.map(stack, *states), jax.tree.map(stack, *problems), data)[
-        1
-    ]
+    together = jax.vmap(run, in_axes=(0, 0, None))(
+        jax.tree.map(stack, *states), jax.tree.map(stack, *problems), data
+    )[1]
     for seed, (state, arrays) in enumerate(zip(states, problems, strict=True)):
         alone = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together)
         assert_equal(alone, run(state, arrays, data)[0])
@@ -280,25 +344,44 @@ def test_seeds_side_by_side(blocks, x64):
 
 @functools.cache
 def has_features(spec):
-    q, k = jnp.zeros((1, 1, SIZES.heads, SIZES.head_dim)), jnp.zeros((1, 1, SIZES.kv_heads, SIZES.head_dim))
-    return bool(jax.tree.leaves(features_of(encoding_of(spec), jnp.zeros((1, 1, SIZES.model_dim)), q, k, k)))
+    q, k = (
+        jnp.zeros((1, 1, SIZES.heads, SIZES.head_dim)),
+        jnp.zeros((1, 1, SIZES.kv_heads, SIZES.head_dim)),
+    )
+    return bool(
+        jax.tree.leaves(features_of(encoding_of(spec), jnp.zeros((1, 1, SIZES.model_dim)), q, k, k))
+    )
 
 
 @st.composite
 def problems(draw):
     spec = draw(
-        st.sampled_from([spec for spec in CASES if splits_queries(spec) and "path" not in spec and "wall" not in spec])
+        st.sampled_from(
+            [
+                spec
+                for spec in CASES
+                if splits_queries(spec) and "path" not in spec and "wall" not in spec
+            ]
+        )
     )
-    heads, kv_heads = (4, 2) if "slopes=(" in spec else draw(st.sampled_from([(4, 2), (4, 1), (2, 2), (1, 1)]))
+    heads, kv_heads = (
+        (4, 2) if "slopes=(" in spec else draw(st.sampled_from([(4, 2), (4, 1), (2, 2), (1, 1)]))
+    )
     sizes = Sizes(heads, kv_heads, draw(st.sampled_from([4, 6])), SIZES.model_dim, SIZES.max_length)
     length, keys = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     # Those of the queries are of their own keys.
     length = min(length, keys) if has_features(spec) else length
-    blocks = BlockSizes(draw(st.integers(1, 13)), draw(st.integers(1, 13)), draw(st.integers(1, 13)))
+    blocks = BlockSizes(
+        draw(st.integers(1, 13)), draw(st.integers(1, 13)), draw(st.integers(1, 13))
+    )
     causal = is_causal_only(spec) or draw(st.booleans())
     window = draw(st.none() | st.integers(1, 6))
     rate = draw(st.sampled_from([0.0, 0.25]))
-    batch, places, seed = draw(st.integers(1, 2)), draw(st.sampled_from(["known", "any"])), draw(st.integers(0, 2**20))
+    batch, places, seed = (
+        draw(st.integers(1, 2)),
+        draw(st.sampled_from(["known", "any"])),
+        draw(st.integers(0, 2**20)),
+    )
     return spec, sizes, batch, length, keys, blocks, causal, window, rate, places, seed
 
 
@@ -311,7 +394,9 @@ def check(problem):
         ordered = number < 2 or is_causal_only(spec) or places == "known"
         data = random_data(seed + number, length, keys, batch, ordered)
         data = known(data) if places == "known" else data
-        full, blockwise = run(state, arrays, data._replace(dropout_key=jax.random.key(seed) if rate else None))
+        full, blockwise = run(
+            state, arrays, data._replace(dropout_key=jax.random.key(seed) if rate else None)
+        )
         assert_equal(blockwise, full)
         if number == 0 and not rate:
             exact = oracle(spec, state, arrays, data, 0, sizes, causal=causal, window=window)
@@ -341,7 +426,12 @@ def test_the_sizes_taken_by_default(length, rng, x64):
     encoding.table[...] = jnp.asarray(rng.normal(size=(20, 4)))
 
     def gradients(how):
-        return jit(jax.grad(lambda *qkv: (dout * attend(*qkv, encoding=encoding, implementation=how)).sum(), (0, 1, 2)))
+        return jit(
+            jax.grad(
+                lambda *qkv: (dout * attend(*qkv, encoding=encoding, implementation=how)).sum(),
+                (0, 1, 2),
+            )
+        )
 
     for computed, exact in zip(*(gradients(how)(q, k, v) for how in ("auto", "full")), strict=True):
         np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-12)

@@ -52,7 +52,10 @@ def results(attention, spec, arrays, dout, x=None, **options):
     def run(arrays):
         def out(arrays):
             encoding = nnx.merge(graphdef, state)
-            return attention(encoding, prepare(**_named(arrays), encoding=encoding, embedded=True, x=x, **options))
+            return attention(
+                encoding,
+                prepare(**_named(arrays), encoding=encoding, embedded=True, x=x, **options),
+            )
 
         value, pull = jax.vjp(out, arrays)
         return {"out": value} | pull(dout)[0]
@@ -61,7 +64,10 @@ def results(attention, spec, arrays, dout, x=None, **options):
 
 
 def _named(arrays):
-    return {{"q": "q_BLHK", "k": "k_BMGK", "v": "v_BMGK"}.get(name, name): x for name, x in arrays.items()}
+    return {
+        {"q": "q_BLHK", "k": "k_BMGK", "v": "v_BMGK"}.get(name, name): x
+        for name, x in arrays.items()
+    }
 
 
 def close(computed, exact, atol=1e-12):
@@ -91,7 +97,14 @@ def test_full_attention_is_the_oracle_in_value_and_gradients(spec, mask, x64):
     def out(arrays):
         example = {name: arrays[name][0] for name in arrays}
         return oracle_attention(
-            example["q"], example["k"], example["v"], rule, bias=example["bias"], scale=0.7, soft_cap=1.5, **of_oracle
+            example["q"],
+            example["k"],
+            example["v"],
+            rule,
+            bias=example["bias"],
+            scale=0.7,
+            soft_cap=1.5,
+            **of_oracle,
         )
 
     np.testing.assert_allclose(computed.pop("out")[0], out(arrays), rtol=0, atol=1e-12)
@@ -133,11 +146,15 @@ def test_a_ring_scales_and_caps_but_takes_no_bias(x64):
     q, k, v = (jnp.asarray(arrays[name]) for name in "qkv")
     encoding = nnx.merge(graphdef, state)
     exact = attend(q, k, v, encoding=encoding, implementation="full", **LOGITS)
-    mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = jax.make_mesh(
+        (2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2]
+    )
     with jax.set_mesh(mesh):
         options = {"encoding": encoding, "sequence_axis": "sequence", **LOGITS}
         np.testing.assert_allclose(attend(q, k, v, **options), exact, rtol=0, atol=1e-12)
-        with pytest.raises(ConfigError, match="because it takes no bias: choose 'full' or 'blockwise'"):
+        with pytest.raises(
+            ConfigError, match="because it takes no bias: choose 'full' or 'blockwise'"
+        ):
             attend(q, k, v, bias=jnp.zeros((1, 1, 9, 9)), **options)
 
 
@@ -155,10 +172,14 @@ def test_decoding_is_the_last_rows(spec, x64):
     np.testing.assert_allclose(out, exact[:, -2:], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("option", [*LOGITS.items(), ("bias", np.zeros((1, 1, 70, 70), np.float32))], ids=str)
+@pytest.mark.parametrize(
+    "option", [*LOGITS.items(), ("bias", np.zeros((1, 1, 70, 70), np.float32))], ids=str
+)
 def test_kernels_that_are_written_by_hand_refuse_and_auto_goes_on(option):
     encoding = nnx.merge(*build("rope", dtype=np.float32))
-    q, k, v = (jnp.ones((1, 70, heads, 4)) for heads in (SIZES.heads, SIZES.kv_heads, SIZES.kv_heads))
+    q, k, v = (
+        jnp.ones((1, 70, heads, 4)) for heads in (SIZES.heads, SIZES.kv_heads, SIZES.kv_heads)
+    )
     answer = fused.plan(encoding, prepare(q, k, v, encoding=encoding, **dict([option])))
     assert isinstance(answer, Reason) and option[0] in answer.why
     out = attend(q, k, v, encoding=encoding, **dict([option]))
@@ -172,25 +193,43 @@ def test_weights_multiply_the_values(spec, x64):
     arrays, _ = problem()
     q, k, v, bias = (jnp.asarray(x) for x in arrays.values())
     weights = attention_weights(q, k, v, encoding=encoding, bias=bias, window=4, **LOGITS)
-    out = jnp.einsum("BHLM,BMHK->BLHK", weights, jnp.repeat(v, SIZES.heads // SIZES.kv_heads, axis=2))
-    np.testing.assert_allclose(out, attend(q, k, v, encoding=encoding, bias=bias, window=4, **LOGITS), atol=1e-12)
+    out = jnp.einsum(
+        "BHLM,BMHK->BLHK", weights, jnp.repeat(v, SIZES.heads // SIZES.kv_heads, axis=2)
+    )
+    np.testing.assert_allclose(
+        out, attend(q, k, v, encoding=encoding, bias=bias, window=4, **LOGITS), atol=1e-12
+    )
     assert weights.shape == (1, SIZES.heads, LENGTH, KEYS) and float(weights.min()) == 0
 
 
 MISTAKES = {
-    "of some keys": ({"bias": np.zeros((1, 1, 6, 5))}, "bias must have shape [2, 4, 6, 6], where the first two axes"),
+    "of some keys": (
+        {"bias": np.zeros((1, 1, 6, 5))},
+        "bias must have shape [2, 4, 6, 6], where the first two axes",
+    ),
     "without heads": ({"bias": np.zeros((2, 6, 6))}, "may have size 1, got [2, 6, 6]"),
-    "a mask": ({"bias": np.ones((1, 1, 6, 6), bool)}, "must be floating-point numbers, got bool: to hide keys, give"),
+    "a mask": (
+        {"bias": np.ones((1, 1, 6, 6), bool)},
+        "must be floating-point numbers, got bool: to hide keys, give",
+    ),
     "nothing": ({"scale": 0.0}, "scale must be a number above 0, got 0.0"),
-    "text": ({"logits_soft_cap": "50"}, "logits_soft_cap must be float or None, got '50' of type str"),
-    "input of queries": ({"x": np.zeros((2, 5, 8))}, "x must be the input of the layer for all keys, [2, 6, D], got"),
+    "text": (
+        {"logits_soft_cap": "50"},
+        "logits_soft_cap must be float or None, got '50' of type str",
+    ),
+    "input of queries": (
+        {"x": np.zeros((2, 5, 8))},
+        "x must be the input of the layer for all keys, [2, 6, D], got",
+    ),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_are_one_clear_line(change, message):
     encoding = nnx.merge(*build("none", dtype=np.float32))
-    q, k, v = (jnp.ones((2, 6, heads, 4)) for heads in (SIZES.heads, SIZES.kv_heads, SIZES.kv_heads))
+    q, k, v = (
+        jnp.ones((2, 6, heads, 4)) for heads in (SIZES.heads, SIZES.kv_heads, SIZES.kv_heads)
+    )
     with pytest.raises(ConfigError) as error:
         attend(q, k, v, encoding=encoding, **change)
     assert message in str(error.value) and "\n" not in str(error.value)

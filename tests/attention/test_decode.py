@@ -62,7 +62,11 @@ def whole(encoding, inputs, **options):
 
 # Some encodings again with blocks that are smaller than the context: of the tables one is larger
 # than it.
-SMALL_BLOCKS = [("cope(npos_max=3)", 2), ("cope", 3), ("cope(npos_max=4)+relative(max_distance=5)", 3)]
+SMALL_BLOCKS = [
+    ("cope(npos_max=3)", 2),
+    ("cope", 3),
+    ("cope(npos_max=4)+relative(max_distance=5)", 3),
+]
 
 
 WHOLE = [
@@ -89,14 +93,20 @@ def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64)
             outs.append(out)
 
         def step(cache, token):
-            newest = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=token, slice_size=1, axis=1)
+            newest = functools.partial(
+                jax.lax.dynamic_slice_in_dim, start_index=token, slice_size=1, axis=1
+            )
             q, k, v, x = jax.tree.map(newest, inputs)
             cache = cache.enter(newest(jnp.asarray(POSITIONS)), newest(jnp.asarray(SEGMENTS)))
             cache = cache.append(q, k, v, encoding=encoding, x_BLD=x)
             return cache, attend_cached(q, cache, encoding=encoding, embedded=True)
 
         cache, last = jax.lax.scan(step, cache, jnp.arange(4, LENGTH, dtype=jnp.int32))
-        return jnp.concatenate([*outs, jnp.moveaxis(last[:, :, 0], 0, 1)], axis=1), whole(encoding, inputs), cache
+        return (
+            jnp.concatenate([*outs, jnp.moveaxis(last[:, :, 0], 0, 1)], axis=1),
+            whole(encoding, inputs),
+            cache,
+        )
 
     computed, expected, cache = run(state, problem())
     np.testing.assert_allclose(computed, expected, rtol=0, atol=1e-13)
@@ -117,8 +127,12 @@ SCORED: list[int] = []
 CONTEXT, LAST = 21, 3  # the last three tokens attend to all
 
 
-@pytest.mark.parametrize("block, npos_max, blocks", [(1, 3, 9), (4, 3, 3), (5, 9, 5), (4, 64, 6), (256, 3, 1)], ids=str)
-def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(block, npos_max, blocks, monkeypatch, x64):
+@pytest.mark.parametrize(
+    "block, npos_max, blocks", [(1, 3, 9), (4, 3, 3), (5, 9, 5), (4, 64, 6), (256, 3, 1)], ids=str
+)
+def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(
+    block, npos_max, blocks, monkeypatch, x64
+):
     """The capacity is no multiple of the blocks, and neither is the context."""
     monkeypatch.setattr(decode, "BLOCK", block)
     encoding = Counted(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
@@ -138,7 +152,9 @@ def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(block, np
     computed = jax.block_until_ready(run(q[:, -LAST:], k, v))
     jax.effects_barrier()
     assert SCORED == [min(block, CONTEXT + 2)] * blocks
-    expected = jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(q, k, v)
+    expected = jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(
+        q, k, v
+    )
     np.testing.assert_allclose(computed, expected[:, -LAST:], rtol=0, atol=1e-13)
     assert blocks == blocks_until_saturated(q[:, -LAST:], k, block, npos_max)
 
@@ -167,7 +183,9 @@ def inputs(cope):
     return arguments(cope, {name: jnp.asarray(a, jnp.float32) for name, a in problem().items()})
 
 
-def cached(encoding, inputs, capacity, chunks=((0, 4), (4, LENGTH)), segments=SEGMENTS, dtype=jnp.float32):
+def cached(
+    encoding, inputs, capacity, chunks=((0, 4), (4, LENGTH)), segments=SEGMENTS, dtype=jnp.float32
+):
     """The outputs of all chunks, under jit."""
 
     @jit
@@ -186,9 +204,14 @@ def test_padding_is_not_seen(cope, inputs):
     """Entries that stand there change nothing, and neither do the slots that are still empty."""
     changed = jax.tree.map(lambda leaf: leaf.at[0, :2].set(9.0), inputs)
     real = np.s_[:, 2:]
-    np.testing.assert_array_equal(cached(cope, inputs, LENGTH)[real], cached(cope, changed, LENGTH)[real])
+    np.testing.assert_array_equal(
+        cached(cope, inputs, LENGTH)[real], cached(cope, changed, LENGTH)[real]
+    )
     np.testing.assert_allclose(
-        cached(cope, inputs, LENGTH)[real], cached(cope, inputs, 2 * LENGTH)[real], rtol=0, atol=1e-6
+        cached(cope, inputs, LENGTH)[real],
+        cached(cope, inputs, 2 * LENGTH)[real],
+        rtol=0,
+        atol=1e-6,
     )
     unpadded = cached(cope, inputs, LENGTH, segments=np.zeros_like(SEGMENTS))
     assert np.abs(unpadded[0, 2:] - cached(cope, inputs, LENGTH)[0, 2:]).max() > 1e-3
@@ -202,7 +225,9 @@ def test_a_window(cope, inputs, window):
         cache = cache.enter(POSITIONS[:, 3:], SEGMENTS[:, 3:])
         q, k, v, x = jax.tree.map(lambda leaf: leaf[:, 3:], inputs)
         cache = cache.append(q, k, v, encoding=cope, x_BLD=x)
-        return attend_cached(q, cache, encoding=cope, window=window), whole(cope, inputs, window=window)[:, 3:]
+        return attend_cached(q, cache, encoding=cope, window=window), whole(
+            cope, inputs, window=window
+        )[:, 3:]
 
     np.testing.assert_allclose(*run(inputs), rtol=0, atol=1e-6)
 
@@ -217,7 +242,10 @@ def test_layers_keep_apart(cope, inputs):
         cache = cache.enter(POSITIONS, SEGMENTS)
         for layer, (q, k, v, x) in [(0, other), (2, inputs), (1, other)]:
             cache = cache.append(q, k, v, encoding=cope, x_BLD=x, layer=layer)
-        return [attend_cached(inputs[0], cache, encoding=cope, layer=jnp.int32(layer)) for layer in (0, 2)]
+        return [
+            attend_cached(inputs[0], cache, encoding=cope, layer=jnp.int32(layer))
+            for layer in (0, 2)
+        ]
 
     first, last = run(inputs, other)
     np.testing.assert_allclose(last, cached(cope, inputs, LENGTH), rtol=0, atol=1e-6)
@@ -243,21 +271,30 @@ class Biased(Encoding):
 
     def score(self, pairs, carry):
         of_query, of_key = pairs.q_features, pairs.k_features
-        bias = (of_query["sum"][..., None] - of_key["sum"][:, :, None]) + of_key["row"].prod(axis=1)[:, None, None]
-        return pairs.logits + bias + of_query["more"][:, :, :, 1, 0, None] * of_key["more"][:, :, None, :, 2, 0], carry
+        bias = (of_query["sum"][..., None] - of_key["sum"][:, :, None]) + of_key["row"].prod(
+            axis=1
+        )[:, None, None]
+        return pairs.logits + bias + of_query["more"][:, :, :, 1, 0, None] * of_key["more"][
+            :, :, None, :, 2, 0
+        ], carry
 
 
 def test_features_have_any_shape_and_a_state(inputs):
     encoding = Biased(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
     computed = cached(encoding, inputs, LENGTH)
-    np.testing.assert_allclose(computed, jit(functools.partial(whole, encoding))(inputs), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        computed, jit(functools.partial(whole, encoding))(inputs), rtol=0, atol=1e-6
+    )
 
 
 class Spy(CoPE):
     """Notes the types that `score` gets."""
 
     def score(self, pairs, carry):
-        TYPES.append({field.name: getattr(pairs, field.name) for field in dataclasses.fields(pairs)} | {"carry": carry})
+        TYPES.append(
+            {field.name: getattr(pairs, field.name) for field in dataclasses.fields(pairs)}
+            | {"carry": carry}
+        )
         return super().score(pairs, carry)
 
 
@@ -267,17 +304,25 @@ TYPES: list[dict[str, Any]] = []
 def test_bfloat16_is_for_what_is_kept_only():
     """Logits, gates and their sums are float32."""
     encoding = Spy(CoPEConfig(gate="separate_key"), SHAPE, rngs=nnx.Rngs(0))
-    low = [jax.ShapeDtypeStruct((2, LENGTH, heads, SIZES.head_dim), jnp.bfloat16) for heads in (4, 2, 2)]
+    low = [
+        jax.ShapeDtypeStruct((2, LENGTH, heads, SIZES.head_dim), jnp.bfloat16)
+        for heads in (4, 2, 2)
+    ]
     low.append(jax.ShapeDtypeStruct((2, LENGTH, SIZES.model_dim), jnp.bfloat16))
 
     def run(inputs):
-        return read(encoding, inputs, create_cache(encoding, batch=2, capacity=9, dtype=jnp.bfloat16), 0, 2)
+        return read(
+            encoding, inputs, create_cache(encoding, batch=2, capacity=9, dtype=jnp.bfloat16), 0, 2
+        )
 
     out, cache = jax.eval_shape(run, low)
     assert out.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(cache.entries)} == {jnp.dtype("bfloat16")}
     (given,) = TYPES
-    types = {name: {leaf.dtype.name for leaf in jax.tree.leaves(leaves)} for name, leaves in given.items()}
+    types = {
+        name: {leaf.dtype.name for leaf in jax.tree.leaves(leaves)}
+        for name, leaves in given.items()
+    }
     assert types["q"] == types["k"] == types["v"] == types["k_features"] == {"bfloat16"}
     assert types["logits"] == types["carry"] == {"float32"} and types["mask"] == {"bool"}
     assert types["q_positions"] == types["k_positions"] == {"int32"}
@@ -285,7 +330,9 @@ def test_bfloat16_is_for_what_is_kept_only():
 
 def test_an_overflow_is_an_error_where_it_can_be_known(cope, inputs):
     cache = create_cache(cope, batch=2, capacity=4)
-    with pytest.raises(ConfigError, match="a cache of capacity 4 cannot hold 5 tokens: create a larger cache"):
+    with pytest.raises(
+        ConfigError, match="a cache of capacity 4 cannot hold 5 tokens: create a larger cache"
+    ):
         jax.eval_shape(lambda cache: cache.enter(POSITIONS[:, :5]), cache)
     cache = cache.enter(POSITIONS[:, :3])
     with pytest.raises(ConfigError, match="a cache of capacity 4 cannot hold 5 tokens"):
@@ -299,7 +346,9 @@ def test_an_overflow_inside_a_program_is_never_silent(cope, inputs, window):
 
     @jit
     def step(cache, token):
-        q, k, v, x = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, token, 1, axis=1), inputs)
+        q, k, v, x = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, token, 1, axis=1), inputs
+        )
         cache = cache.enter(jnp.zeros((1, 1), jnp.int32)).append(q, k, v, encoding=cope, x_BLD=x)
         return attend_cached(q, cache, encoding=cope, window=window), cache
 
@@ -326,35 +375,63 @@ X = np.zeros((2, 1, SIZES.model_dim), np.float32)
 ENTERED = (2, 1, SIZES.kv_heads, SIZES.head_dim)
 KEYS = "float32[2, 1, 2, 4]"
 MISFITS = {
-    "heads": (dict(k=np.zeros((2, 1, 4, 4), np.float32)), f"keys must be {KEYS} to fit the cache, got float32[2, 1, 4"),
-    "width": (dict(v=np.zeros((2, 1, 2, 3), np.float32)), f"values must be {KEYS} to fit the cache, got float32[2, 1"),
-    "batch": (dict(k=np.zeros((1, 1, 2, 4), np.float32)), f"keys must be {KEYS} to fit the cache, got float32[1, 1, 2"),
-    "type": (dict(k=jnp.zeros(ENTERED, jnp.bfloat16)), f"keys must be {KEYS} to fit the cache, got bfloat16"),
+    "heads": (
+        dict(k=np.zeros((2, 1, 4, 4), np.float32)),
+        f"keys must be {KEYS} to fit the cache, got float32[2, 1, 4",
+    ),
+    "width": (
+        dict(v=np.zeros((2, 1, 2, 3), np.float32)),
+        f"values must be {KEYS} to fit the cache, got float32[2, 1",
+    ),
+    "batch": (
+        dict(k=np.zeros((1, 1, 2, 4), np.float32)),
+        f"keys must be {KEYS} to fit the cache, got float32[1, 1, 2",
+    ),
+    "type": (
+        dict(k=jnp.zeros(ENTERED, jnp.bfloat16)),
+        f"keys must be {KEYS} to fit the cache, got bfloat16",
+    ),
     "layer": (dict(layer=0), "layer=0 does not fit a cache of one layer: omit layer"),
-    "no layer": (dict(num_layers=3), "layer=None does not fit a cache of 3 layers: give a layer from 0 to 2"),
+    "no layer": (
+        dict(num_layers=3),
+        "layer=None does not fit a cache of 3 layers: give a layer from 0 to 2",
+    ),
     "another layer": (
         dict(num_layers=3, layer=3),
         "layer=3 does not fit a cache of 3 layers: give a layer from 0 to 2",
     ),
-    "encoding": (dict(encoding=CoPE(CoPEConfig(), SHAPE, rngs=nnx.Rngs(0))), "entries of this encoding must be"),
-    "not entered": (dict(enter=0), "the cache has 0 tokens, but 1 are needed: enter the missing tokens first"),
+    "encoding": (
+        dict(encoding=CoPE(CoPEConfig(), SHAPE, rngs=nnx.Rngs(0))),
+        "entries of this encoding must be",
+    ),
+    "not entered": (
+        dict(enter=0),
+        "the cache has 0 tokens, but 1 are needed: enter the missing tokens first",
+    ),
 }
 
 
 @pytest.mark.parametrize("change, message", MISFITS.values(), ids=MISFITS)
 def test_what_does_not_fit_the_cache_is_one_clear_line(cope, change, message):
-    options = dict(k=np.zeros(ENTERED, np.float32), v=np.zeros(ENTERED, np.float32), encoding=cope) | change
+    options = (
+        dict(k=np.zeros(ENTERED, np.float32), v=np.zeros(ENTERED, np.float32), encoding=cope)
+        | change
+    )
     cache = create_cache(cope, batch=2, capacity=4, num_layers=options.pop("num_layers", None))
     if options.pop("enter", 1):
         cache = cache.enter(POSITIONS[:, :1])
     with pytest.raises(ConfigError) as error:
-        cache.append(np.zeros(QUERIES, np.float32), options.pop("k"), options.pop("v"), x_BLD=X, **options)
+        cache.append(
+            np.zeros(QUERIES, np.float32), options.pop("k"), options.pop("v"), x_BLD=X, **options
+        )
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_queries_that_do_not_fit_the_cache_are_an_error(cope):
     cache = create_cache(cope, batch=2, capacity=4, num_layers=3).enter(POSITIONS[:, :1])
-    with pytest.raises(ConfigError, match=r"queries must be float32\[2, 1, 4, 4\] to fit the cache"):
+    with pytest.raises(
+        ConfigError, match=r"queries must be float32\[2, 1, 4, 4\] to fit the cache"
+    ):
         attend_cached(jnp.zeros(ENTERED), cache, encoding=cope, layer=0)
     with pytest.raises(ConfigError, match="layer=None does not fit a cache of 3 layers"):
         attend_cached(jnp.zeros((2, 1, 4, 4)), cache, encoding=cope)

@@ -20,7 +20,14 @@ from cope_jax.attention import BlockSizes, Reason, attend, placement, prepare
 from cope_jax.attention.kernels.tpu import tpu_attention, tpu_ops
 from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
-from tests.attention.problems import arrays_of, assert_equal, interpreted, plain, value_and_gradients, with_full
+from tests.attention.problems import (
+    arrays_of,
+    assert_equal,
+    interpreted,
+    plain,
+    value_and_gradients,
+    with_full,
+)
 from tests.attention.test_blockwise import random_data
 from tests.encodings.cases import SIZES, build, every, jit, parts
 from tests.oracle.encodings import Sizes
@@ -45,7 +52,13 @@ def reason(spec):
     return next((why for name, why in REFUSED.items() if name in names), None)
 
 
-FEW = ["alibi", "fox", "t5", "cope(npos_max=4)+relative(max_distance=5)", "cope(position=learned_slope)"]
+FEW = [
+    "alibi",
+    "fox",
+    "t5",
+    "cope(npos_max=4)+relative(max_distance=5)",
+    "cope(position=learned_slope)",
+]
 
 
 @functools.cache
@@ -53,7 +66,9 @@ def compiled(spec, causal=True, window=None, rate=0.0, resident=4, sizes=SIZES):
     graphdef, _ = build(spec, sizes=sizes)
     kernels = interpreted(BLOCKS, resident)
     static = {"causal": causal, "window": window, "dropout_rate": rate}
-    return jit(lambda state, arrays, data: with_full(kernels, graphdef, state, arrays, data, **static))
+    return jit(
+        lambda state, arrays, data: with_full(kernels, graphdef, state, arrays, data, **static)
+    )
 
 
 @every(few=FEW)
@@ -95,13 +110,18 @@ def test_tables_of_several_registers(x64):
 
     Saturated rows see wide blocks, then narrow and hidden ones.
     """
-    sizes, spec = Sizes(heads=1, kv_heads=1, head_dim=4, model_dim=4, max_length=200), "cope(npos_max=140)"
+    sizes, spec = (
+        Sizes(heads=1, kv_heads=1, head_dim=4, model_dim=4, max_length=200),
+        "cope(npos_max=140)",
+    )
     graphdef, state = build(spec, sizes=sizes)
     kernels = interpreted((40, 50, 100))
     arrays, data = arrays_of(40, 700, batch=1, sizes=sizes), plain(40, 700, 1)
     segments = (data.k_positions >= 75).astype(np.int32)
     data = data._replace(k_segments=segments, q_segments=segments[:, -40:])
-    full, computed = jit(lambda state, arrays: with_full(kernels, graphdef, state, arrays, data))(state, arrays)
+    full, computed = jit(lambda state, arrays: with_full(kernels, graphdef, state, arrays, data))(
+        state, arrays
+    )
     assert_equal(computed, full, atol=1e-11)
 
 
@@ -118,15 +138,22 @@ def test_gradients_of_tables_add_up(keys, size):
         computed = jax.jit(tpu_ops.gather_up, static_argnames=("size", "descending"))(
             p, dy, size=size, descending=descending
         )
-        np.testing.assert_allclose(computed, (dy[..., None] * weights).sum(axis=1), rtol=0, atol=2e-5)
+        np.testing.assert_allclose(
+            computed, (dy[..., None] * weights).sum(axis=1), rtol=0, atol=2e-5
+        )
     indices = rising.astype(np.int32)
     added = jax.jit(tpu_ops.add_rows, static_argnames="size")(indices, dy, size=size)
-    np.testing.assert_allclose(added, (dy[..., None] * (indices[..., None] == np.arange(size))).sum(axis=1), atol=2e-5)
+    np.testing.assert_allclose(
+        added, (dy[..., None] * (indices[..., None] == np.arange(size))).sum(axis=1), atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_rounds_no_more_than_blockwise_attention(dtype, x64):
-    sizes, spec = Sizes(heads=2, kv_heads=1, head_dim=8, model_dim=4, max_length=64), "cope(npos_max=6,gate=value)"
+    sizes, spec = (
+        Sizes(heads=2, kv_heads=1, head_dim=8, model_dim=4, max_length=64),
+        "cope(npos_max=6,gate=value)",
+    )
     graphdef, state = build(spec, sizes=sizes)
     arrays, data = arrays_of(64, 64, batch=1, sizes=sizes), plain(64, 64, 1)
     kernels = interpreted((32, 16, 32))
@@ -148,7 +175,9 @@ def why_not(encoding, request, **options):
 
 
 def arguments(name="cope", dtype="float32", length=32, head_dim=8, **options):
-    encoding = encodings.create(name, num_heads=2, head_dim=head_dim, max_length=64, rngs=nnx.Rngs(0))
+    encoding = encodings.create(
+        name, num_heads=2, head_dim=head_dim, max_length=64, rngs=nnx.Rngs(0)
+    )
     q, k, v = jax.random.normal(jax.random.key(0), (3, 1, length, 2, head_dim), dtype)
     return encoding, prepare(q, k, v, encoding=encoding, embedded=True, **options)
 
@@ -159,13 +188,20 @@ def arguments(name="cope", dtype="float32", length=32, head_dim=8, **options):
         ({"name": "cope_two_sided"}, "the encoding needs all keys in one block"),
         ({"mask": np.ones((1, 1, 32, 32), bool)}, "a mask is given"),
         ({"length": 0}, "there are no queries"),
-        ({"name": "fire(hidden=65)"}, r"its hooks cannot be traced in a kernel \(65 hidden units are more than 64\)"),
+        (
+            {"name": "fire(hidden=65)"},
+            r"its hooks cannot be traced in a kernel \(65 hidden units are more than 64\)",
+        ),
         ({"name": "cope(npos_max=1025)"}, "a table has 1025 columns, more than 1024"),
     ],
 )
 def test_what_the_kernels_cannot_run_has_a_reason(given, reason):
     answer = tpu_attention.plan(*arguments(**given, blocks=(16, 128, 128)), interpret=True)
-    assert isinstance(answer, Reason) and re.match(reason, answer.why) and answer.fix.startswith("choose 'auto'")
+    assert (
+        isinstance(answer, Reason)
+        and re.match(reason, answer.why)
+        and answer.fix.startswith("choose 'auto'")
+    )
 
 
 def test_fewer_keys_are_in_fast_memory_if_they_are_long():
@@ -185,11 +221,17 @@ def test_more_segments_than_scalar_memory_holds_are_refused(monkeypatch):
     def reason(batch, **options):
         encoding = encodings.create("rope", num_heads=2, head_dim=8, rngs=nnx.Rngs(0))
         x = jnp.ones((batch, 32, 2, 8))
-        options |= {"q_segment_ids": ids[:batch], "k_segment_ids": ids[:batch], "blocks": (32, 32, 32)}
+        options |= {
+            "q_segment_ids": ids[:batch],
+            "k_segment_ids": ids[:batch],
+            "blocks": (32, 32, 32),
+        }
         return why_not(encoding, prepare(x, x, x, encoding=encoding, **options), interpret=True)
 
     assert reason(2) is None
-    with jax.set_mesh(jax.make_mesh((3,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:3])):
+    with jax.set_mesh(
+        jax.make_mesh((3,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:3])
+    ):
         assert reason(3, batch_axes=("data",)) is None  # each device has one example
     assert "does not hold what 3 × 1 blocks of queries see" in reason(3)
 
@@ -211,9 +253,14 @@ def test_what_a_tpu_cannot_run_has_a_reason(given, blocks, reason, monkeypatch):
 
 def test_devices_that_cannot_share_have_a_reason(monkeypatch):
     monkeypatch.setattr(placement, "current_device", lambda: "TPU v5 lite")
-    auto, explicit = (jax.make_mesh((2,), ("tensor",), (kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
+    auto, explicit = (
+        jax.make_mesh((2,), ("tensor",), (kind,)) for kind in (AxisType.Auto, AxisType.Explicit)
+    )
     with jax.set_mesh(auto):
-        assert why_not(*arguments()) == "axis 'tensor' of the mesh splits neither the batch nor the heads"
+        assert (
+            why_not(*arguments())
+            == "axis 'tensor' of the mesh splits neither the batch nor the heads"
+        )
         assert why_not(*arguments(head_axis="tensor")) is None
         assert why_not(*arguments(batch_axes=["tensor"])) is None
     with jax.set_mesh(explicit):
@@ -233,7 +280,10 @@ def test_auto_says_which_implementation_runs_and_why(monkeypatch, caplog):
     encoding, _ = arguments()
     q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 128, 2, 8))
     monkeypatch.setattr(placement, "current_device", lambda: "TPU v2")
-    with pytest.raises(ConfigError, match="there is no kernel for the device 'TPU v2': choose 'auto' or 'blockwise'"):
+    with pytest.raises(
+        ConfigError,
+        match="there is no kernel for the device 'TPU v2': choose 'auto' or 'blockwise'",
+    ):
         attend(q, k, v, encoding=encoding, implementation="fused")
     monkeypatch.setattr(placement, "current_device", lambda: "TPU v5 lite")
     placement.log_choice.cache_clear()
@@ -248,7 +298,9 @@ def test_auto_says_which_implementation_runs_and_why(monkeypatch, caplog):
     ]
 
 
-@pytest.mark.parametrize("axes", [pytest.param({"data": 2}, marks=pytest.mark.slow), {"data": 2, "tensor": 2}])
+@pytest.mark.parametrize(
+    "axes", [pytest.param({"data": 2}, marks=pytest.mark.slow), {"data": 2, "tensor": 2}]
+)
 def test_devices_share_examples_and_heads(axes, x64):
     graphdef, state = build("cope(npos_max=4)+alibi")
     arrays, data = arrays_of(LENGTH, KEYS), plain(LENGTH, KEYS)
@@ -260,14 +312,20 @@ def test_devices_share_examples_and_heads(axes, x64):
 
     run = jit(lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data))
     whole = run(state, arrays)
-    with jax.set_mesh(jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))):
-        computed = jit(lambda state, arrays: value_and_gradients(split, graphdef, state, arrays, data))(state, arrays)
+    with jax.set_mesh(
+        jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    ):
+        computed = jit(
+            lambda state, arrays: value_and_gradients(split, graphdef, state, arrays, data)
+        )(state, arrays)
     assert_equal(computed, whole)
 
 
 def test_the_default_device_decides(monkeypatch):
     """A TPU's host may also run a program on its CPU."""
-    monkeypatch.setattr(jax, "devices", lambda name=None: [Device("cpu" if name == "cpu" else "TPU v5 lite")])
+    monkeypatch.setattr(
+        jax, "devices", lambda name=None: [Device("cpu" if name == "cpu" else "TPU v5 lite")]
+    )
     assert placement.current_device() == "TPU v5 lite"
     with jax.default_device("cpu"):
         assert placement.current_device() == "cpu"

@@ -33,7 +33,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from cope_jax.attention.kernels.gpu import gpu_kernels  # noqa: E402 - imports triton, which may be missing
 
 H200 = "NVIDIA H200"
-PLUGIN = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda13")
+PLUGIN = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec(
+    "jax_plugins.xla_cuda13"
+)
 SHAPES = Shapes(heads=2, kv_heads=1, head_dim=16, model_dim=6, max_length=80)
 BLOCKS = Sizes(32, 16, 32, 4, 1)  # so small that a short sequence has many
 
@@ -45,13 +47,19 @@ def interpret(launch, *arrays):
 
     def run(*arrays):
         # The interpreter multiplies the bits of bfloat16 as integers, so the kernels get float32.
-        given = [torch.from_numpy(np.array(x, np.int32 if x.dtype == np.int32 else np.float32)) for x in arrays]
+        given = [
+            torch.from_numpy(np.array(x, np.int32 if x.dtype == np.int32 else np.float32))
+            for x in arrays
+        ]
         outputs = [torch.full(x.shape, torch.nan) for x in launch.results]
         for n in launch.zeroed:
             outputs[n].zero_()
         with np.errstate(over="ignore"):  # of the interpreter's sigmoid
             kernel[(launch.programs,)](*given, *outputs, **launch.metaparameters)
-        return [x.numpy().astype(result.dtype) for x, result in zip(outputs, launch.results, strict=True)]
+        return [
+            x.numpy().astype(result.dtype)
+            for x, result in zip(outputs, launch.results, strict=True)
+        ]
 
     return jax.pure_callback(run, list(launch.results), *arrays)
 
@@ -78,7 +86,12 @@ def compare(spec, length, keys, sizes=SHAPES, **options):
         ("cope(npos_max=6)", 70, 70, {"segments": SHUFFLED, "causal": False}),
         ("none", 64, 80, {"window": 60, "causal": False}),
         ("none", 40, 40, {"window": 2**31 - 1}),  # hides nothing
-        ("rope", 64, 70, {"segments": DOCUMENTS, "causal": False, "sizes": Shapes(4, 2, 16, 6, 80)}),
+        (
+            "rope",
+            64,
+            70,
+            {"segments": DOCUMENTS, "causal": False, "sizes": Shapes(4, 2, 16, 6, 80)},
+        ),
     ],
     ids=str,
 )
@@ -122,7 +135,9 @@ def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
     ids = jnp.zeros((1, 20), jnp.int32)
 
     def out(run, q, k, v):
-        inputs = prepare(q, k, v, encoding=encoding, q_segment_ids=ids.at[0, 3].set(9), k_segment_ids=ids)
+        inputs = prepare(
+            q, k, v, encoding=encoding, q_segment_ids=ids.at[0, 3].set(9), k_segment_ids=ids
+        )
         return run(encoding, inputs)
 
     def both(run, q, k, v, dout):
@@ -155,7 +170,9 @@ SHARED = {"NVIDIA A100": 163, "NVIDIA H200": 227, "NVIDIA B200": 227}  # KiB tha
 
 def compiled(*problems):
     command = [sys.executable, "-c", COMPILE, json.dumps(problems)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"}
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     results = [json.loads(line) for line in done.stdout.splitlines()]
     return [(record["kind"], record["forward"], record["backward"]) for record in results]
@@ -202,10 +219,14 @@ print(program.memory_analysis().temp_size_in_bytes)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PLUGIN, reason="needs JAX's plugin for CUDA: pip install jax-cuda13-plugin[with-cuda]")
+@pytest.mark.skipif(
+    not PLUGIN, reason="needs JAX's plugin for CUDA: pip install jax-cuda13-plugin[with-cuda]"
+)
 def test_a_million_tokens_compile_for_an_h200_through_jax_triton():
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", THROUGH_XLA], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", THROUGH_XLA], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) < 9 * 2**30  # recorded in docs/attention.md: 7.6 GiB
 
@@ -217,20 +238,30 @@ def on(kind):
 
 def test_attend_takes_it_on_request_and_says_why_it_cannot():
     def reason(spec, kind=H200, dtype=jnp.float32, width=16, **options):
-        encoding = encodings.create(spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0))
+        encoding = encodings.create(
+            spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0)
+        )
         x = jnp.ones((1, 70, 2, width), dtype)
         with on(kind):
             # Until the kernels have been measured on a GPU.
             assert automatic(70, 70) == ("blockwise", "full")
-            answer = fused.plan(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
+            answer = fused.plan(
+                encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options)
+            )
             return answer.why if isinstance(answer, Reason) else None
 
     assert reason("cope(npos_max=8)") is None
     assert "cannot express what this encoding adds" in reason("alibi")
-    assert "were not compiled for the device 'NVIDIA GeForce" in reason("cope", "NVIDIA GeForce RTX 4090")
-    assert "were not compiled for the device 'NVIDIA RTX A1000'" in reason("cope", "NVIDIA RTX A1000")
+    assert "were not compiled for the device 'NVIDIA GeForce" in reason(
+        "cope", "NVIDIA GeForce RTX 4090"
+    )
+    assert "were not compiled for the device 'NVIDIA RTX A1000'" in reason(
+        "cope", "NVIDIA RTX A1000"
+    )
     for width in (8, 512):
-        assert f"widths of a head, ({width}, {width}), are not between 16 and 256" in reason("cope", width=width)
+        assert f"widths of a head, ({width}, {width}), are not between 16 and 256" in reason(
+            "cope", width=width
+        )
     assert "not float32 or bfloat16" in reason("cope", dtype=jnp.float16)
     assert "no dropout" in reason("cope", dropout_rate=0.1, dropout_key=jax.random.key(0))
     x = jnp.ones((1, 70, 2, 16))

@@ -81,7 +81,11 @@ def test_of_several_processes_one_compiles_and_the_others_wait(compiler):
 
 
 def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
-    command = [sys.executable, "-c", "from cope_jax.attention.kernels.cpu import library; library._compiled()"]
+    command = [
+        sys.executable,
+        "-c",
+        "from cope_jax.attention.kernels.cpu import library; library._compiled()",
+    ]
     process = subprocess.Popen(command, start_new_session=True)
     end = time.monotonic() + 60
     while not times_compiled(compiler) and time.monotonic() < end:
@@ -94,15 +98,26 @@ def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda script, monkeypatch: monkeypatch.setenv("CXX", "no-such-compiler"), "there is no C++ compiler"),
+        (
+            lambda script, monkeypatch: monkeypatch.setenv("CXX", "no-such-compiler"),
+            "there is no C++ compiler",
+        ),
         (lambda script, monkeypatch: monkeypatch.setenv("CXX", 'g++ "-O2'), "cannot be read"),
         (lambda script, monkeypatch: script.write_text("#!/bin/sh\nexit 3"), "c++ failed"),
         (
-            lambda script, monkeypatch: script.write_text("#!/bin/sh\necho 'a.cc:1: error: too old' >&2; exit 1"),
+            lambda script, monkeypatch: script.write_text(
+                "#!/bin/sh\necho 'a.cc:1: error: too old' >&2; exit 1"
+            ),
             "a.cc:1: error: too old",
         ),
-        (lambda script, monkeypatch: script.with_name("cache").write_text("a file"), "Not a directory"),
-        (lambda script, monkeypatch: monkeypatch.setattr(library, "SECONDS", 0.2), "took longer than 0.2 seconds"),
+        (
+            lambda script, monkeypatch: script.with_name("cache").write_text("a file"),
+            "Not a directory",
+        ),
+        (
+            lambda script, monkeypatch: monkeypatch.setattr(library, "SECONDS", 0.2),
+            "took longer than 0.2 seconds",
+        ),
         (lambda script, monkeypatch: None, "file too short"),
     ],
     ids=["no compiler", "a quote", "failing", "too old", "no cache", "slow", "not a library"],
@@ -129,7 +144,9 @@ def test_the_setting(monkeypatch):
     monkeypatch.setenv(library.SETTING, "0")
     assert library.why_not() == "COPE_JAX_NATIVE is 0"
     monkeypatch.setenv(library.SETTING, "yes")
-    with pytest.raises(ConfigError, match="COPE_JAX_NATIVE='yes' is unknown: choose from 0, 1, required"):
+    with pytest.raises(
+        ConfigError, match="COPE_JAX_NATIVE='yes' is unknown: choose from 0, 1, required"
+    ):
         library.why_not()
 
 

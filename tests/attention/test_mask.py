@@ -22,7 +22,11 @@ LENGTH, KEYS, BATCH = 3, 9, 2
 dense_and_span = jit(lambda mask: (mask.dense(), mask.span()))
 # One shape and one trace for each kind of mask, so that examples are cheap.
 settings_ = settings(
-    derandomize=True, deadline=None, database=None, max_examples=100, suppress_health_check=list(HealthCheck)
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=100,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -43,10 +47,15 @@ def by_loops(mask):
     allowed = np.zeros((BATCH, LENGTH, KEYS), bool)
     for b, i, j in np.ndindex(allowed.shape):
         q, k = int(mask.q_indices_L[i]), int(mask.k_indices_M[j])
-        segments = {"q_segments": {q: mask.q_segment_ids_BL[b, i]}, "k_segments": {k: mask.k_segment_ids_BM[b, j]}}
+        segments = {
+            "q_segments": {q: mask.q_segment_ids_BL[b, i]},
+            "k_segments": {k: mask.k_segment_ids_BM[b, j]},
+        }
         # With as many queries as keys a number is a place.
         given = mask.given_B1LM is None or mask.given_B1LM[b, 0, i, j]
-        allowed[b, i, j] = k >= 0 and given and visible(q, k, 0, 0, mask.causal, mask.window, **segments)
+        allowed[b, i, j] = (
+            k >= 0 and given and visible(q, k, 0, 0, mask.causal, mask.window, **segments)
+        )
     return allowed
 
 
@@ -68,15 +77,34 @@ def check(mask):
 @given(ids(LENGTH, -2, KEYS), ids(KEYS, -2, KEYS), segments())
 def test_any_places_and_segments(kind, q_indices, k_indices, segments):
     """`dense` is exact, `span` is safe; negative places of keys are empty."""
-    check(Mask(int32(*q_indices), int32(*k_indices), int32(*segments[:2]), int32(*segments[2:]), **kind))
+    check(
+        Mask(
+            int32(*q_indices), int32(*k_indices), int32(*segments[:2]), int32(*segments[2:]), **kind
+        )
+    )
 
 
 @kinds
 @settings_
-@given(ids(LENGTH, -2, KEYS), ids(KEYS, -2, KEYS), segments(), st.sampled_from([0.3, 0.9, 1.0]), st.integers(0, 99))
+@given(
+    ids(LENGTH, -2, KEYS),
+    ids(KEYS, -2, KEYS),
+    segments(),
+    st.sampled_from([0.3, 0.9, 1.0]),
+    st.integers(0, 99),
+)
 def test_any_given_mask(kind, q_indices, k_indices, segments, share, seed):
     pairs = np.random.default_rng(seed).random((BATCH, 1, LENGTH, KEYS)) < share
-    check(Mask(int32(*q_indices), int32(*k_indices), int32(*segments[:2]), int32(*segments[2:]), pairs, **kind))
+    check(
+        Mask(
+            int32(*q_indices),
+            int32(*k_indices),
+            int32(*segments[:2]),
+            int32(*segments[2:]),
+            pairs,
+            **kind,
+        )
+    )
 
 
 @kinds
@@ -87,7 +115,9 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
     k_indices = np.where(np.arange(KEYS) < KEYS - empty, np.arange(KEYS) + k_start, -1)
     q_indices = np.arange(LENGTH) + q_start
     segments = [np.zeros((BATCH, length), np.int32) for length in (LENGTH, KEYS)]
-    pairs, first, end, full, full_end = check(Mask(int32(*q_indices), int32(*k_indices), *segments, **kind))
+    pairs, first, end, full, full_end = check(
+        Mask(int32(*q_indices), int32(*k_indices), *segments, **kind)
+    )
     some, every = pairs.any(axis=(0, 1)), pairs.all(axis=(0, 1))
     if some.any():
         assert (first, end) == (some.argmax(), KEYS - some[::-1].argmax())
@@ -103,14 +133,20 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
         queries, keys = ascending
         for at in (first, end - 1):
             assert loose[..., at].any()
-            assert ((keys[:, at] >= queries.min(axis=1)) & (keys[:, at] <= queries.max(axis=1))).any()
+            assert (
+                (keys[:, at] >= queries.min(axis=1)) & (keys[:, at] <= queries.max(axis=1))
+            ).any()
     every = pairs.all(axis=(0, 1))
     assert max(full_end - full, 0) == every.sum()
 
 
 def test_worked_by_hand():
     """Queries 4 … 6 of keys 0 … 8, packed documents 0 0 0 0 1 1 1 1 1."""
-    q, k, ids = np.arange(4, 7, dtype=np.int32), np.arange(9, dtype=np.int32), int32([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    q, k, ids = (
+        np.arange(4, 7, dtype=np.int32),
+        np.arange(9, dtype=np.int32),
+        int32([0, 0, 0, 0, 1, 1, 1, 1, 1]),
+    )
     spans = {
         (): (0, 7, 0, 5),
         ("causal",): (0, 9, 0, 9),

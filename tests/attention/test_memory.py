@@ -25,12 +25,18 @@ def quadratic(attention, spec, **static):
     arrays = arrays_of(LENGTH, LENGTH, batch=1, sizes=SIZES, dtype=np.float32)
 
     def run(state, arrays):
-        return value_and_gradients(attention, graphdef, state, arrays, plain(LENGTH, LENGTH, batch=1), **static)
+        return value_and_gradients(
+            attention, graphdef, state, arrays, plain(LENGTH, LENGTH, batch=1), **static
+        )
 
-    shapes = {out.aval.shape for equation in equations(run, state, arrays) for out in equation.outvars}
+    shapes = {
+        out.aval.shape for equation in equations(run, state, arrays) for out in equation.outvars
+    }
     assert (1, LENGTH, SIZES.heads, SIZES.head_dim) in shapes
     pairs = SIZES.heads * LENGTH**2
-    return {shape for shape in shapes if sum(n >= LENGTH for n in shape) > 1 or np.prod(shape) >= pairs}
+    return {
+        shape for shape in shapes if sum(n >= LENGTH for n in shape) > 1 or np.prod(shape) >= pairs
+    }
 
 
 # Small, for what a TPU fuses has an axis of the table beside those of a block.
@@ -43,7 +49,9 @@ def test_no_array_of_all_pairs_in_the_trace(spec):
     assert not quadratic(in_blocks, sized)
 
 
-@pytest.mark.parametrize("static", [dict(causal=False), dict(window=100), dict(causal=False, window=100)])
+@pytest.mark.parametrize(
+    "static", [dict(causal=False), dict(window=100), dict(causal=False, window=100)]
+)
 def test_no_array_of_all_pairs_under_other_masks(static):
     assert not quadratic(in_blocks, "cope(npos_max=4)+rope", **static)
     assert quadratic(full_attention, "none", **static), "the test would not see one"
@@ -56,8 +64,15 @@ def test_memory_grows_no_faster_than_the_length(spec):
         graphdef, state = build(spec, sizes=sizes, dtype=np.float32)
         arrays = arrays_of(length, length, batch=1, sizes=sizes, dtype=np.float32)
         data = plain(length, length, batch=1)
-        run = jit(lambda state, arrays: value_and_gradients(attention, graphdef, state, arrays, data))
-        return run.lower(state, jax.tree.map(jnp.asarray, arrays)).compile().memory_analysis().temp_size_in_bytes
+        run = jit(
+            lambda state, arrays: value_and_gradients(attention, graphdef, state, arrays, data)
+        )
+        return (
+            run.lower(state, jax.tree.map(jnp.asarray, arrays))
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
 
     short, long = (temporaries(in_blocks, length) for length in (512, 1024))
     assert 0 < long < 2.2 * short

@@ -95,7 +95,9 @@ def test_masks(spec, length, options):
 def test_values_of_another_width():
     encoding = encodings.create("cope", num_heads=2, head_dim=16, npos_max=8, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(1, 128, 2, width)), jnp.float32) for width in (16, 16, 48))
+    q, k, v = (
+        jnp.asarray(rng.normal(size=(1, 128, 2, width)), jnp.float32) for width in (16, 16, 48)
+    )
 
     def gradients(attention):
         out = jax.jit(lambda q, k, v: attention(encoding, prepare(q, k, v, encoding=encoding)))
@@ -120,7 +122,9 @@ def test_second_derivatives_are_refused_in_one_line():
 
 
 @needs_library
-@pytest.mark.parametrize("sizes", [Sizes(2, 2, 80, 6, 200), Sizes(4, 1, 128, 6, 200), Sizes(1, 1, 32, 6, 200)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [Sizes(2, 2, 80, 6, 200), Sizes(4, 1, 128, 6, 200), Sizes(1, 1, 32, 6, 200)], ids=str
+)
 def test_widths_and_groups_of_heads(sizes):
     compare("cope(npos_max=20)", 70, 70, sizes=sizes)
 
@@ -139,7 +143,10 @@ def test_gates_that_are_all_open_or_all_closed(logit):
     k = (q * logit / 400)[:, :, :2].at[0, 47].set(0.403)
     v = jax.random.normal(jax.random.key(0), (1, 120, 2, 16))
     inputs = prepare(q, k, v, encoding=nnx.merge(graphdef, state))
-    both = [attention(nnx.merge(graphdef, state), inputs) for attention in (native_attention, full_attention)]
+    both = [
+        attention(nnx.merge(graphdef, state), inputs)
+        for attention in (native_attention, full_attention)
+    ]
     np.testing.assert_allclose(*both, rtol=0, atol=2e-5)
 
 
@@ -147,7 +154,9 @@ def test_gates_that_are_all_open_or_all_closed(logit):
 def test_nan_stays_nan_in_its_row_and_elsewhere_there_is_none():
     graphdef, state = build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32)
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 100, 4, 16))
-    inputs = prepare(q.at[0, 50, 1].set(jnp.nan), k[:, :, :2], k[:, :, :2], encoding=nnx.merge(graphdef, state))
+    inputs = prepare(
+        q.at[0, 50, 1].set(jnp.nan), k[:, :, :2], k[:, :, :2], encoding=nnx.merge(graphdef, state)
+    )
     out = np.asarray(native_attention(nnx.merge(graphdef, state), inputs))
     assert np.isnan(out[0, 50, 1]).all()
     assert np.isnan(out).sum() == 16
@@ -160,7 +169,9 @@ def test_a_query_that_sees_no_key_is_zero_and_its_gradient_too():
     ids = jnp.zeros((1, 70), jnp.int32)
 
     def out(q, k):
-        inputs = prepare(q, k, k, encoding=encoding, q_segment_ids=ids.at[0, 3].set(9), k_segment_ids=ids)
+        inputs = prepare(
+            q, k, k, encoding=encoding, q_segment_ids=ids.at[0, 3].set(9), k_segment_ids=ids
+        )
         return native_attention(encoding, inputs)
 
     value, pull = jax.vjp(out, q, k)
@@ -176,7 +187,10 @@ def test_types_vmap_devices_and_remat():
     """
     graphdef, state = build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32)
     encoding = nnx.merge(graphdef, state)
-    q, k, v = (jax.random.normal(jax.random.key(n), (4, 70, heads, 16)) for n, heads in ((0, 4), (1, 2), (2, 2)))
+    q, k, v = (
+        jax.random.normal(jax.random.key(n), (4, 70, heads, 16))
+        for n, heads in ((0, 4), (1, 2), (2, 2))
+    )
 
     def out(q, k, v):
         return native_attention(encoding, prepare(q, k, v, encoding=encoding))
@@ -186,7 +200,9 @@ def test_types_vmap_devices_and_remat():
     np.testing.assert_array_equal(one_by_one[:, 0], whole)
     rounded = [jnp.bfloat16(x) for x in (q, k, v)]
     assert out(*rounded).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded))))
+    np.testing.assert_array_equal(
+        out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded)))
+    )
     with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
         request = prepare(q, k, v, encoding=encoding)
         assert "splits neither the batch nor" in why_not(encoding, request)
@@ -200,7 +216,9 @@ def test_types_vmap_devices_and_remat():
 @needs_library
 def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot():
     def reason(spec, dtype=jnp.float32, width=16, **options):
-        encoding = encodings.create(spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0))
+        encoding = encodings.create(
+            spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0)
+        )
         x = jnp.ones((1, 70, 2, width), dtype)
         return why_not(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
 
@@ -284,7 +302,10 @@ print("all cases ran")
 @pytest.mark.parametrize(
     ("compiler", "flags"),
     [
-        ("g++", ["-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]),
+        (
+            "g++",
+            ["-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"],
+        ),
         ("g++", ["-march=x86-64-v3", "-O3"]),
         ("g++", ["-march=x86-64-v2", "-O3"]),  # vectors of 128 bits, as NEON has
         ("clang++", ["-march=native", "-O3"]),
@@ -301,11 +322,15 @@ def test_other_ways_to_compile(compiler, flags, tmp_path):
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     if "-g" in flags:
         computed = (
-            subprocess.run([compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True).stdout.strip()
+            subprocess.run(
+                [compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True
+            ).stdout.strip()
             for name in ("asan", "ubsan")
         )
         environment |= {"LD_PRELOAD": " ".join(computed), "ASAN_OPTIONS": "detect_leaks=0"}
     program = CASES.format(path=str(path))
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "all cases ran" in done.stdout, done.stderr[-3000:]
     assert "runtime error" not in done.stderr

@@ -34,9 +34,13 @@ def value_and_gradients(attention, kind, q, k, v, dout, table):
     """Output, dq, dk, dv and the table's gradient of one head."""
 
     def out(q, k, v, table):
-        encoding = kind(CoPEConfig(npos_max=len(table)), AttentionShape(1, q.shape[-1]), rngs=nnx.Rngs(0))
+        encoding = kind(
+            CoPEConfig(npos_max=len(table)), AttentionShape(1, q.shape[-1]), rngs=nnx.Rngs(0)
+        )
         encoding.table[...] = table
-        return attention(encoding, prepare(*(a[None, :, None] for a in (q, k, v)), encoding=encoding))[0, :, 0]
+        return attention(
+            encoding, prepare(*(a[None, :, None] for a in (q, k, v)), encoding=encoding)
+        )[0, :, 0]
 
     value, pull = jax.vjp(out, q, k, v, table)
     return value, *pull(dout)
@@ -56,7 +60,10 @@ def in_native_code(encoding, request):
 
 def in_float64(arrays):
     with jax.enable_x64(True):
-        return [np.asarray(a) for a in value_and_gradients(full_attention, CoPE, *(np.float64(a) for a in arrays))]
+        return [
+            np.asarray(a)
+            for a in value_and_gradients(full_attention, CoPE, *(np.float64(a) for a in arrays))
+        ]
 
 
 def distance_to_the_integers(q, k, npos_max):
@@ -82,7 +89,9 @@ def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention):
         assert array.dtype == jnp.float32
         # The order of XLA's sums depends on the CPU: dq was off by 2e-5 on one kind, all by less
         # than 8e-6 on others.
-        np.testing.assert_allclose(array, exact, rtol=0, atol=3e-5 * np.abs(exact).max(), err_msg=name)
+        np.testing.assert_allclose(
+            array, exact, rtol=0, atol=3e-5 * np.abs(exact).max(), err_msg=name
+        )
 
 
 class ShortCoPE(CoPE):
@@ -90,9 +99,13 @@ class ShortCoPE(CoPE):
 
     def score(self, pairs, carry):
         nearer_BHL, z_BHLN = (leaf.astype(jnp.bfloat16) for leaf in (carry.sums, carry.constants))
-        gates_BHLM = jnp.where(pairs.mask, jax.nn.sigmoid(pairs.logits.astype(jnp.bfloat16)), jnp.bfloat16(0))
+        gates_BHLM = jnp.where(
+            pairs.mask, jax.nn.sigmoid(pairs.logits.astype(jnp.bfloat16)), jnp.bfloat16(0)
+        )
         counts_BHLM = nearer_BHL[..., None] + suffix_sum(gates_BHLM)
-        added_BHLM = interpolate(z_BHLN, jnp.minimum(counts_BHLM, jnp.bfloat16(self.config.npos_max - 1)))
+        added_BHLM = interpolate(
+            z_BHLN, jnp.minimum(counts_BHLM, jnp.bfloat16(self.config.npos_max - 1))
+        )
         counted = carry._replace(sums=counts_BHLM[..., 0].astype(jnp.float32))
         return pairs.logits + added_BHLM.astype(jnp.float32), counted
 
@@ -125,6 +138,7 @@ def test_the_gradient_of_v_has_the_precision_of_v():
     q, k = jnp.bfloat16(q), jnp.bfloat16(k)
     v, dout, table = (jnp.float32(x) for x in (v, dout, table))
     full, blocks = (
-        value_and_gradients(attention, CoPE, q, k, v, dout, table)[3] for attention in (full_attention, in_blocks)
+        value_and_gradients(attention, CoPE, q, k, v, dout, table)[3]
+        for attention in (full_attention, in_blocks)
     )
     np.testing.assert_allclose(blocks, full, rtol=0, atol=1e-6)

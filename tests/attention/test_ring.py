@@ -24,7 +24,14 @@ from cope_jax.encodings import AttentionShape, Carry, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
-from tests.attention.problems import arrays_of, assert_equal, in_blocks, plain, ran, value_and_gradients
+from tests.attention.problems import (
+    arrays_of,
+    assert_equal,
+    in_blocks,
+    plain,
+    ran,
+    value_and_gradients,
+)
 from tests.encodings.cases import BATCH, CASES, SIZES, build, jit, splits_keys
 from tests.models import cases as models
 
@@ -59,8 +66,15 @@ def test_with_kernels_and_heads_and_batch_over_other_axes(x64):
         return placement.shard_batch(kernels, encoding, request)
 
     with jax.set_mesh(mesh):
-        computed = jit(lambda *data: value_and_gradients(split, graphdef, *data))(state, arrays, data)
-    assert_equal(computed, jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(state, arrays, data))
+        computed = jit(lambda *data: value_and_gradients(split, graphdef, *data))(
+            state, arrays, data
+        )
+    assert_equal(
+        computed,
+        jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(
+            state, arrays, data
+        ),
+    )
 
 
 def test_blocks_divide_a_chunk_that_is_hardly_longer_than_its_share():
@@ -72,7 +86,11 @@ def test_blocks_divide_a_chunk_that_is_hardly_longer_than_its_share():
             assert share <= size < share + 128 * parts
             assert size % sizes.queries == size % (parts * sizes.near) == sizes.queries % 128 == 0
             assert size // parts <= 8192
-    assert chunk_sizes(1024, BlockSizes(512, 512, 512), x, x) == (1024, BlockSizes(512, 512, 512), 1)
+    assert chunk_sizes(1024, BlockSizes(512, 512, 512), x, x) == (
+        1024,
+        BlockSizes(512, 512, 512),
+        1,
+    )
     assert chunk_sizes(20_000, BlockSizes(128, 128, 512), x, x, resident=4096)[2] == 5
 
 
@@ -125,12 +143,19 @@ def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options)
         for how in (full_attention, attention)
     )
     rng = np.random.default_rng(0)
-    single, mixed = np.zeros((BATCH, length), np.int32), rng.integers(0, 3, (BATCH, length), dtype=np.int32)
+    single, mixed = (
+        np.zeros((BATCH, length), np.int32),
+        rng.integers(0, 3, (BATCH, length), dtype=np.int32),
+    )
     for seed, segments in enumerate([single, np.sort(mixed), mixed]):
         arrays, data = arrays_of(length, length, seed), plain(length, length)
         positions = data.q_positions // 2 + 3  # not the places
-        data = data._replace(q_positions=positions, k_positions=positions, q_segments=segments, k_segments=segments)
-        data = data._replace(dropout_key=jax.random.key(seed) if "dropout_rate" in options else None)
+        data = data._replace(
+            q_positions=positions, k_positions=positions, q_segments=segments, k_segments=segments
+        )
+        data = data._replace(
+            dropout_key=jax.random.key(seed) if "dropout_rate" in options else None
+        )
         with jax.set_mesh(mesh_of(devices)):
             computed = split(state, arrays, data)
         assert_equal(computed, once(state, arrays, data))
@@ -167,8 +192,14 @@ def test_keys_move_between_neighbours_and_are_never_gathered():
     moved = re.findall(r"= f32\[([\d,]*)\].* collective-permute(?:-start)?\(", text)
     sizes = {math.prod(map(int, shape.split(","))) for shape in moved}
     chunk = 4 * SIZES.head_dim  # of one head
-    assert sizes == {SIZES.kv_heads * chunk, SIZES.heads * chunk}, "chunks of keys, and of queries to their devices"
-    gathered = [line for line in text.splitlines() if re.search(r" (all-gather|all-to-all)(-start)?\(", line)]
+    assert sizes == {SIZES.kv_heads * chunk, SIZES.heads * chunk}, (
+        "chunks of keys, and of queries to their devices"
+    )
+    gathered = [
+        line
+        for line in text.splitlines()
+        if re.search(r" (all-gather|all-to-all)(-start)?\(", line)
+    ]
     # XLA gathers what CoPE scatters over the shares of the batch: groups of 2 devices, and no axis
     # of the ring.
     assert all("replica_groups=[4,2]<=[2,4]T(1,0)" in line for line in gathered), gathered
@@ -189,7 +220,9 @@ def test_schedule(devices):
 
         def on_device(natural):
             placed = ring.placed(natural)
-            home, seen = jax.lax.scan(lambda keys, _: (ring.moved(keys), keys), placed, length=chunks)
+            home, seen = jax.lax.scan(
+                lambda keys, _: (ring.moved(keys), keys), placed, length=chunks
+            )
             return placed, seen[None], ring.unplaced(home)
 
         return ring.sharded(on_device, (True,), (True, True, True))(chunk)
@@ -198,10 +231,15 @@ def test_schedule(devices):
         placed, seen, home = schedule(np.arange(chunks, dtype=np.int32))
     np.testing.assert_array_equal(home, np.arange(chunks))
     assert sorted(placed.tolist()) == list(range(chunks))
-    for device, pair, steps in zip(range(devices), placed.reshape(devices, 2).tolist(), seen.tolist(), strict=True):
+    for device, pair, steps in zip(
+        range(devices), placed.reshape(devices, 2).tolist(), seen.tolist(), strict=True
+    ):
         orders = [list(order) for order in zip(*steps, strict=True)]
         assert orders == [[(chunk - step) % chunks for step in range(chunks)] for chunk in pair]
-        visible = [[other for other in order if other <= chunk] for chunk, order in zip(pair, orders, strict=True)]
+        visible = [
+            [other for other in order if other <= chunk]
+            for chunk, order in zip(pair, orders, strict=True)
+        ]
         assert visible == [list(range(chunk, -1, -1)) for chunk in pair], "nearest first"
         assert sum(map(len, visible)) == 2 * devices + 1
         assert [Ring(AXIS, devices).device_of(chunk) for chunk in pair] == [device] * 2
@@ -241,12 +279,21 @@ def test_a_decoder_trains_as_on_one_device():
     segments = np.array([[0] * 3 + [1] * 9, [0] * 5 + [2] * 7], np.int32)
 
     def loss_and_gradients(attention, layout=WHOLE):
-        block, options = {"dropout": 0.2, "attention": attention}, {"max_length": 12, "remat": "full"}
-        graphdef, state = models.build(models.config("learned+cope(npos_max=4)", block, layout=layout, **options))
+        block, options = (
+            {"dropout": 0.2, "attention": attention},
+            {"max_length": 12, "remat": "full"},
+        )
+        graphdef, state = models.build(
+            models.config("learned+cope(npos_max=4)", block, layout=layout, **options)
+        )
 
         def loss(state):
-            logits = nnx.merge(graphdef, state)(tokens, segment_ids_BL=segments, dropout_key=jax.random.key(0))
-            return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1).mean()
+            logits = nnx.merge(graphdef, state)(
+                tokens, segment_ids_BL=segments, dropout_key=jax.random.key(0)
+            )
+            return -jnp.take_along_axis(
+                jax.nn.log_softmax(logits), tokens[..., None], axis=-1
+            ).mean()
 
         return jit(jax.value_and_grad(loss))(state)
 
@@ -256,7 +303,9 @@ def test_a_decoder_trains_as_on_one_device():
     np.testing.assert_allclose(loss, exact_loss, rtol=models.ROUNDING)
     computed, exact = models.named(gradients), models.named(exact)
     for name, gradient in exact.items():
-        np.testing.assert_allclose(computed[name], gradient, rtol=0, atol=models.ROUNDING, err_msg=name)
+        np.testing.assert_allclose(
+            computed[name], gradient, rtol=0, atol=models.ROUNDING, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("lengths", [None, np.array([3, 6])], ids=["whole", "ragged"])
@@ -264,7 +313,8 @@ def test_prompts_are_read_around_the_ring(lengths):
     config = models.config(block={"attention": "ring"}, layout=Layout(length=AXIS))
     graphdef, state = models.abstract(config)
     read = functools.partial(
-        jax.eval_shape, lambda state: nnx.merge(graphdef, state).prefill(models.tokens(), 9, lengths_B=lengths)
+        jax.eval_shape,
+        lambda state: nnx.merge(graphdef, state).prefill(models.tokens(), 9, lengths_B=lengths),
     )
     with jax.set_mesh(mesh_of(8)):
         assert read(state)[0].shape == (2, models.VOCAB)
@@ -305,7 +355,9 @@ def test_a_length_that_the_devices_do_not_divide_is_left_whole():
 
 
 def test_types_are_kept():
-    encoding = encodings.create("cope+rope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    encoding = encodings.create(
+        "cope+rope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0)
+    )
     q = jax.ShapeDtypeStruct((2, 6, 4, 4), jnp.bfloat16)
     k = v = jax.ShapeDtypeStruct((2, 6, 2, 4), jnp.bfloat16)
     with jax.set_mesh(mesh_of(8)):
@@ -330,17 +382,32 @@ class Product(Encoding):
 
 
 MISTAKES = {
-    "no axis": ({"implementation": "ring"}, "give sequence_axis for 'ring' and omit sequence_axis for the others"),
-    "another implementation": ({"implementation": "full", "sequence_axis": AXIS}, "give sequence_axis for 'ring'"),
-    "axis": ({"sequence_axis": "sequences"}, "unknown axis of the mesh 'sequences': did you mean 'sequence'"),
+    "no axis": (
+        {"implementation": "ring"},
+        "give sequence_axis for 'ring' and omit sequence_axis for the others",
+    ),
+    "another implementation": (
+        {"implementation": "full", "sequence_axis": AXIS},
+        "give sequence_axis for 'ring'",
+    ),
+    "axis": (
+        {"sequence_axis": "sequences"},
+        "unknown axis of the mesh 'sequences': did you mean 'sequence'",
+    ),
     "not causal": ({"sequence_axis": AXIS, "causal": False}, "must be causal"),
     "mask": (
         {"sequence_axis": AXIS, "mask": jnp.ones((1, 1, 6, 6), bool)},
         "because it takes no mask: use causal, window",
     ),
     "carry": ({"sequence_axis": AXIS, "encoding": Product}, "but this encoding cannot"),
-    "lengths": ({"sequence_axis": AXIS, "q": jnp.ones((2, 3, 4, 4))}, "as many queries as keys, got 3 and 6"),
-    "type of axis": ({"sequence_axis": AXIS, "types": (AxisType.Explicit,) * 2}, "must be of type Auto"),
+    "lengths": (
+        {"sequence_axis": AXIS, "q": jnp.ones((2, 3, 4, 4))},
+        "as many queries as keys, got 3 and 6",
+    ),
+    "type of axis": (
+        {"sequence_axis": AXIS, "types": (AxisType.Explicit,) * 2},
+        "must be of type Auto",
+    ),
     "no mesh": ({"sequence_axis": AXIS, "types": None}, "call under jax.set_mesh(mesh)"),
 }
 
@@ -350,7 +417,11 @@ def test_mistakes_are_one_clear_line(change, message):
     shape = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
     encoding = encodings.create("cope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
     k = jnp.ones((2, 6, 2, 4))
-    arguments = {"q": jnp.ones((2, 6, 4, 4)), "encoding": encoding, "types": (AxisType.Auto,) * 2} | change
+    arguments = {
+        "q": jnp.ones((2, 6, 4, 4)),
+        "encoding": encoding,
+        "types": (AxisType.Auto,) * 2,
+    } | change
     if arguments["encoding"] is Product:
         arguments["encoding"] = Product(NoOptions(), shape, rngs=nnx.Rngs(0))
     q, types = arguments.pop("q"), arguments.pop("types")

@@ -34,7 +34,9 @@ class StickBreaking(stick_breaking.StickBreaking):
     """The content logits are scaled by a parameter of each head."""
 
     def __init__(self, shape=SHAPE, *, value="zero", done_below=-np.inf):
-        super().__init__(stick_breaking.StickBreakingConfig(remainder=value), shape, rngs=nnx.Rngs(0))
+        super().__init__(
+            stick_breaking.StickBreakingConfig(remainder=value), shape, rngs=nnx.Rngs(0)
+        )
         self.scale = nnx.Param(jnp.linspace(0.5, 2.0, shape.num_heads))
         self.done_below = done_below
 
@@ -61,7 +63,9 @@ def value_and_gradients(encoding, how):
     graphdef, params = nnx.split(encoding)
 
     def run(params, q, k, v, dout):
-        out, pull = jax.vjp(lambda p, q, k, v: how(q, k, v, encoding=nnx.merge(graphdef, p)), params, q, k, v)
+        out, pull = jax.vjp(
+            lambda p, q, k, v: how(q, k, v, encoding=nnx.merge(graphdef, p)), params, q, k, v
+        )
         return out, pull(dout)
 
     return jit(run)(params, *arrays())
@@ -87,7 +91,9 @@ def test_blocks(value, sizes, mask, x64):
     encoding = StickBreaking(value=value)
     how = functools.partial(attend, mask=mask)
     exact = value_and_gradients(encoding, functools.partial(how, implementation="full"))
-    computed = value_and_gradients(encoding, functools.partial(how, implementation="blockwise", blocks=sizes))
+    computed = value_and_gradients(
+        encoding, functools.partial(how, implementation="blockwise", blocks=sizes)
+    )
     for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(exact))
@@ -97,9 +103,13 @@ def test_blocks(value, sizes, mask, x64):
 def test_ring(value, x64):
     encoding = StickBreaking(value=value)
     exact = value_and_gradients(encoding, FULL)
-    mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = jax.make_mesh(
+        (2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2]
+    )
     with jax.set_mesh(mesh):
-        computed = value_and_gradients(encoding, functools.partial(attend, sequence_axis="sequence", blocks=(2, 3, 2)))
+        computed = value_and_gradients(
+            encoding, functools.partial(attend, sequence_axis="sequence", blocks=(2, 3, 2))
+        )
     for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
@@ -111,10 +121,15 @@ def test_decoding(value, x64):
 
     @jit
     def run(q, k, v):
-        cache, outs = create_cache(encoding, batch=BATCH, capacity=LENGTH + 2, dtype=jnp.float64), []
+        cache, outs = (
+            create_cache(encoding, batch=BATCH, capacity=LENGTH + 2, dtype=jnp.float64),
+            [],
+        )
         for start, end in [(0, 5), (5, 6), (6, LENGTH)]:
             newest = tuple(x[:, start:end] for x in (q, k, v))
-            cache = cache.enter(jnp.arange(start, end, dtype=jnp.int32)[None]).append(*newest, encoding=encoding)
+            cache = cache.enter(jnp.arange(start, end, dtype=jnp.int32)[None]).append(
+                *newest, encoding=encoding
+            )
             outs.append(attend_cached(newest[0], cache, encoding=encoding))
         return jnp.concatenate(outs, axis=1)
 
@@ -131,7 +146,9 @@ def test_blocks_beyond_what_is_done_are_not_read(gradient, x64):
     gone = slice(None, 4)
 
     def run(k, v):
-        return blockwise_attention(encoding, prepare(q[:, -2:], k, v, encoding=encoding, blocks=(2, 2, 2)))
+        return blockwise_attention(
+            encoding, prepare(q[:, -2:], k, v, encoding=encoding, blocks=(2, 2, 2))
+        )
 
     spoilt = k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan)
     (out, pull), (other, pull_other) = jax.vjp(run, k, v), jax.vjp(run, *spoilt)
@@ -160,9 +177,16 @@ def test_compositions(x64):
     stick.traits = dataclasses.replace(stick.traits, excludes=())
     both = Composed({"stick": stick, "rope": rope}, stick.shape)
     carry = both.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "rope": ()})
-    assert both.traits.sink_value == "own" and both.sink(carry) is not None and both.done(carry).all()
+    assert (
+        both.traits.sink_value == "own" and both.sink(carry) is not None and both.done(carry).all()
+    )
     with_cope = Composed({"stick": stick, "cope": cope}, stick.shape)
-    assert with_cope.done(with_cope.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "cope": ()})) is None
+    assert (
+        with_cope.done(
+            with_cope.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "cope": ()})
+        )
+        is None
+    )
     with pytest.raises(ConfigError, match="one and two each have a sink"):
         Composed({"one": stick, "two": stick}, stick.shape)
 
@@ -192,7 +216,9 @@ def test_a_composition_keeps_a_law_that_all_its_parts_keep(law):
 def test_an_encoding_that_couples_queries_runs_in_full_only():
     encoding = Coupled(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
     q, k, v = (jnp.ones((1, 100, heads, WIDTH)) for heads in (HEADS, GROUPS, GROUPS))
-    np.testing.assert_array_equal(attend(q, k, v, encoding=encoding), FULL(q, k, v, encoding=encoding))
+    np.testing.assert_array_equal(
+        attend(q, k, v, encoding=encoding), FULL(q, k, v, encoding=encoding)
+    )
     with pytest.raises(ConfigError, match="couples them: choose 'full'"):
         attend(q, k, v, encoding=encoding, implementation="blockwise")
     cache = create_cache(encoding, batch=1, capacity=2).enter(jnp.zeros((1, 1), jnp.int32))

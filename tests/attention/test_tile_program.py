@@ -31,19 +31,47 @@ def run(function, args, like):
         (lambda rows, pairs: rows[..., None] * pairs, (ROWS, PAIRS), PAIRS),
         (lambda rows, keys: rows[..., None] - keys[:, None, None], (ROWS, KEYS), PAIRS),
         (lambda rows: jnp.broadcast_to(rows[..., None], (1, 1, L, M)).sum(axis=-1), (ROWS,), ROWS),
-        (lambda keys: jnp.broadcast_to(keys[:, None, None], (1, 1, L, M)).max(axis=2)[:, 0], (KEYS,), KEYS),
+        (
+            lambda keys: jnp.broadcast_to(keys[:, None, None], (1, 1, L, M)).max(axis=2)[:, 0],
+            (KEYS,),
+            KEYS,
+        ),
         (lambda pairs: pairs.sum(axis=(0, 1, 2)), (PAIRS,), natural((M,), jnp.float32)),
-        (lambda pairs: jnp.moveaxis(pairs, 3, 2).sum(axis=3), (PAIRS,), natural((1, 1, M), jnp.float32)),
-        (lambda q, pairs: jnp.einsum("bhlk,bhlm->bhkm", q, pairs), (Q, PAIRS), natural((1, 1, K, M), jnp.float32)),
+        (
+            lambda pairs: jnp.moveaxis(pairs, 3, 2).sum(axis=3),
+            (PAIRS,),
+            natural((1, 1, M), jnp.float32),
+        ),
+        (
+            lambda q, pairs: jnp.einsum("bhlk,bhlm->bhkm", q, pairs),
+            (Q, PAIRS),
+            natural((1, 1, K, M), jnp.float32),
+        ),
         (lambda rows, keys: jnp.einsum("bhl,bm->bhlm", rows, keys), (ROWS, KEYS), PAIRS),
-        (lambda rows: jnp.stack([rows, 2 * rows], axis=-1), (ROWS,), natural((1, 1, L, 2), jnp.float32)),
+        (
+            lambda rows: jnp.stack([rows, 2 * rows], axis=-1),
+            (ROWS,),
+            natural((1, 1, L, 2), jnp.float32),
+        ),
         (lambda pairs: jnp.concatenate([pairs[..., 1:], pairs[..., :1]], axis=-1), (PAIRS,), PAIRS),
         (lambda pairs: pairs[..., 0], (PAIRS,), ROWS),
-        (lambda rows: rows[..., None] * jnp.ones((1, 1, 1, M)) + jnp.zeros((1, 1, 1, M)), (ROWS,), PAIRS),
+        (
+            lambda rows: rows[..., None] * jnp.ones((1, 1, 1, M)) + jnp.zeros((1, 1, 1, M)),
+            (ROWS,),
+            PAIRS,
+        ),
         (lambda pairs: jax.grad(lambda x: (x[..., 1] ** 3).sum())(pairs), (PAIRS,), PAIRS),
-        (lambda pairs: pairs + jnp.arange(L, dtype=jnp.float32)[None, None, :, None], (PAIRS,), PAIRS),
+        (
+            lambda pairs: pairs + jnp.arange(L, dtype=jnp.float32)[None, None, :, None],
+            (PAIRS,),
+            PAIRS,
+        ),
         (lambda pairs: pairs * np.arange(M, dtype=np.float32)[None, None, None], (PAIRS,), PAIRS),
-        (lambda pairs: jnp.where(jnp.ones((1, 1, L, M), bool) & (pairs > 0), pairs, 0.0), (PAIRS,), PAIRS),
+        (
+            lambda pairs: jnp.where(jnp.ones((1, 1, L, M), bool) & (pairs > 0), pairs, 0.0),
+            (PAIRS,),
+            PAIRS,
+        ),
     ],
 )
 def test_a_program_computes_what_the_function_does(function, args, like):
@@ -53,7 +81,9 @@ def test_a_program_computes_what_the_function_does(function, args, like):
 
 
 def test_what_is_not_needed_is_neither_read_nor_written():
-    program = TileProgram({}, lambda rows, pairs: (jnp.zeros_like(rows), pairs * 1), (ROWS, PAIRS), (ROWS, PAIRS))
+    program = TileProgram(
+        {}, lambda rows, pairs: (jnp.zeros_like(rows), pairs * 1), (ROWS, PAIRS), (ROWS, PAIRS)
+    )
     assert (program.used, program.results) == ((False, True), [None, PAIRS])
     zero, same = program([], (None, np.ones((L, M), np.float32)))
     assert zero is None and same.shape == (L, M)
@@ -63,7 +93,10 @@ def test_what_is_not_needed_is_neither_read_nor_written():
     ("function", "reason"),
     [
         (lambda pairs: jnp.cumsum(pairs, axis=-1), "a kernel has no cumsum"),
-        (lambda pairs: pairs[..., None] * jnp.ones((1, 1, 1, 1, 4)), r"\[1, 1, 3, 5, 4\] has more than two axes"),
+        (
+            lambda pairs: pairs[..., None] * jnp.ones((1, 1, 1, 1, 4)),
+            r"\[1, 1, 3, 5, 4\] has more than two axes",
+        ),
         (lambda pairs: pairs.reshape(1, 1, M, L), "a reshape from .* moves entries"),
         (lambda pairs: pairs[..., ::-1], "a kernel has no rev"),
     ],

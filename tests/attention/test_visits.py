@@ -30,7 +30,12 @@ def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
 
     @jit
     def run(q, k, v):
-        out, pull = jax.vjp(lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, mask, blocks)), q, k, v)
+        out, pull = jax.vjp(
+            lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, mask, blocks)),
+            q,
+            k,
+            v,
+        )
         return out, pull(jnp.ones_like(out))
 
     return run(q, k, v)
@@ -69,7 +74,9 @@ MASKS = {
     "documents both ways": Mask(INDICES, INDICES, DOCUMENTS, DOCUMENTS, causal=False),
     "last queries": Mask(INDICES[-6:], INDICES),
     "first queries of a cache": Mask(INDICES[:6], np.where(INDICES < 9, INDICES, -1)),
-    "prefix": Mask(INDICES, INDICES, given_B1LM=((COLUMNS < 7) | (COLUMNS <= ROWS))[None, None], causal=False),
+    "prefix": Mask(
+        INDICES, INDICES, given_B1LM=((COLUMNS < 7) | (COLUMNS <= ROWS))[None, None], causal=False
+    ),
     "padding": Mask(INDICES, INDICES, given_B1LM=((COLUMNS < 13) & (ROWS >= 0))[None, None]),
     "no key at all": Mask(INDICES, 0 * INDICES - 1),
 }
@@ -131,7 +138,10 @@ RULED_OUT = {  # the mask, and the keys that no query sees
     "causality": (Mask(INDICES[:4], INDICES), slice(4, None)),
     "window": (Mask(INDICES[-4:], INDICES, window=3), slice(None, 14)),
     "documents": (Mask(INDICES[12:], INDICES, DOCUMENTS[:, 12:], DOCUMENTS), slice(None, 12)),
-    "mask": (Mask(INDICES[-4:], INDICES, given_B1LM=(COLUMNS >= 6) & np.ones((1, 1, 4, KEYS), bool)), slice(None, 4)),
+    "mask": (
+        Mask(INDICES[-4:], INDICES, given_B1LM=(COLUMNS >= 6) & np.ones((1, 1, 4, KEYS), bool)),
+        slice(None, 4),
+    ),
     "empty keys": (Mask(INDICES[-4:], np.where(INDICES < 9, -1, INDICES)), slice(None, 4)),
 }
 
@@ -141,16 +151,26 @@ def test_blocks_that_are_ruled_out_are_not_read(mask, gone):
     """NaN in their keys and values reaches nothing."""
     encoding = CoPE(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
     encoding.table[...] = random(4, WIDTH, seed=3)
-    q, k, v = random(1, len(mask.q_indices_L), 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
+    q, k, v = (
+        random(1, len(mask.q_indices_L), 2, WIDTH),
+        *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2)),
+    )
     clean, gradients = value_and_gradients(encoding, q, k, v, mask, BlockSizes(4, 2, 2))
     spoilt, others = value_and_gradients(
-        encoding, q, k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan), mask, BlockSizes(4, 2, 2)
+        encoding,
+        q,
+        k.at[:, gone].set(jnp.nan),
+        v.at[:, gone].set(jnp.nan),
+        mask,
+        BlockSizes(4, 2, 2),
     )
     assert np.isfinite(clean).all() and np.abs(clean).max() > 0.1
     np.testing.assert_array_equal(spoilt, clean)
     for gradient, other in zip(gradients, others, strict=True):
         np.testing.assert_array_equal(other, gradient)
-    assert np.all(np.asarray(others[1])[:, gone] == 0) and np.all(np.asarray(others[2])[:, gone] == 0)
+    assert np.all(np.asarray(others[1])[:, gone] == 0) and np.all(
+        np.asarray(others[2])[:, gone] == 0
+    )
 
 
 class Marked(CoPE):
@@ -196,6 +216,8 @@ def test_one_row_that_counts_keeps_its_block_counting(axis):
     k = k.at[(slice(None),) * axis + (1,)].multiply(-1)
     v = random(2, KEYS, 2, WIDTH)
     encoding = Marked(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
-    out = jit(lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, MASKS["causal"])))(q, k, v)
+    out = jit(lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, MASKS["causal"])))(
+        q, k, v
+    )
     mean = np.cumsum(np.asarray(v), axis=1) / np.arange(1, KEYS + 1)[None, :, None, None]
     np.testing.assert_allclose(out, mean, rtol=0, atol=1e-5)

@@ -28,19 +28,32 @@ def solved(r: Records, name: str, split: str) -> significance.Share:
 def none_learns_all(r: Records) -> bool:
     """True if each encoding fails in distribution at a task that another one learns."""
     learned = [s for s, c in r.views[IN].items() if any(r.mean(s, n) <= LEARNED for n in c.errors)]
-    return all(any(n in r.views[IN][s].errors and r.mean(s, n) > LEARNED for s in learned) for n in r.names())
+    return all(
+        any(n in r.views[IN][s].errors and r.mean(s, n) > LEARNED for s in learned)
+        for n in r.names()
+    )
 
 
 def version_2(name: str, seed: int, test: str = "result") -> float:
     """The error in % in distribution of a cell of `arithmetic_v2`."""
     with tarfile.open(ROOT / "experiments" / "results" / "arithmetic_v2.tar.xz") as archive:
-        rows = json.load(archive.extractfile(f"arithmetic_v2/{name}_{seed}/{test}.json") or b"")["records"]
-    return next(100 * x["value"] for x in rows if (x["split"], x["metric"]) == ("in_distribution", "sequence_error"))
+        rows = json.load(archive.extractfile(f"arithmetic_v2/{name}_{seed}/{test}.json") or b"")[
+            "records"
+        ]
+    return next(
+        100 * x["value"]
+        for x in rows
+        if (x["split"], x["metric"]) == ("in_distribution", "sequence_error")
+    )
 
 
 def five_seeds(r: Records) -> list[str]:
     """The numbers of encodings with five seeds on each task, and with fewer."""
-    full = [name for name in r.names() if all(len(c.errors.get(name, ())) >= 5 for c in r.views[IN].values())]
+    full = [
+        name
+        for name in r.names()
+        if all(len(c.errors.get(name, ())) >= 5 for c in r.views[IN].values())
+    ]
     return [WORDS[len(full)], str(len(r.names()) - len(full))]
 
 
@@ -54,10 +67,17 @@ CLAIMS = [
     ),
     Claim(
         "CoPE and PaTH find the second last use of a key;",
-        holds=lambda r: max(r.errors("occurrence", n, s).max() for n in ("cope", "path") for s in (IN, OUT)) < 0.01,
+        holds=lambda r: (
+            max(r.errors("occurrence", n, s).max() for n in ("cope", "path") for s in (IN, OUT))
+            < 0.01
+        ),
         page=README,
     ),
-    Claim("FoX copies longer strings best;", holds=lambda r: r.beats_all("fox", "copy", OUT), page=README),
+    Claim(
+        "FoX copies longer strings best;",
+        holds=lambda r: r.beats_all("fox", "copy", OUT),
+        page=README,
+    ),
     Claim(
         "MapFormer alone navigates, at the length of training",
         holds=lambda r: r.beats_all("mapformer", "steps", IN) and r.mean("steps", "mapformer") < 1,
@@ -70,7 +90,12 @@ CLAIMS = [
         "on the sparse split ({} seeds),",
         lambda r: [five_seeds(r)[0], len(r.errors("ignore", "path"))],
         lambda r: (
-            [n for n in r.names(5) if not any(r.errors("ignore", n, s).any() for s in (IN, "sparse"))] == ["path"]
+            [
+                n
+                for n in r.names(5)
+                if not any(r.errors("ignore", n, s).any() for s in (IN, "sparse"))
+            ]
+            == ["path"]
         ),
     ),
     Claim(
@@ -80,7 +105,9 @@ CLAIMS = [
     ),
     Claim(
         "CoPE and PaTH find the second last occurrence of a key with at most {:.3f} % error;",
-        lambda r: [max(r.errors("occurrence", n, s).max() for n in ("cope", "path") for s in (IN, OUT))],
+        lambda r: [
+            max(r.errors("occurrence", n, s).max() for n in ("cope", "path") for s in (IN, OUT))
+        ],
     ),
     Claim(
         "FoX recalls among more pairs with at most {:.2f} % error and copies longer strings best;",
@@ -95,7 +122,11 @@ CLAIMS = [
     Claim(
         "Trained so far are {:,} of {:,} cells: {} encodings with five seeds on every ability, five of them with 25 "
         "seeds on flip-flop, and {} with two seeds",
-        lambda r: [sum(len(c.errors[n]) for c in r.views[IN].values() for n in c.errors), CELLS, *five_seeds(r)],
+        lambda r: [
+            sum(len(c.errors[n]) for c in r.views[IN].values() for n in c.errors),
+            CELLS,
+            *five_seeds(r),
+        ],
         lambda r: len(r.names(25, "ignore")) == 5,
     ),
     Claim(
@@ -113,7 +144,11 @@ CLAIMS = [
         "{:.1f} and {:.1f} %. The five seeds of version 1 range from {:.1f} to {:.1f} % (CoPE) and from {:.1f} to "
         "{:.1f} % (RoPE),",
         lambda r: [
-            *(version_2(n, 0, f"evaluation{test}") for n in ("cope", "rope") for test in ("", "_version_1")),
+            *(
+                version_2(n, 0, f"evaluation{test}")
+                for n in ("cope", "rope")
+                for test in ("", "_version_1")
+            ),
             *(version_2(n, seed) for n, seed in (("cope", 0), ("cope", 1), ("rope", 0))),
             *r.errors("arithmetic", "cope")[:2],
             r.errors("arithmetic", "rope")[0],
@@ -124,8 +159,17 @@ CLAIMS = [
     Claim(
         "PaTH makes no error in flip-flop in distribution and on the sparse split ({} seeds), as selective RoPE in its "
         "{} seeds.",
-        lambda r: [len(r.errors("ignore", "path")), WORDS[len(r.errors("ignore", "selective_rope"))]],
-        lambda r: not any(r.errors("ignore", n, s).any() for n in ("path", "selective_rope") for s in (IN, "sparse")),
+        lambda r: [
+            len(r.errors("ignore", "path")),
+            WORDS[len(r.errors("ignore", "selective_rope"))],
+        ],
+        lambda r: (
+            not any(
+                r.errors("ignore", n, s).any()
+                for n in ("path", "selective_rope")
+                for s in (IN, "sparse")
+            )
+        ),
     ),
     Claim(
         "It is the only one with few errors in parity beyond the length of training: {:.1f} %, all others {:.0f} % or "
@@ -139,7 +183,9 @@ CLAIMS = [
         "PaTH {:.1f} / {:.1f} / {:.1f}, FoX {:.1f} / {:.1f} / {:.1f}, stick-breaking {:.1f} / {:.1f} / {:.1f}, CoPE "
         "{:.1f} / {:.1f} / {:.1f}, RoPE {:.1f} / {:.1f} / {:.1f}.",
         lambda r: [
-            value for n in ("path", "fox", "stick_breaking", "cope", "rope") for value in splits(r, "ignore", n)
+            value
+            for n in ("path", "fox", "stick_breaking", "cope", "rope")
+            for value in splits(r, "ignore", n)
         ],
     ),
     Claim(
@@ -165,7 +211,8 @@ CLAIMS = [
     Claim(
         "At this size CoPE is shown to be worse than FoX, and in distribution better than RoPE.",
         holds=lambda r: (
-            {("fox", "cope"), ("cope", "rope")} <= r.better("ignore") and ("fox", "cope") in r.better("ignore", OUT)
+            {("fox", "cope"), ("cope", "rope")} <= r.better("ignore")
+            and ("fox", "cope") in r.better("ignore", OUT)
         ),
     ),
     Claim(
@@ -181,7 +228,9 @@ CLAIMS = [
     Claim(
         "with two and four times as many FoX has {:.2f} % error, in each seed at least 0.01 %, PaTH {:.1f} %, "
         "stick-breaking {:.1f} %, CoPE {:.1f} % and RoPE {:.1f} %.",
-        lambda r: [r.mean("recall", n, OUT) for n in ("fox", "path", "stick_breaking", "cope", "rope")],
+        lambda r: [
+            r.mean("recall", n, OUT) for n in ("fox", "path", "stick_breaking", "cope", "rope")
+        ],
         lambda r: r.errors("recall", "fox", OUT).min() > 0.01,
     ),
     Claim(
@@ -196,9 +245,12 @@ CLAIMS = [
     Claim(
         "beyond the length and depth of training, ALiBi has {:.1f} % error of Dyck-2, CoPE and no encoding {:.1f}, FoX "
         "{:.1f} and signed CoPE {:.1f}; each is shown to be better than PaTH ({:.1f} %).",
-        lambda r: [r.mean("stack", n, OUT) for n in ("alibi", "cope", "fox", "cope_signed", "path")],
+        lambda r: [
+            r.mean("stack", n, OUT) for n in ("alibi", "cope", "fox", "cope_signed", "path")
+        ],
         lambda r: (
-            {(n, "path") for n in ("alibi", "cope", "none", "fox", "cope_signed")} <= r.better("stack", OUT)
+            {(n, "path") for n in ("alibi", "cope", "none", "fox", "cope_signed")}
+            <= r.better("stack", OUT)
             and round(r.mean("stack", "none", OUT), 1) == round(r.mean("stack", "cope", OUT), 1)
         ),
     ),
@@ -209,7 +261,10 @@ CLAIMS = [
             *(r.mean("copy", n, OUT) for n in ("fox", "dape", "row_fox", "fire")),
             min(r.mean("copy", n, OUT) for n in r.names(5) if n != "fox"),
         ],
-        lambda r: {n for n in r.names() if r.mean("copy", n, OUT) < 50} == {"fox", "dape", "row_fox", "fire"},
+        lambda r: (
+            {n for n in r.names() if r.mean("copy", n, OUT) < 50}
+            == {"fox", "dape", "row_fox", "fire"}
+        ),
     ),
     Claim(
         "In distribution RoPE ({:.1f} %) is shown to be better than FoX ({:.1f} %).",
@@ -231,7 +286,8 @@ CLAIMS = [
         "stick-breaking, CoPE and signed CoPE are not shown to differ from it.",
         lambda r: [min(r.mean("steps", n, OUT) for n in r.names(0, "steps"))],
         lambda r: (
-            {n for n in r.names(5) if ("mapformer", n) not in r.better("steps", OUT)} - {"mapformer"}
+            {n for n in r.names(5) if ("mapformer", n) not in r.better("steps", OUT)}
+            - {"mapformer"}
             == {"rope", "stick_breaking", "cope", "cope_signed"}
         ),
     ),
@@ -249,13 +305,19 @@ CLAIMS = [
         "in flip-flop CARoPE ({:.1f} % in distribution, {:.1f} % out of it), Wall ({:.1f}, {:.1f}) and selective RoPE "
         "({:.1f}, {:.1f}); in recall of more pairs row FoX ({:.1f}), CABLE ({:.1f}) and KERPLE ({:.1f}).",
         lambda r: [
-            *(r.mean("ignore", n, s) for n in ("carope", "wall", "selective_rope") for s in (IN, OUT)),
+            *(
+                r.mean("ignore", n, s)
+                for n in ("carope", "wall", "selective_rope")
+                for s in (IN, OUT)
+            ),
             *(r.mean("recall", n, OUT) for n in ("row_fox", "cable", "kerple")),
         ],
     ),
     Claim(
         "nothing adds longer numbers,",
-        holds=lambda r: all((r.errors("arithmetic", n, OUT) == 100).all() for n in r.names(0, "arithmetic")),
+        holds=lambda r: all(
+            (r.errors("arithmetic", n, OUT) == 100).all() for n in r.names(0, "arithmetic")
+        ),
     ),
     Claim(
         "These are models of {:,.0f},000 to {:,.0f},000 parameters",
@@ -266,7 +328,9 @@ CLAIMS = [
 COUNTS = [
     Claim("the public API, {} names;", lambda _: [WORDS[len(cope_jax.__all__)]], page=README),
     Claim(
-        "{} notebooks,", lambda _: [WORDS[len(list((ROOT / "notebooks").glob("*.ipynb")))].capitalize()], page=README
+        "{} notebooks,",
+        lambda _: [WORDS[len(list((ROOT / "notebooks").glob("*.ipynb")))].capitalize()],
+        page=README,
     ),
     Claim("each of the {:,} cells", lambda _: [CELLS], page="experiments/grids/abilities.py"),
     Claim("Errors of encodings on {} tasks", lambda r: [WORDS[len(r.views[IN])]], page=README),
@@ -275,7 +339,8 @@ COUNTS = [
         "{} synthetic tasks for {} abilities,",
         lambda _: [
             sum(
-                issubclass(tasks.TASKS.get(name), SyntheticTask) and bool(tasks.TASKS.get(name).abilities)
+                issubclass(tasks.TASKS.get(name), SyntheticTask)
+                and bool(tasks.TASKS.get(name).abilities)
                 for name in tasks.names()
             ),
             WORDS[len(tasks.ABILITIES)],

@@ -40,28 +40,40 @@ class Records:
     rows: list[dict[str, Any]]
     tables: Mapping[str, list[dict[str, dict[str, str]]]]
     number: Any = float
-    _better: dict[tuple[str, str], set[tuple[str, str]]] = dataclasses.field(default_factory=dict, init=False)
+    _better: dict[tuple[str, str], set[tuple[str, str]]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     @functools.cached_property
     def _errors(self) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
         errors_of: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
         for row in self.rows:
-            errors = errors_of.setdefault((row["setting"], row["encoding"]), {}).setdefault(row["split"], {})
+            errors = errors_of.setdefault((row["setting"], row["encoding"]), {}).setdefault(
+                row["split"], {}
+            )
             errors[row["seed"]] = 100 * row["value"]
         return errors_of
 
     def names(self, least: int = 0, setting: str = "recall") -> list[str]:
         """The encodings with at least so many seeds."""
-        return [name for where, name in self._errors if where == setting and len(self.errors(where, name)) >= least]
+        return [
+            name
+            for where, name in self._errors
+            if where == setting and len(self.errors(where, name)) >= least
+        ]
 
     def errors(self, setting: str, name: str, split: str = IN) -> np.ndarray:
         """The error of each seed; out of distribution it is the mean over the other splits."""
         by_split = self._errors[setting, name]
-        names = {IN: ["in_distribution"], OUT: [split for split in by_split if split != "in_distribution"]}.get(
-            split, [split]
-        )
+        names = {
+            IN: ["in_distribution"],
+            OUT: [split for split in by_split if split != "in_distribution"],
+        }.get(split, [split])
         return np.array(
-            [fmean(by_split[name_of_split][seed] for name_of_split in names) for seed in sorted(by_split[names[0]])]
+            [
+                fmean(by_split[name_of_split][seed] for name_of_split in names)
+                for seed in sorted(by_split[names[0]])
+            ]
         )
 
     def mean(self, setting: str, name: str, split: str = IN) -> float:
@@ -76,12 +88,16 @@ class Records:
         if (setting, split) not in self._better:
             column = self.views[split][setting]
             compared = significance.differences(column.errors, column.examples).items()
-            self._better[setting, split] = {pair if d.mean < 0 else pair[::-1] for pair, d in compared if d.shown}
+            self._better[setting, split] = {
+                pair if d.mean < 0 else pair[::-1] for pair, d in compared if d.shown
+            }
         return self._better[setting, split]
 
     def beats_all(self, name: str, setting: str, split: str = IN) -> bool:
         """True if an encoding is shown to be better than all others with five seeds."""
-        return {(name, other) for other in self.names(5) if other != name} <= self.better(setting, split)
+        return {(name, other) for other in self.names(5) if other != name} <= self.better(
+            setting, split
+        )
 
     def cell(self, heading: str, row: str, column: str, table: int = 0) -> list[float]:
         """The numbers in a cell of a table below the heading that begins like this."""
@@ -118,7 +134,9 @@ def read() -> Records:
                 setting = member.name.split("/")[1]
                 content = json.load(archive.extractfile(member) or b"")
                 rows += [{"setting": setting, **row} for row in content["records"]]
-    return Records(grid_cells.headlines(rows, TASKS), tables((ROOT / "experiments" / "RESULTS.md").read_text()))
+    return Records(
+        grid_cells.headlines(rows, TASKS), tables((ROOT / "experiments" / "RESULTS.md").read_text())
+    )
 
 
 def tables(page: str) -> dict[str, list[dict[str, dict[str, str]]]]:

@@ -16,7 +16,10 @@ def loses(r: Records, heading: str, name: str, table: int, near: str, far: str) 
 def code_loses(r: Records) -> list[float]:
     """Per cent by which perplexities of code rise from the length of training to eight times it."""
     near = "token perplexity, validation / test"
-    return [100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, near)[2] - 1) for n in ("cope", "relative", "rope")]
+    return [
+        100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, near)[2] - 1)
+        for n in ("cope", "relative", "rope")
+    ]
 
 
 def row(r: Records, heading: str, name: str, *columns: str) -> list[float]:
@@ -26,7 +29,9 @@ def row(r: Records, heading: str, name: str, *columns: str) -> list[float]:
 def beyond(columns: Sequence[str], heading: str) -> Callable[[Records], bool]:
     """True if CoPE has the lowest mean in all columns."""
     others = ("rope", "relative", "learned")
-    return lambda r: all(r.first(heading, "cope", c) < min(r.first(heading, o, c) for o in others) for c in columns)
+    return lambda r: all(
+        r.first(heading, "cope", c) < min(r.first(heading, o, c) for o in others) for c in columns
+    )
 
 
 def kills(r: Records) -> int:
@@ -66,7 +71,10 @@ def minilm(r: Records, column: str) -> list[float]:
 def changes(r: Records, which: int) -> list[float]:
     """By how many per cent the medians (0) or minima (1) of times changed in the rearrangement."""
     (tables,) = (tables for name, tables in r.tables.items() if name.startswith(REARRANGED))
-    times = ([r.cell(REARRANGED, name, c, 2)[which] for c in ("c5c4d3a", "11607b1")] for name in tables[2])
+    times = (
+        [r.cell(REARRANGED, name, c, 2)[which] for c in ("c5c4d3a", "11607b1")]
+        for name in tables[2]
+    )
     return [100 * (after / before - 1) for before, after in times]
 
 
@@ -85,7 +93,13 @@ CLAIMS = [
     Claim(
         "CoPE makes no error on any split; with fewer or more blanks than in training, the others have a mean sequence "
         "error of {} % or more.",
-        lambda r: [min(r.first(SELECTIVE, n, s) for n in ("rope", "relative", "learned") for s in SPLITS[1:])],
+        lambda r: [
+            min(
+                r.first(SELECTIVE, n, s)
+                for n in ("rope", "relative", "learned")
+                for s in SPLITS[1:]
+            )
+        ],
         lambda r: all(row(r, SELECTIVE, "cope", s) == [0] for s in SPLITS),
     ),
     Claim(
@@ -100,10 +114,15 @@ CLAIMS = [
     Claim(
         "FoX and stick-breaking are within 1.4 points of the errors that the PaTH paper prints; PaTH has at most {} % "
         "but on the dense split, where it has {:.0f} % and the paper {:.0f}.",
-        lambda r: [max(row(r, ONE_LAYER, "path", "in distribution", "sparse")), *r.cell(ONE_LAYER, "path", "dense")],
+        lambda r: [
+            max(row(r, ONE_LAYER, "path", "in distribution", "sparse")),
+            *r.cell(ONE_LAYER, "path", "dense"),
+        ],
         lambda r: all(
             abs(ours - paper) < 1.45
-            for ours, paper in (r.cell(ONE_LAYER, n, s) for n in ("fox", "stick_breaking") for s in SPLITS)
+            for ours, paper in (
+                r.cell(ONE_LAYER, n, s) for n in ("fox", "stick_breaking") for s in SPLITS
+            )
         ),
     ),
     Claim(
@@ -123,26 +142,38 @@ CLAIMS = [
     ),
     Claim(
         "with fewer `pass`, CoPE has {} % error, RoPE {} %, `relative` {} %, `learned` {} %;",
-        lambda r: [r.first(COUNTING, n, "pass 10") for n in ("cope", "rope", "relative", "learned")],
+        lambda r: [
+            r.first(COUNTING, n, "pass 10") for n in ("cope", "rope", "relative", "learned")
+        ],
     ),
     Claim(
         "CoPE has {} %, the others {} to {} %, but the seeds of CoPE and `relative` overlap.",
         lambda r: [
             r.first(COUNTING_3, "cope", "pass 10"),
-            *(end(r.first(COUNTING_3, n, "pass 10") for n in ("rope", "relative", "learned")) for end in (min, max)),
+            *(
+                end(r.first(COUNTING_3, n, "pass 10") for n in ("rope", "relative", "learned"))
+                for end in (min, max)
+            ),
         ],
-        lambda r: r.cell(COUNTING_3, "cope", "pass 10")[-1] > r.cell(COUNTING_3, "relative", "pass 10")[-2],
+        lambda r: (
+            r.cell(COUNTING_3, "cope", "pass 10")[-1]
+            > r.cell(COUNTING_3, "relative", "pass 10")[-2]
+        ),
     ),
     Claim(
         "at eight times the length of training CoPE's perplexity is {:.1f} % worse than at the length of training, "
         "`relative`'s {:.0f} % and RoPE's {:.0f} %.",
         lambda r: [
-            loses(r, WIKITEXT, n, 1, "token perplexity at length 128", "1,024") for n in ("cope", "relative", "rope")
+            loses(r, WIKITEXT, n, 1, "token perplexity at length 128", "1,024")
+            for n in ("cope", "relative", "rope")
         ],
     ),
     Claim(
         "At the length of training CoPE has a perplexity of {}, `relative` {}.",
-        lambda r: [r.cell(WIKITEXT, n, "token perplexity, validation / test")[2] for n in ("cope", "relative")],
+        lambda r: [
+            r.cell(WIKITEXT, n, "token perplexity, validation / test")[2]
+            for n in ("cope", "relative")
+        ],
     ),
     Claim(
         "at eight times the length of training CoPE's perplexity is {:.0f} % worse, `relative`'s {:.0f} % and RoPE's "
@@ -152,12 +183,16 @@ CLAIMS = [
     Claim(
         "after 300 steps perplexity is {:.1f} % better at the length of training and {:.1f} % better at eight times "
         "that length.",
-        lambda r: [100 * (1 - r.first(ADDED, "rope+cope", c) / r.first(ADDED, "rope", c)) for c in ("test", "1,024")],
+        lambda r: [
+            100 * (1 - r.first(ADDED, "rope+cope", c) / r.first(ADDED, "rope", c))
+            for c in ("test", "1,024")
+        ],
     ),
     Claim(
         "it predicts {} % of the masked pieces correctly with RoPE and {} % with learned positions (one seed).",
         lambda r: [
-            r.cell(BERT, n, "masked pieces right, validation / test, %")[1] for n in ("rope", "learned, BERT's own")
+            r.cell(BERT, n, "masked pieces right, validation / test, %")[1]
+            for n in ("rope", "learned, BERT's own")
         ],
     ),
     Claim(
@@ -173,14 +208,20 @@ CLAIMS = [
         lambda r: [kills(r)],
     ),
     Claim(
-        "After more than 700 kills on disks and in buckets,", holds=lambda r: kills(r) > 700, page="docs/training.md"
+        "After more than 700 kills on disks and in buckets,",
+        holds=lambda r: kills(r) > 700,
+        page="docs/training.md",
     ),
     Claim(
         "The mean ± standard deviation and the worst seed are {:.2f} ± {:.2f} and {:.2f} in distribution, {:.0f} ± "
         "{:.0f} and {:.0f} on dense, and {:.2f} ± {:.2f} and {:.2f} on sparse. All 20 seeds have at most 1 % on every "
         "split, and {} make no error.",
         lambda r: [
-            *(f for s in SPLITS for f in (np.mean(quick(r, s)), np.std(quick(r, s), ddof=1), max(quick(r, s)))),
+            *(
+                f
+                for s in SPLITS
+                for f in (np.mean(quick(r, s)), np.std(quick(r, s), ddof=1), max(quick(r, s)))
+            ),
             sum(not any(seed) for seed in zip(*(quick(r, s) for s in SPLITS), strict=True)),
         ],
         lambda r: max(max(quick(r, s)) for s in SPLITS) <= 1,
@@ -208,21 +249,27 @@ CLAIMS = [
             for n in ("cope", "rope", "relative", "learned")
         ),
     ),
-    Claim("CoPE has the lowest mean error on every split, as in the paper", holds=beyond(PASSES, COUNTING_3)),
+    Claim(
+        "CoPE has the lowest mean error on every split, as in the paper",
+        holds=beyond(PASSES, COUNTING_3),
+    ),
     Claim(
         "A BiLSTM over the words of the sentence adds {:.1f} points, the characters of words another {:.1f} (because "
         "of endings), and the frozen vectors of our ELMo another {:.1f}.",
         lambda r: np.diff(
-            [r.first(TAGS, n, "test") for n in ("majority", "words", "words+characters", "words+characters+elmo")]
+            [
+                r.first(TAGS, n, "test")
+                for n in ("majority", "words", "words+characters", "words+characters+elmo")
+            ]
         ).tolist(),
     ),
     Claim(
         "parts of speech are best in layers 2 to 4 and fall towards the top ({} → {}), below all lower layers.",
         lambda r: [r.first(PROBES, f"MiniLM, layer {n}", "parts of speech") for n in (2, 6)],
         lambda r: (
-            np.argsort([-r.first(PROBES, f"MiniLM, layer {n}", "parts of speech") for n in range(1, 7)])[
-                [0, 1, 2, -1]
-            ].tolist()
+            np.argsort(
+                [-r.first(PROBES, f"MiniLM, layer {n}", "parts of speech") for n in range(1, 7)]
+            )[[0, 1, 2, -1]].tolist()
             == [1, 2, 3, 5]
         ),
     ),
@@ -241,11 +288,16 @@ CLAIMS = [
     ),
     Claim(
         "The other encodings fail on the splits `dense` and `sparse`.",
-        holds=lambda r: min(r.first("Quick", n, s) for n in ("rope", "relative", "learned") for s in SPLITS[1:]) > 70,
+        holds=lambda r: (
+            min(r.first("Quick", n, s) for n in ("rope", "relative", "learned") for s in SPLITS[1:])
+            > 70
+        ),
         page=COMMANDS,
     ),
     Claim(
-        "CoPE makes no errors on any split.", holds=lambda r: not any(row(r, SELECTIVE, "cope", *SPLITS)), page=GALLERY
+        "CoPE makes no errors on any split.",
+        holds=lambda r: not any(row(r, SELECTIVE, "cope", *SPLITS)),
+        page=GALLERY,
     ),
     Claim(
         "{:.2f} ± {:.2f}, and {} of 20 have at most 1 %.",
@@ -268,13 +320,18 @@ CLAIMS = [
     Claim(
         "CoPE at most 1 % on each split in {} of 20 seeds; RoPE {:.0f}, {:.0f} and {:.0f} %; relative {:.0f}, {:.0f} "
         "and {:.0f} %; absolute {:.0f}, {:.0f} and {:.0f} %.",
-        lambda r: [few_errors(r), *(e for n in ("rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS))],
+        lambda r: [
+            few_errors(r),
+            *(e for n in ("rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS)),
+        ],
         page="cope_jax/configs/quick.py",
     ),
     Claim(
         "cope {:.1f} {:.1f} {:.1f} rope {:.1f} {:.1f} {:.1f} relative {:.1f} {:.1f} {:.1f} learned {:.1f} {:.1f} "
         "{:.1f}",
-        lambda r: [e for n in ("cope", "rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS)],
+        lambda r: [
+            e for n in ("cope", "rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS)
+        ],
         page=README,
     ),
     Claim(
@@ -301,7 +358,8 @@ CLAIMS = [
     Claim(
         "MiniLM exceeds the mean of the context from layer 2 on by both methods, and is best at the top.",
         holds=lambda r: all(
-            r.first(SENSES, "word2vec, context", c) < min(minilm(r, c)) and max(minilm(r, c)) == minilm(r, c)[-1]
+            r.first(SENSES, "word2vec, context", c) < min(minilm(r, c))
+            and max(minilm(r, c)) == minilm(r, c)[-1]
             for c in ("nearest mean", "5 nearest")
         ),
     ),

@@ -14,7 +14,10 @@ from tests.claims.records import README, RESULTS, ROOT
 
 CLAIMS = grid.CLAIMS + claims_of_tables.CLAIMS
 ARCHIVED = records.read()
-PAGES = {claim.page: " ".join((ROOT / claim.page).read_text().split()) for claim in (*CLAIMS, *grid.COUNTS)}
+PAGES = {
+    claim.page: " ".join((ROOT / claim.page).read_text().split())
+    for claim in (*CLAIMS, *grid.COUNTS)
+}
 
 
 def written(claim, records):
@@ -50,13 +53,21 @@ OTHERS = {
     "names": {
         "rows": change(encoding=lambda row: NEXT[row["encoding"]]),
         "tables": {
-            heading: [{name: table[other] for name, other in shift(table).items()} for table in tables]
+            heading: [
+                {name: table[other] for name, other in shift(table).items()} for table in tables
+            ]
             for heading, tables in ARCHIVED.tables.items()
         },
     },
-    "reverse": {"rows": change(value=lambda row: 1 - row["value"]), "number": lambda text: 100 - float(text)},
+    "reverse": {
+        "rows": change(value=lambda row: 1 - row["value"]),
+        "number": lambda text: 100 - float(text),
+    },
     "fewer seeds": {"rows": [row for row in ARCHIVED.rows if row["seed"]]},
-    "one value": {"rows": change(value=lambda _: 0.0, parameters=lambda _: 1), "number": lambda _: 0.5},
+    "one value": {
+        "rows": change(value=lambda _: 0.0, parameters=lambda _: 1),
+        "number": lambda _: 0.5,
+    },
 }
 """Changes of the archived records."""
 OTHERS = {name: dataclasses.replace(ARCHIVED, **fields) for name, fields in OTHERS.items()}
@@ -72,7 +83,11 @@ def test_other_records_do_not_support_it(claim):
 
 def test_the_tables_are_those_of_the_records():
     names = list(dict.fromkeys(cell.label for cell in abilities.get_cells()))
-    order = {(setting, name): (n, m) for n, setting in enumerate(records.TASKS) for m, name in enumerate(names)}
+    order = {
+        (setting, name): (n, m)
+        for n, setting in enumerate(records.TASKS)
+        for m, name in enumerate(names)
+    }
     rows = sorted(ARCHIVED.rows, key=lambda row: order[row["setting"], row["encoding"]])
     tables_shown = grid_cells.create(rows, records.TASKS)
     assert " ".join(results_table.markdown(tables_shown).split()) in PAGES[RESULTS]

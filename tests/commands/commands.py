@@ -20,7 +20,11 @@ from cope_jax.cli import interrupts
 ROOT = Path(__file__).parents[2]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["cope_jax.runs.experiment", "cope_jax.evaluation.report.plots", "cope_jax.evaluation.gates.maps"]
+    [
+        "cope_jax.runs.experiment",
+        "cope_jax.evaluation.report.plots",
+        "cope_jax.evaluation.gates.maps",
+    ]
 )
 
 CONFIG = """
@@ -101,12 +105,20 @@ class Command:
       around: its surroundings.
     """
 
-    def __init__(self, cache: Path, name: str, *flags: object, around: Surroundings = Surroundings()):
+    def __init__(
+        self, cache: Path, name: str, *flags: object, around: Surroundings = Surroundings()
+    ):
         self._folder = tempfile.TemporaryDirectory()
         self._out, self._err = Path(self._folder.name) / "out", Path(self._folder.name) / "err"
         self._out.touch()
         self._err.touch()
-        arguments = (str(cache), name, [str(flag) for flag in flags], str(self._out), str(self._err))
+        arguments = (
+            str(cache),
+            name,
+            [str(flag) for flag in flags],
+            str(self._out),
+            str(self._err),
+        )
         self._process = _FORKS.Process(target=_child, args=(*arguments, around))
         self._process.start()
 
@@ -117,7 +129,10 @@ class Command:
                 self.send(signal.SIGKILL)
             raise TimeoutError(self._err.read_text())
         with self._folder:
-            return Done(self._process.exitcode, *(path.read_text(errors="replace") for path in (self._out, self._err)))
+            return Done(
+                self._process.exitcode,
+                *(path.read_text(errors="replace") for path in (self._out, self._err)),
+            )
 
     def send(self, number: int) -> None:
         """Sends a signal."""
@@ -131,7 +146,14 @@ class Command:
         self.send(number)
 
 
-def _child(cache: str, name: str, flags: list[str], out: str, err: str, around: Surroundings = Surroundings()) -> None:
+def _child(
+    cache: str,
+    name: str,
+    flags: list[str],
+    out: str,
+    err: str,
+    around: Surroundings = Surroundings(),
+) -> None:
     streams = {1: out, 2: err, **around.streams}
     for number, path in streams.items():
         if path:
@@ -139,7 +161,9 @@ def _child(cache: str, name: str, flags: list[str], out: str, err: str, around: 
         else:
             os.close(number)
     sys.stdout = open(1, "w", closefd=False, encoding=around.encoding) if streams[1] else None
-    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace") if streams[2] else None
+    sys.stderr = (
+        open(2, "w", closefd=False, buffering=1, errors="backslashreplace") if streams[2] else None
+    )
     os.environ.update(around.variables)
     os.chdir(around.folder)
     if around.gone:
@@ -147,7 +171,9 @@ def _child(cache: str, name: str, flags: list[str], out: str, err: str, around: 
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    several = name in SEVERAL_RUNS and not any(flag.startswith(("--jobs", "--help")) for flag in flags)
+    several = name in SEVERAL_RUNS and not any(
+        flag.startswith(("--jobs", "--help")) for flag in flags
+    )
     sys.argv = [name, *flags, *(["--jobs=1"] if several else [])]
     interrupts.install()
     try:

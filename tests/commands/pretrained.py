@@ -29,7 +29,12 @@ MODELS = {
         },
         "none",
     ),
-    "rnn": ("words", {"length": 8}, {"name": "rnn_lm", "embed_dim": 8, "hidden_dim": 8, "num_layers": 1}, "none"),
+    "rnn": (
+        "words",
+        {"length": 8},
+        {"name": "rnn_lm", "embed_dim": 8, "hidden_dim": 8, "num_layers": 1},
+        "none",
+    ),
 }
 TEXT_CONFIG = """
 from cope_jax.training import config_files
@@ -52,7 +57,11 @@ def get_config():
 
 
 def write_run(
-    folder: Path, config: ExperimentConfig, seeds: Sequence[int] = (0,), step: int = 2, **metrics: float
+    folder: Path,
+    config: ExperimentConfig,
+    seeds: Sequence[int] = (0,),
+    step: int = 2,
+    **metrics: float,
 ) -> Experiment:
     """Makes a folder that of a run which has learned nothing yet, with made-up metrics; much faster
     than training.

@@ -37,15 +37,26 @@ class Processes:
         variables: Mapping[str, str] = types.MappingProxyType({}),
     ):
         self._folder = tempfile.TemporaryDirectory()
-        self._logs = [[f"{self._folder.name}/{name}{i}" for name in ("out", "err")] for i in range(count)]
-        environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", **variables}
+        self._logs = [
+            [f"{self._folder.name}/{name}{i}" for name in ("out", "err")] for i in range(count)
+        ]
+        environment = {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            **variables,
+        }
         port = free_port()
         self.processes = []
         for i, logs in enumerate(self._logs):
             given = [str(flag) for flag in (*flags, *(each[i] if each else ()))]
             if count > 1:
-                given += [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={i}"]
-            process = _FORKS.Process(target=_forked, args=(environment, str(cache), command, given, *logs))
+                given += [
+                    f"--coordinator=127.0.0.1:{port}",
+                    f"--num_processes={count}",
+                    f"--process_id={i}",
+                ]
+            process = _FORKS.Process(
+                target=_forked, args=(environment, str(cache), command, given, *logs)
+            )
             process.start()
             self.processes.append(process)
 
@@ -59,7 +70,10 @@ class Processes:
             process.join()
         with self._folder:
             texts = [[Path(log).read_text() for log in logs] for logs in self._logs]
-        return [Done(process.exitcode, *text) for process, text in zip(self.processes, texts, strict=True)]
+        return [
+            Done(process.exitcode, *text)
+            for process, text in zip(self.processes, texts, strict=True)
+        ]
 
     def signal_when(self, ready: Callable[[], bool], index: int, number: signal.Signals) -> None:
         """Sends the signal to one of the processes as soon as `ready`, unless one has ended by

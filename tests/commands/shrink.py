@@ -45,7 +45,11 @@ def load(name: str) -> ExperimentConfig:
 SETTINGS = re.compile(r"(abilities|published):")
 NEEDING_SHARDS = re.compile(r"lm(:[0-9a-z]+)?|\w+:shards")
 """Configs of text in folders that the user names. Those of `lm` are tested on noise."""
-CONFIGS = [name for name in config_files.names() if not SETTINGS.match(name) and not NEEDING_SHARDS.fullmatch(name)]
+CONFIGS = [
+    name
+    for name in config_files.names()
+    if not SETTINGS.match(name) and not NEEDING_SHARDS.fullmatch(name)
+]
 SYNTHETIC = [name for name in CONFIGS if issubclass(TASKS.get(load(name).task.name), SyntheticTask)]
 TEXT = [name for name in CONFIGS if name not in SYNTHETIC]
 
@@ -57,7 +61,9 @@ def shrink(config: ExperimentConfig, steps: int = 2) -> ExperimentConfig:
     if options.get("corpus") in LARGE_CORPORA:
         options["corpus"] = "wikitext-2"
     has = {field.name for field in dataclasses.fields(config.model)}
-    model = dataclasses.replace(config.model, **{name: size for name, size in SMALL_MODEL.items() if name in has})
+    model = dataclasses.replace(
+        config.model, **{name: size for name, size in SMALL_MODEL.items() if name in has}
+    )
     if getattr(model, "num_sampled", 0):
         model = dataclasses.replace(model, num_sampled=4)
     if hasattr(model, "block"):
@@ -67,7 +73,9 @@ def shrink(config: ExperimentConfig, steps: int = 2) -> ExperimentConfig:
         config,
         task=dataclasses.replace(config.task, options=options),
         model=model,
-        optimizer=dataclasses.replace(config.optimizer, warmup_steps=min(config.optimizer.warmup_steps, 1)),
+        optimizer=dataclasses.replace(
+            config.optimizer, warmup_steps=min(config.optimizer.warmup_steps, 1)
+        ),
         training=dataclasses.replace(
             config.training,
             steps=steps,
@@ -77,6 +85,8 @@ def shrink(config: ExperimentConfig, steps: int = 2) -> ExperimentConfig:
             evaluate_every=1,
             checkpoint_every=1,
         ),
-        evaluation=dataclasses.replace(config.evaluation, examples=4, curve_examples=2, sweep_examples=2, batch_size=2),
+        evaluation=dataclasses.replace(
+            config.evaluation, examples=4, curve_examples=2, sweep_examples=2, batch_size=2
+        ),
         job=dataclasses.replace(config.job, mesh=MeshConfig(data=1)),
     )

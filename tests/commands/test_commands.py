@@ -47,7 +47,9 @@ def test_train_writes_and_prints_the_errors(trained):
     measured = records(workdir / "result.json")
     assert {(r["encoding"], r["seed"], r["step"]) for r in measured} == {("cope", 5, 8)}
     assert {"in_distribution", "dense", "sparse", "blanks=3"} <= {r["split"] for r in measured}
-    value = next(r["value"] for r in measured if (r["split"], r["metric"]) == ("dense", "token_error"))
+    value = next(
+        r["value"] for r in measured if (r["split"], r["metric"]) == ("dense", "token_error")
+    )
     title, heading, *lines, written, further = filter(str.strip, done.out.splitlines())
     assert title == "selective_copy, decoder, cope, 6 examples a split, seed 5"
     assert heading.split() == "split token error, % sequence error, % loss".split()
@@ -77,7 +79,10 @@ def test_train_again_trains_nothing_and_measures_the_same(trained, start, config
     before = (workdir / "result.json").read_bytes(), (workdir / "metrics.jsonl").read_bytes()
     again = start("train", *flags(config, workdir)).wait()
     assert (again.status, again.out) == (0, done.out)
-    assert again.err.splitlines()[-1] == "decoder, cope: resumes from step 8" and "parameters" not in again.err
+    assert (
+        again.err.splitlines()[-1] == "decoder, cope: resumes from step 8"
+        and "parameters" not in again.err
+    )
     assert [r["value"] for r in records(workdir / "result.json")] == [
         r["value"] for r in json.loads(before[0])["records"]
     ]
@@ -129,14 +134,23 @@ def test_help_says_what_the_command_does(name, start):
     assert ("--workdir" in done.out) == (name in ("train", "compare"))  # old names are not shown
     assert f"cope-jax {name}" in done.out, done.out
     assert str(ROOT) not in done.out and "(default: 'None')" not in done.out
-    assert done.out.endswith("cope-jax list shows all commands, configs, encodings, tasks and models.\n")
+    assert done.out.endswith(
+        "cope-jax list shows all commands, configs, encodings, tasks and models.\n"
+    )
 
 
 def test_help_lists_the_fields_of_a_config(start):
     done = start("train", "--help", "--config=quick").wait()
     assert done.status == 0 and "\nFields of quick:\n" in done.out
-    assert "\n  --config.training.steps=600\n" in done.out and "\n  --config.model.block.num_heads=8\n" in done.out
-    assert start("train", "--config=quikc", "--help").wait().error.startswith("unknown config 'quikc': did you mean")
+    assert (
+        "\n  --config.training.steps=600\n" in done.out
+        and "\n  --config.model.block.num_heads=8\n" in done.out
+    )
+    assert (
+        start("train", "--config=quikc", "--help")
+        .wait()
+        .error.startswith("unknown config 'quikc': did you mean")
+    )
 
 
 def test_list_shows_every_name_with_a_line(start):
@@ -148,23 +162,32 @@ def test_list_shows_every_name_with_a_line(start):
     }
     assert all(len(words) > 3 for lines in blocks.values() for words in lines)
     names = {kind: tuple(words[0] for words in lines) for kind, lines in blocks.items()}
-    assert names["configs"] == tuple(config_files.families()) and names["encodings"] == encodings.names()
+    assert (
+        names["configs"] == tuple(config_files.families())
+        and names["encodings"] == encodings.names()
+    )
     assert (names["tasks"], names["models"]) == (tasks.TASKS.names(), models.MODELS.names())
     assert names["commands"] == run.command_names()
     assert names["trained"] == ("counting", "shakespeare")
-    assert start("list", "--only=trained").wait().out == f"trained{done.out.rpartition('trained')[2]}"
+    assert (
+        start("list", "--only=trained").wait().out == f"trained{done.out.rpartition('trained')[2]}"
+    )
 
 
 def test_an_installed_package_lists_its_configs_and_no_grids(tmp_path):
     (tmp_path / "cope_jax").symlink_to(ROOT / "cope_jax")
     command = [sys.executable, "-m", "cope_jax", "list", "--only=grids,configs"]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("configs\n")
 
 
 def test_a_reader_that_has_seen_enough_is_no_defect():
     command = [sys.executable, "-m", "cope_jax", "list"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 141)
 
@@ -195,12 +218,22 @@ def test_closed_and_full_streams_change_no_status(command, status):
 )
 def test_a_stdout_that_lacks_characters_is_enough(encoding, name, given, tmp_path):
     folder = [f"--out={tmp_path}"] if "inspect" in name else []
-    done = Command(tmp_path / "compiled", name, *given, *folder, around=Surroundings(encoding=encoding)).wait()
+    done = Command(
+        tmp_path / "compiled", name, *given, *folder, around=Surroundings(encoding=encoding)
+    ).wait()
     assert (done.status, done.err) == (0, "") and len(done.out) > 100 and "?" in done.out
 
 
 def test_a_command_runs_as_a_module(tmp_path, config):
-    command = [sys.executable, "-m", "cope_jax", "train", f"--config={config}", f"--workdir={tmp_path}", "--seed=-1"]
+    command = [
+        sys.executable,
+        "-m",
+        "cope_jax",
+        "train",
+        f"--config={config}",
+        f"--workdir={tmp_path}",
+        "--seed=-1",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in done.stderr
@@ -217,7 +250,9 @@ def test_without_a_name_the_commands_are_listed(words, capsys, monkeypatch):
 
 def test_an_unknown_command_is_one_line(start):
     done = start("trian", "--config=quick").wait()
-    assert done.status == 2 and done.error.startswith("unknown command 'trian': did you mean 'train'? Choose from ")
+    assert done.status == 2 and done.error.startswith(
+        "unknown command 'trian': did you mean 'train'? Choose from "
+    )
 
 
 def test_the_number_of_jobs(monkeypatch):
@@ -242,18 +277,23 @@ def test_the_word_after_a_flag_without_a_value_is_another_flag(monkeypatch):
     words = ["sweep", "--only_failed", "--workdir=runs/2_layers"]
     known([*words, "--seeds=2"])
     run._check_numbers(words)
-    with pytest.raises(ConfigError, match="--seeds needs plain decimals, such as 1000 and 1e-3, not 1_0"):
+    with pytest.raises(
+        ConfigError, match="--seeds needs plain decimals, such as 1000 and 1e-3, not 1_0"
+    ):
         run._check_numbers([*words, "--seeds", "1_0"])
 
 
-@pytest.mark.parametrize("soft, hard, expected", [(40, 40, None), (40, 4096, 256), (40, -1, 256), (1024, 4096, 1024)])
+@pytest.mark.parametrize(
+    "soft, hard, expected", [(40, 40, None), (40, 4096, 256), (40, -1, 256), (1024, 4096, 1024)]
+)
 def test_a_low_limit_of_open_files_is_raised_or_one_line(soft, hard, expected, monkeypatch):
     limits = [(soft, hard)]
     monkeypatch.setattr(run.resource, "getrlimit", lambda kind: limits[-1])
     monkeypatch.setattr(run.resource, "setrlimit", lambda kind, pair: limits.append(pair))
     if expected is None:
         with pytest.raises(
-            ConfigError, match=r"^only 40 files may be open at a time: allow at least 256 with `ulimit -n`$"
+            ConfigError,
+            match=r"^only 40 files may be open at a time: allow at least 256 with `ulimit -n`$",
         ):
             run._allow_open_files()
     else:

@@ -8,8 +8,30 @@ import pytest
 
 pytestmark = pytest.mark.xdist_group("compare")  # what its fixtures train is shared
 
-RECORD = {"task", "encoding", "seed", "split", "metric", "value", "step", "parameters", "wall_seconds", "memory_gib"}
-ENVIRONMENT = {"python", "jax", "jaxlib", "flax", "optax", "numpy", "cope_jax", "commit", "backend", "device_kind"}
+RECORD = {
+    "task",
+    "encoding",
+    "seed",
+    "split",
+    "metric",
+    "value",
+    "step",
+    "parameters",
+    "wall_seconds",
+    "memory_gib",
+}
+ENVIRONMENT = {
+    "python",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "numpy",
+    "cope_jax",
+    "commit",
+    "backend",
+    "device_kind",
+}
 SPLITS = ["in_distribution", "dense", "sparse"]
 SWEEP = ["blanks=1", "blanks=2", "blanks=3", "blanks=4"]
 METRICS = ["loss", "token_error", "sequence_error"]
@@ -92,7 +114,10 @@ def test_the_same_is_written_as_csv_table_and_plots(straight):
     records = read_records(workdir)
     assert [row["encoding"] for row in rows] == [record["encoding"] for record in records]
     assert [float(row["value"]) for row in rows] == [record["value"] for record in records]
-    kinds = {(row["split"], row["kind"], row["level"], row["examples"], row["learning_rate"]) for row in rows}
+    kinds = {
+        (row["split"], row["kind"], row["level"], row["examples"], row["learning_rate"])
+        for row in rows
+    }
     assert {("dense", "split", "", "6", "0.001"), ("blanks=3", "sweep", "3", "2", "0.001")} <= kinds
     table = (workdir / "table.md").read_text()
     assert "`cope`" in table and "`rope`" in table and "24 steps, 2 seeds" in table
@@ -130,14 +155,20 @@ def test_encodings_and_seeds_can_be_added(straight, compare, tmp_path):
     done = compare(workdir, encodings="none,rope", seeds=3).wait()
     assert done.status == 0, done.err
     records = read_records(workdir)
-    assert {(r["encoding"], r["seed"]) for r in records} == {(e, s) for e in ("none", "rope") for s in range(3)}
+    assert {(r["encoding"], r["seed"]) for r in records} == {
+        (e, s) for e in ("none", "rope") for s in range(3)
+    }
     after = snapshot(workdir / "cells")
     assert {path: after[path] for path in before} == before
     old = [record for record in read_records(straight[0]) if record["encoding"] == "rope"]
-    assert [record for record in records if record["encoding"] == "rope" and record["seed"] < 2] == old
+    assert [
+        record for record in records if record["encoding"] == "rope" and record["seed"] < 2
+    ] == old
 
 
-def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(straight, compare, tmp_path):
+def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(
+    straight, compare, tmp_path
+):
     first, last = tmp_path / "cells/cope/seed_0", tmp_path / "cells/rope/seed_1"
     command = compare(tmp_path)
     command.signal_when((first / "checkpoints" / "8").exists, signal.SIGKILL)
@@ -150,10 +181,14 @@ def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(straigh
     assert "then saving; press Ctrl-C again" in done.err and "Traceback" not in done.err
     assert done.err.splitlines()[-1].endswith("of 24; rerun the same command to resume")
     assert done.err.splitlines()[-2] == f"3 of 4 cells in {tmp_path} are finished"
-    assert [r["seed"] for r in read_records(tmp_path) if r["metric"] == "loss" and r["split"] == "dense"] == [0, 1, 0]
+    assert [
+        r["seed"] for r in read_records(tmp_path) if r["metric"] == "loss" and r["split"] == "dense"
+    ] == [0, 1, 0]
     done = compare(tmp_path).wait()
     assert done.status == 0, done.err
     assert measured(tmp_path) == measured(straight[0])
     for cell in ("cope/seed_0", "rope/seed_1"):
-        ours, theirs = (folder / "cells" / cell / "metrics.jsonl" for folder in (tmp_path, straight[0]))
+        ours, theirs = (
+            folder / "cells" / cell / "metrics.jsonl" for folder in (tmp_path, straight[0])
+        )
         assert ours.read_bytes() == theirs.read_bytes()

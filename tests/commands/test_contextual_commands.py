@@ -33,23 +33,38 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
     assert done.status == 0, done.err
     content = read(tmp_path / "neighbours.json")
     assert [query["place"] for query in content["sentences"]] == [1, 1]
-    assert len(content["static"]) == 3 and "spring" not in {near["word"] for near in content["static"]}
-    assert {name: list(near_of["of any word"][0]) for name, near_of in content["models"].items()} == {
+    assert len(content["static"]) == 3 and "spring" not in {
+        near["word"] for near in content["static"]
+    }
+    assert {
+        name: list(near_of["of any word"][0]) for name, near_of in content["models"].items()
+    } == {
         "RNN": ["embeddings", "layer 1"],
         "ELMo": ["words", "layer 1", "layer 2"],
     }
-    corpus = [sentence for text in sentences_by_corpus.documents("wikitext-2", None, "train") for sentence in text]
+    corpus = [
+        sentence
+        for text in sentences_by_corpus.documents("wikitext-2", None, "train")
+        for sentence in text
+    ]
     assert content["corpus"] == {"sentences": len(corpus), "words": sum(map(len, corpus))}
     rnn = pretrained.load(str(trained / "rnn"))
     index = nearest_words.OccurrenceIndex(rnn, corpus)
     for way, words, per_word in (("of the word", "same", None), ("of any word", "any", 1)):
         for query, near_of in zip(sentences.split("|"), content["models"]["RNN"][way], strict=True):
-            for layer, near in index.nearest(query.split(), 1, count=3, words=words, per_word=per_word).items():
+            for layer, near in index.nearest(
+                query.split(), 1, count=3, words=words, per_word=per_word
+            ).items():
                 assert [(" ".join(n.sentence), n.place) for n in near] == [
                     (n["sentence"], n["place"]) for n in near_of[layer]
                 ]
-                np.testing.assert_allclose([n.cosine for n in near], [n["cosine"] for n in near_of[layer]], atol=1e-3)
-    assert {near["word"] for near in content["models"]["ELMo"]["of the word"][1]["layer 2"]} <= {"spring", "Spring"}
+                np.testing.assert_allclose(
+                    [n.cosine for n in near], [n["cosine"] for n in near_of[layer]], atol=1e-3
+                )
+    assert {near["word"] for near in content["models"]["ELMo"]["of the word"][1]["layer 2"]} <= {
+        "spring",
+        "Spring",
+    }
     table = (tmp_path / "neighbours.md").read_text()
     assert "## RNN: occurrences of the word" in table and "a *spring* of steel" in table
     # The last of each model.
@@ -58,7 +73,13 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
 
 
 def test_senses_are_told_beside_what_knows_no_context(trained, start, tmp_path):
-    done = start("neighbours", "--task=senses", f"--models={trained / 'bert'}", "--k=3", f"--workdir={tmp_path}").wait()
+    done = start(
+        "neighbours",
+        "--task=senses",
+        f"--models={trained / 'bert'}",
+        "--k=3",
+        f"--workdir={tmp_path}",
+    ).wait()
     assert done.status == 0, done.err
     content = read(tmp_path / "senses.json")
     rows = {(row["model"], row["layer"], row["method"]): row for row in content["scores"]}
@@ -70,13 +91,20 @@ def test_senses_are_told_beside_what_knows_no_context(trained, start, tmp_path):
         assert row["micro"] == sum(row["right"].values()) / 8
         assert row["micro_interval"][0] <= row["micro"] <= row["micro_interval"][1]
     best = rows["BERT", "layer 2", "k nearest"]
-    assert f"| BERT | layer 2 | k nearest | {100 * best['micro']:.1f} [" in (tmp_path / "senses.md").read_text()
+    assert (
+        f"| BERT | layer 2 | k nearest | {100 * best['micro']:.1f} ["
+        in (tmp_path / "senses.md").read_text()
+    )
     assert (tmp_path / "senses_BERT.png").stat().st_size > 10_000
 
 
 def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
     done = start(
-        "probe", f"--models={trained / 'elmo'}", "--epochs=100", "--test_words=30", f"--workdir={tmp_path}"
+        "probe",
+        f"--models={trained / 'elmo'}",
+        "--epochs=100",
+        "--test_words=30",
+        f"--workdir={tmp_path}",
     ).wait()
     assert done.status == 0, done.err
     content = read(tmp_path / "probe.json")
@@ -85,9 +113,13 @@ def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
     for task, probe in content["models"]["ELMo"].items():
         assert [score["layer"] for score in probe["scores"]] == ["words", "layer 1", "layer 2"]
         assert sum(probe["mix"]) == pytest.approx(1) and 0 <= probe["centre_of_gravity"] <= 2
-        assert probe["candidates"] == sorted(probe["candidates"], key=["words", "layer 1", "layer 2"].index)
+        assert probe["candidates"] == sorted(
+            probe["candidates"], key=["words", "layer 1", "layer 2"].index
+        )
         for score in probe["scores"]:
-            assert score["interval"][0] < score["accuracy"] < score["interval"][1] or score["accuracy"] in (0, 1)
+            assert score["interval"][0] < score["accuracy"] < score["interval"][1] or score[
+                "accuracy"
+            ] in (0, 1)
             assert score["accuracy"] * content["tested"][task] == pytest.approx(
                 round(score["accuracy"] * content["tested"][task]), abs=1e-4
             )
@@ -96,7 +128,10 @@ def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
     senses_of_words = content["models"]["ELMo"]["word senses"]
     assert senses_of_words["floors"] == {"majority": 0.25, "majority of the word": 0.5}
     assert senses_of_words["scores"][0]["accuracy"] == 0.5
-    assert content["paragraph"] in " ".join(done.out.split()) and "lower layers know syntax" in content["paragraph"]
+    assert (
+        content["paragraph"] in " ".join(done.out.split())
+        and "lower layers know syntax" in content["paragraph"]
+    )
     for name in ("probe_ELMo.png", "mix_ELMo.png"):
         assert (tmp_path / name).stat().st_size > 10_000
     assert "| none: majority of the word | 50.0 |" in (tmp_path / "probe.md").read_text()
@@ -112,29 +147,58 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
     task = tasks.create("masked_lm", **MODELS["bert"][1])
     for split in ("validation", "test"):
         assert floors[split, "most frequent piece"]["value"] == task.unigram_accuracy(split)
-        assert floors[split, "most frequent piece"]["run"] == pytest.approx(1 - run[split, "mlm_error"])
+        assert floors[split, "most frequent piece"]["run"] == pytest.approx(
+            1 - run[split, "mlm_error"]
+        )
         following = task.dataset(split, 40)["next"]
         more = np.bincount(task.dataset("train", 300)["next"]).argmax()
-        assert floors[split, "more frequent answer"]["value"] == pytest.approx(np.mean(following == more))
+        assert floors[split, "more frequent answer"]["value"] == pytest.approx(
+            np.mean(following == more)
+        )
         words = floors[split, "bag of words"]
-        assert words["run"] == pytest.approx(1 - run[split, "nsp_error"]) and 0.3 < words["value"] <= 1
-    assert content["run"] == "result.json" and "bag of words" in (trained / "bert" / "floors.md").read_text()
+        assert (
+            words["run"] == pytest.approx(1 - run[split, "nsp_error"]) and 0.3 < words["value"] <= 1
+        )
+    assert (
+        content["run"] == "result.json"
+        and "bag of words" in (trained / "bert" / "floors.md").read_text()
+    )
 
 
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
-        ("neighbours", ["--models=minilm", "--word=play", "--sentences=they win"], "has no word 'play': put spaces"),
-        ("neighbours", ["--models=minilm"], "--task=neighbours needs --word and --sentences: see --help"),
-        ("neighbours", ["--models=nowhere", "--task=senses"], "there is no folder nowhere: train a model there"),
-        ("neighbours", ["--models=RUN", "--word=qqq", "--sentences=a qqq"], "the corpus has no word 'qqq'"),
+        (
+            "neighbours",
+            ["--models=minilm", "--word=play", "--sentences=they win"],
+            "has no word 'play': put spaces",
+        ),
+        (
+            "neighbours",
+            ["--models=minilm"],
+            "--task=neighbours needs --word and --sentences: see --help",
+        ),
+        (
+            "neighbours",
+            ["--models=nowhere", "--task=senses"],
+            "there is no folder nowhere: train a model there",
+        ),
+        (
+            "neighbours",
+            ["--models=RUN", "--word=qqq", "--sentences=a qqq"],
+            "the corpus has no word 'qqq'",
+        ),
         (
             "neighbours",
             ["--models=RUN", "--task=senses", "--corpora_dir=nowhere"],
             "no coarsewsd20/coarsewsd20.tsv in nowhere",
         ),
         ("probe", [], "missing --models; see --help"),
-        ("probe", ["--models=RUN", "--corpora_dir=nowhere"], "no ud-ewt/en_ewt-ud-train.conllu in nowhere"),
+        (
+            "probe",
+            ["--models=RUN", "--corpora_dir=nowhere"],
+            "no ud-ewt/en_ewt-ud-train.conllu in nowhere",
+        ),
         ("floors", [], "there is no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -167,24 +231,41 @@ def test_models_are_named_once_and_known_by_their_kinds(trained):
 
 
 def test_floors_are_known_of_some_tasks(start, config, tmp_path):
-    workdirs.Workdir(tmp_path).open(ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
+    workdirs.Workdir(tmp_path).open(
+        ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0]
+    )
     (tmp_path / "checkpoints").mkdir()
     done = start("floors", f"--model={tmp_path}").wait()
     assert done.status == 2, done.err
-    assert "is a run on flip_flop: choose a run on a task with baselines: bilm, masked_lm, tagging, words" in done.error
+    assert (
+        "is a run on flip_flop: choose a run on a task with baselines: bilm, masked_lm, tagging, words"
+        in done.error
+    )
 
 
 def test_perplexity_is_measured_of_decoders_on_text(start, trained):
     done = start("perplexity", f"--model={trained / 'rnn'}").wait()
     assert done.status == 2, done.err
-    assert done.error == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a decoder trained on text"
+    assert (
+        done.error
+        == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a decoder trained on text"
+    )
 
 
 def test_own_tables_are_classified_and_tagged(start, tmp_path):
-    (tmp_path / "films.csv").write_text("text,label\n" + "".join(f"good {n},yes\nbad {n},no\n" for n in range(20)))
-    (tmp_path / "tags.csv").write_text("text,label\n" + "".join(f"dogs {n} run,N M N\n" for n in range(60)))
+    (tmp_path / "films.csv").write_text(
+        "text,label\n" + "".join(f"good {n},yes\nbad {n},no\n" for n in range(20))
+    )
+    (tmp_path / "tags.csv").write_text(
+        "text,label\n" + "".join(f"dogs {n} run,N M N\n" for n in range(60))
+    )
     flags = ("--systems=majority", f"--workdir={tmp_path}")
     done = start("classify", f"--input={tmp_path}/films.csv", *flags).wait()
-    assert done.status == 0 and "| yes caught % | no blocked % |" in (tmp_path / "table.md").read_text(), done.err
+    assert (
+        done.status == 0
+        and "| yes caught % | no blocked % |" in (tmp_path / "table.md").read_text()
+    ), done.err
     done = start("tag", f"--input={tmp_path}/tags.csv", *flags).wait()
-    assert done.status == 0 and re.search(r"majority .*66.67", (tmp_path / "table.md").read_text()), done.err
+    assert done.status == 0 and re.search(
+        r"majority .*66.67", (tmp_path / "table.md").read_text()
+    ), done.err

@@ -14,7 +14,10 @@ def test_what_is_there_is_said_without_a_network(start, tmp_path):
         for name in SOURCES[corpus].files:
             write(tmp_path, name, "a")
     done = start("download", "--corpora=wikitext-2,tinyshakespeare", f"--out={tmp_path}").wait()
-    lines = [f"{corpus}: already present, in {tmp_path}\n" for corpus in ("wikitext-2", "tinyshakespeare")]
+    lines = [
+        f"{corpus}: already present, in {tmp_path}\n"
+        for corpus in ("wikitext-2", "tinyshakespeare")
+    ]
     assert (done.status, done.out) == (0, "".join(lines)), done.err
 
 
@@ -36,7 +39,12 @@ def test_mistakes_are_one_line(start, tmp_path):
             ),
             ("", nowhere(), "data", "--corpora is empty, as with an unset variable"),
             ("wikitext-103", nowhere(), "data", "/wikitext-103-v1.zip ([Errno "),
-            ("wikitext-2", server.url, "data", "/wikitext-2-v1.zip did not send the expected 4,475,746 bytes with"),
+            (
+                "wikitext-2",
+                server.url,
+                "data",
+                "/wikitext-2-v1.zip did not send the expected 4,475,746 bytes with",
+            ),
             ("wikitext-2", server.url, "file", f"cannot write to {tmp_path / 'file'} ("),
         ):
             flags = (f"--corpora={corpora}", f"--mirror={mirror}", f"--out={tmp_path / folder}")
@@ -48,7 +56,9 @@ def test_mistakes_are_one_line(start, tmp_path):
 def test_ctrl_c_ends_it_at_once_and_leaves_nothing(start, tmp_path):
     with serving({"input.txt": bytes(SOURCES["tinyshakespeare"].size)}) as server:
         server.cut, server.holds = 1000, True
-        command = start("download", "--corpora=tinyshakespeare", f"--mirror={server.url}", f"--out={tmp_path}")
+        command = start(
+            "download", "--corpora=tinyshakespeare", f"--mirror={server.url}", f"--out={tmp_path}"
+        )
         command.signal_when(lambda: server.served, signal.SIGINT)
         began = time.monotonic()
         done = command.wait(60)
@@ -59,7 +69,9 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(start, tmp_path):
 
 
 def test_after_a_kill_the_same_command_brings_the_published_text(start, tmp_path):
-    content = read_text(f"{real('tinyshakespeare/input.txt.gz')}/tinyshakespeare/input.txt.gz").encode()
+    content = read_text(
+        f"{real('tinyshakespeare/input.txt.gz')}/tinyshakespeare/input.txt.gz"
+    ).encode()
     with serving({"input.txt": content}) as server:
         flags = ("--corpora=tinyshakespeare", f"--mirror={server.url}", f"--out={tmp_path}")
         server.cut, server.holds = len(content) // 2, True

@@ -41,10 +41,22 @@ def text_config(name):
 def tagged(trained, start, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("tag")
     bert = [flag.replace("--config", "--bert_config") for flag in TINY]
-    small = ("--config.model.recurrent=(4,)", "--config.model.word_dim=4", "--config.task.options.length=16")
+    small = (
+        "--config.model.recurrent=(4,)",
+        "--config.model.word_dim=4",
+        "--config.task.options.length=16",
+    )
     pieces = ("--bert_config.task.options.length=16", "--bert_config.task.options.max_pieces=24")
     models = f"--models={trained / 'elmo'},{trained / 'bert'}"
-    flags = (*TINY, *bert, *small, *pieces, models, f"--systems={','.join(SYSTEMS)}", f"--workdir={workdir}")
+    flags = (
+        *TINY,
+        *bert,
+        *small,
+        *pieces,
+        models,
+        f"--systems={','.join(SYSTEMS)}",
+        f"--workdir={workdir}",
+    )
     done = start("tag", *flags).wait()
     assert done.status == 0, done.err
     return workdir, flags, done
@@ -53,9 +65,15 @@ def tagged(trained, start, tmp_path_factory):
 def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
     workdir, _, done = tagged
     task = tasks.create("tagging", length=16)
-    rows = dict(line.strip("| ").split(" | ", 1) for line in (workdir / "table.md").read_text().splitlines()[4:])
+    rows = dict(
+        line.strip("| ").split(" | ", 1)
+        for line in (workdir / "table.md").read_text().splitlines()[4:]
+    )
     assert list(rows) == list(SYSTEMS)
-    assert rows["majority"] == f"{100 * task.majority('validation'):.2f} | {100 * task.majority('test'):.2f}"
+    assert (
+        rows["majority"]
+        == f"{100 * task.majority('validation'):.2f} | {100 * task.majority('test'):.2f}"
+    )
     for record in json.loads((workdir / "results.json").read_text())["records"]:
         if record["metric"] == "token_error" and record["split"] == "test":
             assert rows[record["system"]].endswith(f" | {100 * (1 - record['value']):.2f}")
@@ -74,7 +92,10 @@ def test_a_frozen_encoder_stays_as_it_was_and_another_does_not(tagged, trained):
 
 
 def starting_text(params):
-    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    return {
+        jax.tree_util.keystr(path): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
 
 
 def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
@@ -83,7 +104,9 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     task = tasks.create("tagging", length=16)
     made = np.load(folder / "validation.npy")
     sentences = task.sentences("validation")
-    theirs = np.concatenate(pretrained.load(str(trained / "elmo"))(sentences), axis=1).swapaxes(0, 1)
+    theirs = np.concatenate(pretrained.load(str(trained / "elmo"))(sentences), axis=1).swapaxes(
+        0, 1
+    )
     np.testing.assert_allclose(made, theirs, atol=2e-3)  # float16
     stamp = (folder / "train.npy").stat().st_mtime_ns
     config = text_config("tagger")
@@ -94,8 +117,12 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
-    with pytest.raises(ConfigError, match="bert does not contain ELMo: choose a run or a published model of ELMo"):
-        pretrained.write_vectors(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo")
+    with pytest.raises(
+        ConfigError, match="bert does not contain ELMo: choose a run or a published model of ELMo"
+    ):
+        pretrained.write_vectors(
+            str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo"
+        )
     assert not (tmp_path / "vectors").exists()
 
 
@@ -117,7 +144,12 @@ def test_figures_of_another_config_are_not_shown_as_new(tagged, trained, start):
 
 @pytest.mark.slow
 def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
-    flags = (*TINY, "--config.task.options.folds=2", "--config.task.options.length=16", f"--workdir={tmp_path}")
+    flags = (
+        *TINY,
+        "--config.task.options.folds=2",
+        "--config.task.options.length=16",
+        f"--workdir={tmp_path}",
+    )
     systems = "majority,svm_words,bert_fine_tuned"
     done = start("classify", f"--model={trained / 'bert'}", f"--systems={systems}", *flags).wait()
     assert done.status == 0, done.err
@@ -132,7 +164,9 @@ def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
     for fold in range(2):
         cell = tmp_path / "cells" / f"bert_fine_tuned_repeat_0_fold_{fold}" / "seed_0"
         records = json.loads((cell / "result.json").read_text())["records"]
-        errors += [r["value"] for r in records if r["metric"] == "sequence_error" and r["split"] == "test"]
+        errors += [
+            r["value"] for r in records if r["metric"] == "sequence_error" and r["split"] == "test"
+        ]
     assert scores["bert_fine_tuned"]["accuracy"]["mean"] == pytest.approx(1 - np.mean(errors))
 
 
@@ -144,17 +178,28 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
         settings = json.loads((trained / "rnn" / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(settings))
         steps, seconds = (4, 40.0) if number == 0 else (8, 20.0)
-        record = {"task": "words", "parameters": 7, "step": steps, "wall_seconds": seconds, "metric": "loss"}
+        record = {
+            "task": "words",
+            "parameters": 7,
+            "step": steps,
+            "wall_seconds": seconds,
+            "metric": "loss",
+        }
         records = [{**record, "split": split, "value": 2.0} for split in ("validation", "test")]
         (folder / "result.json").write_text(json.dumps({"records": records}))
         rows = [
-            {"step": step, "seed": 0, "split": "validation", "loss": 5.0 - step / 4} for step in range(2, steps + 1, 2)
+            {"step": step, "seed": 0, "split": "validation", "loss": 5.0 - step / 4}
+            for step in range(2, steps + 1, 2)
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = start("language_models", f"--models={tmp_path / 'a'},{tmp_path / 'b'}", f"--workdir={tmp_path}").wait()
+    done = start(
+        "language_models", f"--models={tmp_path / 'a'},{tmp_path / 'b'}", f"--workdir={tmp_path}"
+    ).wait()
     assert done.status == 0, done.err
     a, b = json.loads((tmp_path / "language_models.json").read_text())["models"]
-    assert (a["test"], a["equal_steps"], b["equal_steps"]) == pytest.approx((math.exp(2), math.exp(4), math.exp(4)))
+    assert (a["test"], a["equal_steps"], b["equal_steps"]) == pytest.approx(
+        (math.exp(2), math.exp(4), math.exp(4))
+    )
     # After 20 seconds a has done 2 steps and b all 8.
     assert (a["equal_time"], b["equal_time"]) == pytest.approx((math.exp(4.5), math.exp(3)))
     assert (tmp_path / "curves.png").stat().st_size > 1000
@@ -184,13 +229,22 @@ def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
 
 
 def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_path):
-    config = pretrained.on_encoder(text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces")
-    experiment = Experiment(config)
-    assert list(warm_start.start(config.training.start, experiment.learner, experiment.task)) == ["encoder"]
-    wider = dataclasses.replace(
-        config, model=dataclasses.replace(config.model, block=dataclasses.replace(config.model.block, model_dim=12))
+    config = pretrained.on_encoder(
+        text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
     )
-    with pytest.raises(ConfigError, match=r"encoder\.\S+ is \S*8\S* in \S+ and \S*12\S* in this model: use"):
+    experiment = Experiment(config)
+    assert list(warm_start.start(config.training.start, experiment.learner, experiment.task)) == [
+        "encoder"
+    ]
+    wider = dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model, block=dataclasses.replace(config.model.block, model_dim=12)
+        ),
+    )
+    with pytest.raises(
+        ConfigError, match=r"encoder\.\S+ is \S*8\S* in \S+ and \S*12\S* in this model: use"
+    ):
         Experiment(wider).train(tmp_path / "wider")
     vocabulary = (trained / "bert" / "vocab.txt").read_text().splitlines()
     other = tmp_path / "vocab.txt"
@@ -208,7 +262,11 @@ def test_models_in_our_format_give_the_same_vectors(trained, start, tmp_path):
     sentences = [["in", "spring", "the", "snow", "melts"]]
     done = start("convert", f"--model={trained / 'bert'}", f"--out={tmp_path / 'bert'}").wait()
     assert done.status == 0, done.err
-    before, after = (pretrained.load(str(folder / "bert"))(sentences)[0] for folder in (trained, tmp_path))
+    before, after = (
+        pretrained.load(str(folder / "bert"))(sentences)[0] for folder in (trained, tmp_path)
+    )
     np.testing.assert_array_equal(after, before)
-    assert json.loads((tmp_path / "bert" / "tokenizer_config.json").read_text()) == {"do_lower_case": True}
+    assert json.loads((tmp_path / "bert" / "tokenizer_config.json").read_text()) == {
+        "do_lower_case": True
+    }
     assert load_model(tmp_path / "bert").config.block == load_model(trained / "bert").config.block

@@ -65,7 +65,10 @@ def test_every_config_comes_to_the_same_as_ever():
 
 def test_the_recipe_has_defaults_and_what_a_file_sets_for_other_encodings():
     options: dict[str, Any] = json.loads(recipe("selective_copy:small"))
-    assert options["encodings"]["relative"] == {"max_distance": 96} and "alibi" not in options["encodings"]
+    assert (
+        options["encodings"]["relative"] == {"max_distance": 96}
+        and "alibi" not in options["encodings"]
+    )
     assert options["encodings"]["cope"]["gate"] and options["optimizer"]["beta1"]
     assert "job" not in options
 
@@ -73,13 +76,17 @@ def test_the_recipe_has_defaults_and_what_a_file_sets_for_other_encodings():
 def difference(commit: str, name: str) -> str:
     """A diff of the recipe of a config in a commit and here."""
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(
+            ["git", "archive", commit], cwd=ROOT, check=True, capture_output=True
+        ).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder, filter="data")
         code = f"from tests.commands.test_golden_configs import recipe; print(recipe({name!r}))"
         command = [sys.executable, "-c", code]
         environment = {**os.environ, "PYTHONPATH": folder}
-        before = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+        before = subprocess.run(
+            command, cwd=folder, env=environment, check=True, capture_output=True, text=True
+        ).stdout
     lines = (text.splitlines() for text in (before, recipe(name)))
     return "\n".join(difflib.unified_diff(*lines, commit, "here", lineterm=""))
 

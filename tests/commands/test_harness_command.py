@@ -48,7 +48,9 @@ def task_dir(run, tmp_path_factory):
     (entries,) = task.token_streams("test")
     # Without `end`.
     tokens = [entries.tokens[start + 1 : end] for start, end in itertools.pairwise(entries.bounds)]
-    (folder / "data.json").write_text("".join(json.dumps({"text": task.decode(text)}) + "\n" for text in tokens))
+    (folder / "data.json").write_text(
+        "".join(json.dumps({"text": task.decode(text)}) + "\n" for text in tokens)
+    )
     (folder / "sample.yaml").write_text(TASK.format(data=folder / "data.json"))
     length = int(np.diff(entries.bounds).max())
     return folder, length
@@ -61,7 +63,11 @@ def test_its_bits_per_byte_are_those_of_perplexity(run, task_dir, start):
     assert done.status == 0, done.err
     content = json.loads((run / "harness.json").read_text())
     (record,) = content["records"]
-    assert (record["task"], record["metric"], content["settings"]["length"]) == ("sample", "bits_per_byte", length)
+    assert (record["task"], record["metric"], content["settings"]["length"]) == (
+        "sample",
+        "bits_per_byte",
+        length,
+    )
     assert "bits_per_byte" in (run / "harness.md").read_text() and "bits_per_byte" in done.out
     done = start("perplexity", f"--model={run}", f"--length={length}", f"--stride={length}").wait()
     assert done.status == 0, done.err
@@ -71,12 +77,17 @@ def test_its_bits_per_byte_are_those_of_perplexity(run, task_dir, start):
 
 def test_wrong_input_is_one_line(run, task_dir, start, tmp_path):
     folder, _ = task_dir
-    (tmp_path / "bad.yaml").write_text((folder / "sample.yaml").read_text().replace("{{text}}", "{{text.a.b}}"))
+    (tmp_path / "bad.yaml").write_text(
+        (folder / "sample.yaml").read_text().replace("{{text}}", "{{text.a.b}}")
+    )
     for flags, message in (
         (["--tasks=sampel"], "unknown task 'sampel' in --tasks: did you mean 'sample'?"),
         (["--tasks="], "--tasks is empty"),
         (["--tasks=sample", "--task_dir=nowhere"], "there is no folder nowhere"),
-        (["--tasks=sample", f"--task_dir={tmp_path}"], "lm_eval cannot measure --tasks=sample (UndefinedError"),
+        (
+            ["--tasks=sample", f"--task_dir={tmp_path}"],
+            "lm_eval cannot measure --tasks=sample (UndefinedError",
+        ),
         (["--tasks=sample", "--batch_size=0"], "--batch_size=0"),
         (["--tasks=sample", "--seed=7"], "holds no seed 7"),
     ):

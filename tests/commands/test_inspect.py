@@ -11,7 +11,10 @@ pytestmark = pytest.mark.xdist_group("inspect")  # what its fixtures train is sh
 
 SEEDS = [3, 4]
 CONFIG = ExperimentConfig.from_mapping(
-    {"task": {"name": "selective_copy", "options": {"num_tokens": 2, "num_blanks": 3}}, "encoding": "cope+learned"}
+    {
+        "task": {"name": "selective_copy", "options": {"num_tokens": 2, "num_blanks": 3}},
+        "encoding": "cope+learned",
+    }
 )
 
 
@@ -39,7 +42,9 @@ def test_an_example_of_a_split_is_shown_up_to_its_last_answer(workdir):
     assert "layer 1, head 0" in done.stdout and "layer 0" not in done.stdout
     written = sorted(path.name for path in (workdir / "maps").iterdir())
     kinds = ("attention", "gates", "positions", "query")
-    assert written == sorted([*(f"{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")), "report.html"])
+    assert written == sorted(
+        [*(f"{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")), "report.html"]
+    )
     assert next(line for line in lines if line.endswith(".png")).endswith("query.png")
     assert lines[2].startswith("selects best: layer 1, head ")
     assert any(line.startswith("gates:  0  0.2 ") for line in lines)
@@ -47,7 +52,9 @@ def test_an_example_of_a_split_is_shown_up_to_its_last_answer(workdir):
 
 def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
     out = tmp_path / "out"
-    done = inspect(f"--model={workdir}", "--input=3 _ | 3", "--query=-2", "--seed=4", f"--out={out}")
+    done = inspect(
+        f"--model={workdir}", "--input=3 _ | 3", "--query=-2", "--seed=4", f"--out={out}"
+    )
     assert done.returncode == 0, done.stderr
     assert "seed 4, step 10" in done.stdout and "query 2 (|) predicts" in done.stdout
     assert len(list(out.glob("*.png"))) == 4

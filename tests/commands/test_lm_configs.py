@@ -57,8 +57,12 @@ def test_shards_change_nothing_but_the_text(name):
 
 @pytest.mark.parametrize("packing", ["stream", pytest.param("documents", marks=pytest.mark.slow)])
 def test_a_run_on_shards_resumes_and_is_read_back_without_them(tmp_path, packing):
-    export(Corpus("wikitext-2"), tmp_path / "shards", Vocabulary("bpe", size=300), Options(24, packing))
-    config = shrink(config_files.config("lm:1b", task={"options": {"folders": (str(tmp_path / "shards"),)}}))
+    export(
+        Corpus("wikitext-2"), tmp_path / "shards", Vocabulary("bpe", size=300), Options(24, packing)
+    )
+    config = shrink(
+        config_files.config("lm:1b", task={"options": {"folders": (str(tmp_path / "shards"),)}})
+    )
     experiment = Experiment(config)
     whole = experiment.train(tmp_path / "whole")
     assert {record["metric"] for record in whole} >= {"perplexity", "bits_per_byte", "loss"}
@@ -68,9 +72,15 @@ def test_a_run_on_shards_resumes_and_is_read_back_without_them(tmp_path, packing
     again = experiment.train(tmp_path / "whole")
     assert [record["value"] for record in again] == [record["value"] for record in whole]
     manifest = read_manifest(tmp_path / "shards")
-    (tmp_path / "shards/manifest.json").write_text(dataclasses.replace(manifest, length=24, words=False).text)
-    with pytest.raises(ConfigError, match=r"corpus.json does not match the current data: restore the original data"):
-        Experiment(config, task=tasks.create("sharded_text", **config.task.options)).train(tmp_path / "whole")
+    (tmp_path / "shards/manifest.json").write_text(
+        dataclasses.replace(manifest, length=24, words=False).text
+    )
+    with pytest.raises(
+        ConfigError, match=r"corpus.json does not match the current data: restore the original data"
+    ):
+        Experiment(config, task=tasks.create("sharded_text", **config.task.options)).train(
+            tmp_path / "whole"
+        )
     shutil.rmtree(tmp_path / "shards")
     run = load_run(tmp_path / "whole")
     assert run.task.decode(run.task.encode("The lamp")) == "The lamp"

@@ -29,7 +29,9 @@ def compared(start, tmp_path_factory):
     path.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="cope"))
     flags = ("--encodings=learned", "--seeds=2", "--config.seeds_side_by_side=2")
     sizes = ("--config.evaluation.examples=1000", "--config.evaluation.sweep_examples=1000")
-    done = start("compare", f"--config={path}", *flags, *sizes, f"--workdir={folder / 'run'}").wait()
+    done = start(
+        "compare", f"--config={path}", *flags, *sizes, f"--workdir={folder / 'run'}"
+    ).wait()
     assert done.status == 0, done.err
     return folder / "run"
 
@@ -52,7 +54,11 @@ def test_perplexity_is_the_headline_of_a_comparison(compared):
         "length=16",
         "length=32",
     }
-    rows = (line for path in compared.glob("cells/**/metrics.jsonl") for line in path.read_text().splitlines())
+    rows = (
+        line
+        for path in compared.glob("cells/**/metrics.jsonl")
+        for line in path.read_text().splitlines()
+    )
     assert any("perplexity" in json.loads(row) for row in rows)
 
 
@@ -65,7 +71,9 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
     for row in ours:
         for metric in ("loss", "perplexity", "token_perplexity", "bits_per_byte"):
             (value,) = [
-                r["value"] for r in theirs if (r["seed"], r["split"], r["metric"]) == (row["seed"], "test", metric)
+                r["value"]
+                for r in theirs
+                if (r["seed"], r["split"], r["metric"]) == (row["seed"], "test", metric)
             ]
             assert row[metric] == pytest.approx(value, rel=1e-4), metric
     assert (cell / "loss_by_position.png").exists() and (cell / "perplexity_by_length.png").exists()
@@ -85,9 +93,15 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
     ("flags", "message"),
     [
         (["--split=dev"], "unknown --split 'dev'"),
-        (["--stride=9"], "--stride=9 skips tokens between windows of 8 tokens: give a smaller stride"),
+        (
+            ["--stride=9"],
+            "--stride=9 skips tokens between windows of 8 tokens: give a smaller stride",
+        ),
         (["--lengths=8,x"], "--lengths takes positive whole numbers separated by commas, not 'x'"),
-        (["--lengths=64"], "windows of 64 tokens are too long, because position 63 is outside of the learned table"),
+        (
+            ["--lengths=64"],
+            "windows of 64 tokens are too long, because position 63 is outside of the learned table",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(flags, message, cell, start):
@@ -103,16 +117,23 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "perplexity"])
-def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(command, cell, start, tmp_path):
+def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(
+    command, cell, start, tmp_path
+):
     run = shutil.copytree(cell, tmp_path / "run")
     before = contents(run)
     with Workdir(run).locked(MEASURING):
         done = start(command, f"--model={run}").wait()
-    assert (done.status, f"{run} is in use by process {os.getpid()} on" in done.error) == (2, True), done.err
+    assert (done.status, f"{run} is in use by process {os.getpid()} on" in done.error) == (
+        2,
+        True,
+    ), done.err
     (run / MEASURING).unlink()
     (run / MEASURING).mkdir()  # nobody can write there, not even root
     done = start(command, f"--model={run}").wait()
-    assert (done.status, f"cannot write to {run} (Is a directory)" in done.error) == (2, True), done.err
+    assert (done.status, f"cannot write to {run} (Is a directory)" in done.error) == (2, True), (
+        done.err
+    )
     assert contents(run) == before
 
 

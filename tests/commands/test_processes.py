@@ -79,22 +79,30 @@ def assert_same_numbers(workdir, other):
     more.
     """
     ours, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (workdir, other))
-    assert [(row["step"], row.get("split")) for row in ours] == [(row["step"], row.get("split")) for row in theirs]
+    assert [(row["step"], row.get("split")) for row in ours] == [
+        (row["step"], row.get("split")) for row in theirs
+    ]
     for row, expected in zip(ours, theirs, strict=True):
         assert row.keys() == expected.keys()
         for name in ("loss", "grad_norm", "update_norm", "learning_rate"):
             if name in row:
-                np.testing.assert_allclose(row[name], expected[name], rtol=1e-4 if name == "loss" else 1e-3)
+                np.testing.assert_allclose(
+                    row[name], expected[name], rtol=1e-4 if name == "loss" else 1e-3
+                )
     losses = [row["loss"] for row in theirs if "split" not in row]
     assert np.min(np.abs(np.diff(losses))) > 1e-3  # what another order would look like
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("data", "fsdp", "sequence")])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("data", "fsdp", "sequence")]
+)
 def test_two_processes_train_as_one_does(name, two, alone):
     workdir, ended = two(name)
     assert [done.status for done in ended] == [0, 0], ended
     assert_same_numbers(workdir, alone)
-    ours, theirs = (json.loads((folder / "result.json").read_text())["records"] for folder in (workdir, alone))
+    ours, theirs = (
+        json.loads((folder / "result.json").read_text())["records"] for folder in (workdir, alone)
+    )
     assert [r["split"] for r in ours] == [r["split"] for r in theirs]
     np.testing.assert_allclose(
         [r["value"] for r in ours if r["metric"] == "loss"],
@@ -143,7 +151,9 @@ def test_a_process_that_is_killed_ends_the_other_soon_with_one_line(launch, tmp_
     assert time.monotonic() - began < 60
     assert "Traceback" not in first.err
     (line,) = re.findall(r"^error: .*", first.err, re.MULTILINE)
-    assert re.fullmatch(r"error: another process is lost \(.*\): rerun the command in all processes", line)
+    assert re.fullmatch(
+        r"error: another process is lost \(.*\): rerun the command in all processes", line
+    )
 
 
 def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
@@ -152,16 +162,24 @@ def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
         (folder / "files").mkdir(parents=True)
         (folder / "files" / "a.txt").write_text(f"It was {number} o'clock .\n" * 20)
     flags = ["--config=wikitext2", f"--workdir={tmp_path / 'run'}"]
-    flags += [f"--config.task.options.{option}" for option in ("corpus=files", "tokenizer=bytes", "length=8")]
+    flags += [
+        f"--config.task.options.{option}"
+        for option in ("corpus=files", "tokenizer=bytes", "length=8")
+    ]
     each = [[f"--config.task.options.data_dir={folder}"] for folder in data]
     ended = Processes(tmp_path / "compiled", 2, 1, *flags, each=each).wait(60)
     assert [done.status for done in ended] == [2, 2], ended
-    assert all("process 1 has other data than process 0: give all processes the same" in done.err for done in ended)
+    assert all(
+        "process 1 has other data than process 0: give all processes the same" in done.err
+        for done in ended
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_wrong_input_ends_both_at_once_with_one_line(launch, tmp_path):
-    ended = launch(tmp_path / "run", MESHES["data"], 2, 2, "--config.training.batch_size=3").wait(60)
+    ended = launch(tmp_path / "run", MESHES["data"], 2, 2, "--config.training.batch_size=3").wait(
+        60
+    )
     assert [done.status for done in ended] == [2, 2], ended
     assert ended[0].error.startswith("training.batch_size / accumulate=3 cannot be split evenly")
     assert "Traceback" not in ended[1].err
@@ -187,10 +205,13 @@ distributed.SECONDS = 1.0
 sys.argv = ["train", "--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--process_id=0"]
 run(distributed.join)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
     assert done.returncode == 134
     assert re.fullmatch(
-        r"error: the processes did not find each other \(after 1 s\): start all of them.*\n", done.stderr
+        r"error: the processes did not find each other \(after 1 s\): start all of them.*\n",
+        done.stderr,
     )
 
 
@@ -199,7 +220,9 @@ def test_a_process_waits_for_the_others_as_long_as_nodes_need_to_pull_a_containe
     values = {name: SimpleNamespace(value=value) for name, value in given.items()}
     monkeypatch.setattr(distributed, "flags", SimpleNamespace(FLAGS=values))
     calls = []
-    monkeypatch.setattr("jax.distributed.initialize", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr(
+        "jax.distributed.initialize", lambda *args, **options: calls.append((args, options))
+    )
     distributed.join()
     (args, options), allowed = calls[0], distributed.SECONDS
     assert (args, allowed) == (("host:1", 2, 1), 300)
@@ -211,7 +234,10 @@ def test_a_process_waits_for_the_others_as_long_as_nodes_need_to_pull_a_containe
     [
         (["--coordinator=127.0.0.1:1234", "--num_processes=2"], "belong together"),
         (["--process_id=1"], "belong together"),
-        (["--coordinator=127.0.0.1:1234", "--num_processes=2", "--process_id=2"], "--process_id=2 must be less than"),
+        (
+            ["--coordinator=127.0.0.1:1234", "--num_processes=2", "--process_id=2"],
+            "--process_id=2 must be less than",
+        ),
     ],
 )
 def test_flags_that_name_no_process_are_one_line(flags, message, start, config, tmp_path):
@@ -228,4 +254,6 @@ def test_four_processes_train_as_one_does(launch, alone, tmp_path):
     assert ["in_distribution" in done.out for done in ended] == [True, False, False, False]
     # XLA may warn of how it splits a gradient, and of processes that leave first.
     for done in ended[1:]:
-        assert not re.search(r"^(error|warning): |Traceback|step/s", done.err, re.MULTILINE), done.err
+        assert not re.search(r"^(error|warning): |Traceback|step/s", done.err, re.MULTILINE), (
+            done.err
+        )

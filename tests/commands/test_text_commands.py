@@ -27,7 +27,9 @@ def runs(start, tmp_path_factory):
     for kind, encoding in (("bytes", "cope(npos_max=8)"), ("words", "learned")):
         path = folder / f"{kind}.py"
         options = {"tokenizer": kind, "length": 32}
-        path.write_text(TEXT_CONFIG.format(task="text", options=options, model=MODEL, encoding=encoding))
+        path.write_text(
+            TEXT_CONFIG.format(task="text", options=options, model=MODEL, encoding=encoding)
+        )
         done = start("train", f"--config={path}", f"--workdir={folder / kind}").wait()
         assert done.status == 0, done.err
     return folder
@@ -53,7 +55,9 @@ def test_a_prompt_is_continued_beyond_the_length_of_training(start, runs):
     assert done.out.startswith("Zwölf") and len(done.out) > len("Zwölf\n")
     assert ", seed 0, step 2\n" in done.err
     assert "the context has up to 66 tokens; training used 32" in done.err
-    assert re.search(r"^60 tokens, [\d,]+ tokens/s \(excluding compilation\)$", done.err, re.MULTILINE)
+    assert re.search(
+        r"^60 tokens, [\d,]+ tokens/s \(excluding compilation\)$", done.err, re.MULTILINE
+    )
 
 
 def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
@@ -70,7 +74,9 @@ def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
 def test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not(start, runs, tmp_path):
     flags = ("--prompt=The lamp", "--max_new_tokens=20")
     (row,) = written(start, runs / "words", tmp_path, *flags)
-    (whole,) = written(start, runs / "words", tmp_path, *flags, f"--stop={row['continuation'][-1]}xyzzy")
+    (whole,) = written(
+        start, runs / "words", tmp_path, *flags, f"--stop={row['continuation'][-1]}xyzzy"
+    )
     assert whole == row
     done = generate(start, runs / "words", *flags, f"--stop={row['continuation'][0]}")
     assert re.search(r"^1 tokens$", done.err, re.MULTILINE), done.err
@@ -78,46 +84,85 @@ def test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not(start, runs
 
 def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\nIt was\n")
-    flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=6", "--temperature=0", "--batch_size=2")
+    flags = (
+        f"--prompts={tmp_path / 'prompts.txt'}",
+        "--max_new_tokens=6",
+        "--temperature=0",
+        "--batch_size=2",
+    )
     rows = written(start, runs / "bytes", tmp_path, *flags)
     assert [row["prompt"] for row in rows] == ["The lamp", "A", "It was"]
     shown = "\n".join(f"{row['prompt']}{row['continuation']}\n" for row in rows)
-    assert generate(start, runs / "bytes", *flags).out == shown.replace("\r\n", "\n").replace("\r", "\n")
+    assert generate(start, runs / "bytes", *flags).out == shown.replace("\r\n", "\n").replace(
+        "\r", "\n"
+    )
 
 
 @pytest.mark.slow
 def test_the_size_of_a_batch_changes_no_draw(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\r\nThe lamp\nIt was\n", newline="")
     flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=20", "--sample_seed=3")
-    single, three = (written(start, runs / "bytes", tmp_path, *flags, f"--batch_size={size}") for size in (1, 3))
-    assert single == three and [row["prompt"] for row in single] == ["The lamp", "A", "The lamp", "It was"]
-    assert single[0]["continuation"] != single[2]["continuation"], "each prompt has draws of its own"
+    single, three = (
+        written(start, runs / "bytes", tmp_path, *flags, f"--batch_size={size}") for size in (1, 3)
+    )
+    assert single == three and [row["prompt"] for row in single] == [
+        "The lamp",
+        "A",
+        "The lamp",
+        "It was",
+    ]
+    assert single[0]["continuation"] != single[2]["continuation"], (
+        "each prompt has draws of its own"
+    )
 
 
 def test_an_empty_line_of_a_file_is_named(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The\n\nA\n")
-    done = start("generate", f"--model={runs / 'bytes'}", f"--prompts={tmp_path / 'prompts.txt'}").wait()
+    done = start(
+        "generate", f"--model={runs / 'bytes'}", f"--prompts={tmp_path / 'prompts.txt'}"
+    ).wait()
     assert (done.status, "prompts.txt, line 2, is empty" in done.error) == (2, True), done.err
 
 
 MISTAKES = {
-    "no prompt": ([], "exactly one of --prompt and --prompts is required: give a text in --prompt, or a file"),
+    "no prompt": (
+        [],
+        "exactly one of --prompt and --prompts is required: give a text in --prompt, or a file",
+    ),
     "two": (["--prompt=a", "--prompts=b"], "exactly one of --prompt and --prompts is required"),
     "empty": (["--prompt="], "--prompt is empty: write the beginning of a text"),
     "no file": (["--prompts=nowhere.txt"], "cannot read nowhere.txt"),
-    "unknown word": (["--prompt=The xyzzy"], "--prompt has the unknown word 'xyzzy': write words of the vocabulary"),
+    "unknown word": (
+        ["--prompt=The xyzzy"],
+        "--prompt has the unknown word 'xyzzy': write words of the vocabulary",
+    ),
     "too long": (
         ["--prompt=The lighthouse", "--max_new_tokens=31"],
         "a prompt of 3 tokens with 31 new tokens is too long, because position 32 is outside of the learned table",
     ),
-    "temperature": (["--prompt=The", "--temperature=-1"], "flag --temperature=-1: -1.0 is not a non-negative number"),
+    "temperature": (
+        ["--prompt=The", "--temperature=-1"],
+        "flag --temperature=-1: -1.0 is not a non-negative number",
+    ),
     "stop": (["--prompt=The", "--stop="], "--stop is empty"),
     "seed": (["--prompt=The", "--seed=7"], "holds no seed 7: choose from 0"),
     "no prompts": (["--prompts=/dev/null"], "/dev/null is empty: write one prompt per line"),
-    "batch": (["--prompt=The", "--batch_size=0"], "flag --batch_size=0: 0 is not a positive integer"),
-    "out": (["--prompt=The", "--out=nowhere/out"], "cannot write to nowhere/out (No such file or directory): choose"),
-    "file": (["--prompt=The", f"--out={__file__}"], f"{__file__} exists: delete it, or choose another --out"),
-    "folder": (["--prompt=The", "--out=."], "cannot write to . (Is a directory): choose another --out"),
+    "batch": (
+        ["--prompt=The", "--batch_size=0"],
+        "flag --batch_size=0: 0 is not a positive integer",
+    ),
+    "out": (
+        ["--prompt=The", "--out=nowhere/out"],
+        "cannot write to nowhere/out (No such file or directory): choose",
+    ),
+    "file": (
+        ["--prompt=The", f"--out={__file__}"],
+        f"{__file__} exists: delete it, or choose another --out",
+    ),
+    "folder": (
+        ["--prompt=The", "--out=."],
+        "cannot write to . (Is a directory): choose another --out",
+    ),
 }
 
 
@@ -142,7 +187,14 @@ def test_flags_are_checked_before_the_model_is_read(start, flag, message):
 
 def test_control_characters_do_not_reach_a_terminal(runs):
     """Others get the text as it is."""
-    command = [sys.executable, "-m", "cope_jax", "generate", f"--model={runs / 'bytes'}", "--max_new_tokens=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "cope_jax",
+        "generate",
+        f"--model={runs / 'bytes'}",
+        "--max_new_tokens=1",
+    ]
     screen, terminal = os.openpty()
     command.append("--prompt=A\x1b]0;title\x07B")
     done = subprocess.run(command, stdout=terminal, stderr=subprocess.PIPE, cwd=ROOT, text=True)
@@ -150,11 +202,21 @@ def test_control_characters_do_not_reach_a_terminal(runs):
     assert b"A\\x1b]0;title\\x07B" in os.read(screen, 1000)
     os.close(terminal)
     os.close(screen)
-    assert "A\x1b]0;title\x07B" in subprocess.run(command, capture_output=True, cwd=ROOT, text=True).stdout
+    assert (
+        "A\x1b]0;title\x07B"
+        in subprocess.run(command, capture_output=True, cwd=ROOT, text=True).stdout
+    )
 
 
 def test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects(runs):
-    command = [sys.executable, "-m", "cope_jax", "generate", f"--model={runs / 'bytes'}", "--prompt=Zwölf"]
+    command = [
+        sys.executable,
+        "-m",
+        "cope_jax",
+        "generate",
+        f"--model={runs / 'bytes'}",
+        "--prompt=Zwölf",
+    ]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, cwd=ROOT) as process:
@@ -170,31 +232,46 @@ def test_an_exported_model_goes_on_alike(start, runs, tmp_path):
     options = runpy.run_path(str(tmp_path / "own" / "train.py"))["get_config"]().task.options
     assert (options["vocab"], options["vocab_size"]) == (str(tmp_path / "own" / "words.txt"), None)
     flags = ("--prompt=The lamp", "--max_new_tokens=8")
-    assert generate(start, tmp_path / "own", *flags).out == generate(start, runs / "words", *flags).out
+    assert (
+        generate(start, tmp_path / "own", *flags).out == generate(start, runs / "words", *flags).out
+    )
     (tmp_path / "own" / "words.txt").unlink()
     done = start("generate", f"--model={tmp_path / 'own'}", "--prompt=The").wait()
     assert (done.status, "tokenizer" in done.error) == (2, True), done.err
 
 
 def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):
-    done = start("inspect", f"--model={runs / 'bytes'}", "--windows=4", "--top=1", f"--out={tmp_path}").wait()
+    done = start(
+        "inspect", f"--model={runs / 'bytes'}", "--windows=4", "--top=1", f"--out={tmp_path}"
+    ).wait()
     assert done.status == 0, done.err
-    assert re.search(r"^The gates of \d of 2 heads follow a feature of the text", done.out, re.MULTILINE)
+    assert re.search(
+        r"^The gates of \d of 2 heads follow a feature of the text", done.out, re.MULTILINE
+    )
     assert len(re.findall(r"^layer 0, head \d: mean gates", done.out, re.MULTILINE)) == 1
     rows = list(csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()))
     assert sorted((row["layer"], row["head"]) for row in rows) == [("0", "0"), ("0", "1")]
     values = [float(row["auc"]) for row in rows]
-    assert values == sorted(values, reverse=True) and values[0] == float(rows[0][f"auc {rows[0]['best']}"])
+    assert values == sorted(values, reverse=True) and values[0] == float(
+        rows[0][f"auc {rows[0]['best']}"]
+    )
     assert all(float(row["low"]) <= float(row["auc"]) <= float(row["high"]) for row in rows)
-    assert ", seed 0, step 2\n" in done.out and re.search(r"^12\d tokens in 4 windows of 32$", done.out, re.MULTILINE)
+    assert ", seed 0, step 2\n" in done.out and re.search(
+        r"^12\d tokens in 4 windows of 32$", done.out, re.MULTILINE
+    )
     assert (tmp_path / "features.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_inspect_takes_a_text(start, runs, tmp_path):
     text = "The lamp is bright. The sea is calm.\nIt was 1850."
-    done = start("inspect", f"--model={runs / 'bytes'}", f"--input={text}", "--head=1", f"--out={tmp_path}").wait()
+    done = start(
+        "inspect", f"--model={runs / 'bytes'}", f"--input={text}", "--head=1", f"--out={tmp_path}"
+    ).wait()
     assert done.status == 0, done.err
-    assert f"{len(text)} tokens in 1 window of " in done.out and "layer 0, head 1: mean gates" in done.out
+    assert (
+        f"{len(text)} tokens in 1 window of " in done.out
+        and "layer 0, head 1: mean gates" in done.out
+    )
     assert text.replace("\n", "↵\n") in done.out
 
 
@@ -205,7 +282,11 @@ def test_inspect_takes_a_text(start, runs, tmp_path):
         ("bytes", ["--input=short"], "--input has 6 tokens: give at least 16"),
         ("bytes", ["--split=best"], "unknown split of text 'best'"),
         ("bytes", ["--seed=7"], "holds no seed 7: choose from 0"),
-        ("bytes", ["--input=It was late. It was dark.", "--out=/proc/maps"], "cannot write to /proc/maps ("),
+        (
+            "bytes",
+            ["--input=It was late. It was dark.", "--out=/proc/maps"],
+            "cannot write to /proc/maps (",
+        ),
         ("bytes", ["--head=2"], "head must be between 0 and 1, got 2"),
         ("bytes", ["--layer=1"], "layer must be between 0 and 0, got 1"),
     ],

@@ -16,7 +16,16 @@ from cope_jax.training.from_config import create_iterator, create_learner
 from cope_jax.training.metrics import read_metrics
 from tests.commands.shrink import TEXT, load, shrink
 
-QUICK = {"bert", "tagger:bert", "code:small", "elmo", "wikitext2:lstm", "spam", "tagger", "wikitext2:transformer"}
+QUICK = {
+    "bert",
+    "tagger:bert",
+    "code:small",
+    "elmo",
+    "wikitext2:lstm",
+    "spam",
+    "tagger",
+    "wikitext2:transformer",
+}
 """One of each model and task; the others are larger, or differ by a number."""
 NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TEXT]
 QUICKEST = {"tagger"}
@@ -42,13 +51,17 @@ def test_every_config_on_text_trains_once_shrunk(name, tmp_path):
     model = config.model.name
     measured = {record["metric"] for record in records}
     assert measured >= {*LOSSES.get(model, ["loss"]), experiment.task.metric}
-    swept = [split for _, split in experiment.task.sweep] if config.evaluation.sweep_examples else []
+    swept = (
+        [split for _, split in experiment.task.sweep] if config.evaluation.sweep_examples else []
+    )
     assert {record["split"] for record in records} == {*experiment.task.evaluation_splits, *swept}
     assert all(math.isfinite(record["value"]) for record in records)
     rows = [row for row in read_metrics(tmp_path / "metrics.jsonl") if "split" not in row]
     assert [row["step"] for row in rows] == [1, 2]
     if len(LOSSES.get(model, ())) > 1:
-        assert rows[0]["loss"] == pytest.approx(sum(rows[0][name] for name in LOSSES[model]), rel=1e-5)
+        assert rows[0]["loss"] == pytest.approx(
+            sum(rows[0][name] for name in LOSSES[model]), rel=1e-5
+        )
 
 
 def with_pieces(config, folder):
@@ -87,7 +100,9 @@ def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
 def test_what_reads_word_after_word_refuses_a_sequence_over_devices():
     config = shrink(load("elmo"))
     config = dataclasses.replace(config, job=JobConfig(MeshConfig(data=1, sequence=2)))
-    with pytest.raises(ConfigError, match=r"^elmo reads word by word: leave job.mesh.sequence at 1$"):
+    with pytest.raises(
+        ConfigError, match=r"^elmo reads word by word: leave job.mesh.sequence at 1$"
+    ):
         Experiment.check(config)
 
 
@@ -97,8 +112,12 @@ def test_weight_decay_leaves_biases_norms_and_mixes_alone(name, tmp_path):
     if config.model.name == "bert_tagger":
         config = with_pieces(config, tmp_path)
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
-    optimizer = OptimizerConfig(weight_decay=0.1, decayed="weights", warmup_steps=0, schedule="constant")
-    learner = create_learner(dataclasses.replace(config, optimizer=optimizer), experiment_task(config))
+    optimizer = OptimizerConfig(
+        weight_decay=0.1, decayed="weights", warmup_steps=0, schedule="constant"
+    )
+    learner = create_learner(
+        dataclasses.replace(config, optimizer=optimizer), experiment_task(config)
+    )
     shapes = jax.eval_shape(learner.init, np.int32(0)).params
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
 
@@ -121,7 +140,10 @@ def experiment_task(config):
 
 def test_models_without_attention_refuse_an_encoding():
     config = shrink(load("wikitext2:lstm"))
-    with pytest.raises(ConfigError, match=r"^rnn_lm has no attention, and so no position encoding: set encoding=none$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^rnn_lm has no attention, and so no position encoding: set encoding=none$",
+    ):
         Experiment.check(dataclasses.replace(config, encoding="rope"))
 
 
@@ -133,9 +155,17 @@ def test_models_without_attention_refuse_an_encoding():
             None,
             "the model bert_tagger needs 'starts' in its batches, which the task tagging does not give",
         ),
-        ("bert", "words", "the model bert needs 'next' in its batches, which the task words does not give"),
+        (
+            "bert",
+            "words",
+            "the model bert needs 'next' in its batches, which the task words does not give",
+        ),
         ("tagger", "words", "the model tagger does not fit the task words .*num_tags"),
-        ("wikitext2:lstm", "text", "rnn_lm carries its state .*, but the examples of text do not continue one another"),
+        (
+            "wikitext2:lstm",
+            "text",
+            "rnn_lm carries its state .*, but the examples of text do not continue one another",
+        ),
     ],
 )
 def test_a_model_on_a_task_that_it_does_not_fit_is_one_line(name, task, message):
@@ -148,7 +178,15 @@ def test_a_model_on_a_task_that_it_does_not_fit_is_one_line(name, task, message)
 
 def test_a_bert_reads_with_any_encoding_that_makes_sense_without_a_mask():
     config = shrink(load("bert"))
-    names = ("none", "sinusoidal", "rope", "alibi", "t5(bidirectional=True)", "relative(signed=True)", "cope_two_sided")
+    names = (
+        "none",
+        "sinusoidal",
+        "rope",
+        "alibi",
+        "t5(bidirectional=True)",
+        "relative(signed=True)",
+        "cope_two_sided",
+    )
     for encoding in names:
         Experiment.check(dataclasses.replace(config, encoding=encoding))
 
@@ -169,7 +207,11 @@ def test_the_equal_models_have_equally_many_parameters():
 @pytest.mark.parametrize(
     ("name", "vocabulary", "millions"),
     [
-        ("wikitext103", 50_257, {"learned": 124.4, "relative": 123.7, "cope": 123.7, "cope+relative": 123.7}),
+        (
+            "wikitext103",
+            50_257,
+            {"learned": 124.4, "relative": 123.7, "cope": 123.7, "cope+relative": 123.7},
+        ),
         ("code", 32_000, {"learned": 20.8, "rope": 19.8}),
     ],
 )
@@ -180,4 +222,6 @@ def test_the_papers_language_models_have_its_numbers_of_parameters(name, vocabul
     for encoding, published in millions.items():
         learner = create_learner(dataclasses.replace(config, encoding=encoding), task)
         shapes = jax.eval_shape(learner.init, np.int32(0)).params
-        assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6, 1) == published, encoding
+        assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6, 1) == published, (
+            encoding
+        )

@@ -60,7 +60,9 @@ def test_a_run_that_resumes_does_not_learn_its_vocabulary_again(tmp_path, monkey
     resumed = Workdir(tmp_path).create_task(config)
     assert resumed.saved_files() == learned.saved_files()
     Workdir(tmp_path).keep_files(resumed)
-    given = dataclasses.replace(config, task=TaskConfig("text", {**options, "vocab": str(tmp_path / "another.json")}))
+    given = dataclasses.replace(
+        config, task=TaskConfig("text", {**options, "vocab": str(tmp_path / "another.json")})
+    )
     with pytest.raises(ConfigError, match=r"there is no tokenizer at .*another.json"):
         Workdir(tmp_path).create_task(given)
 
@@ -71,11 +73,15 @@ def test_a_run_is_read_back_without_its_corpora(trained):
     assert run.step > 0
     np.testing.assert_array_equal(run.task.encode("The lamp is bright."), tokens)
     assert (workdir / "tokenizer.json").read_text() == run.task.saved_files()["tokenizer.json"]
-    with pytest.raises(ConfigError, match=r"^no wikitext-2/wiki.test.tokens in .*: put the corpus there"):
+    with pytest.raises(
+        ConfigError, match=r"^no wikitext-2/wiki.test.tokens in .*: put the corpus there"
+    ):
         pipeline.evaluation_batches(run.task, "test", examples=2, batch_size=2, seed=0)
 
 
-def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_changed(trained, start):
+def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_changed(
+    trained, start
+):
     workdir, _ = trained
     data = workdir.parent / "data"
     try:
@@ -90,7 +96,8 @@ def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_c
         shutil.rmtree(data)
     assert done.status == 0, done.err
     trained_with, measured = (
-        json.loads((workdir / f"{name}.json").read_text())["records"] for name in ("result", "evaluation")
+        json.loads((workdir / f"{name}.json").read_text())["records"]
+        for name in ("result", "evaluation")
     )
     assert values(measured) == pytest.approx(values(trained_with), rel=1e-6)
 
@@ -98,17 +105,25 @@ def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_c
 def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
     options = {"tokenizer": "words", "length": 8}
     mixed, *alone = (
-        tasks.create("text", corpus=corpus, **options) for corpus in ("files+wikitext-2", "files", "wikitext-2")
+        tasks.create("text", corpus=corpus, **options)
+        for corpus in ("files+wikitext-2", "files", "wikitext-2")
     )
     codec = mixed.codec()
     whole = inspect_text.windows(mixed, codec, None, "train", 10**6)
     sizes = [len(task.token_streams("train")[0].tokens) // 8 for task in alone]
     assert whole.shape == (sum(sizes), 8)
     texts = [" ".join(text.split()) for text in documents("files", None, "train")]
-    of_files = [any(" ".join(codec.decode(row).split()) in text for text in texts) for row in whole[:12]]
-    assert sum(of_files) == pytest.approx(12 * sizes[0] / sum(sizes), abs=1.5) and 1 < sum(of_files) < 11
+    of_files = [
+        any(" ".join(codec.decode(row).split()) in text for text in texts) for row in whole[:12]
+    ]
+    assert (
+        sum(of_files) == pytest.approx(12 * sizes[0] / sum(sizes), abs=1.5)
+        and 1 < sum(of_files) < 11
+    )
     for count in (1, 12):
-        np.testing.assert_array_equal(inspect_text.windows(mixed, codec, None, "train", count), whole[:count])
+        np.testing.assert_array_equal(
+            inspect_text.windows(mixed, codec, None, "train", count), whole[:count]
+        )
 
 
 def test_windows_of_other_texts():
@@ -119,12 +134,17 @@ def test_windows_of_other_texts():
     (row,) = inspect_text.windows(short, codec, "The lamp is bright.", "test", 3)
     assert (row[0], codec.decode(row[1:])) == (short.tokenizer.end, "The lamp is bright.")
     words = tasks.create("words", length=8)
-    assert inspect_text.windows(words, codec, None, "test", 3).tolist() == words.dataset("test", 3)["inputs"].tolist()
+    assert (
+        inspect_text.windows(words, codec, None, "test", 3).tolist()
+        == words.dataset("test", 3)["inputs"].tolist()
+    )
     most = inspect_text.windows(words, codec, None, "test", 10**6)
     assert len(most) in (words.size("test"), words.size("test") - 1)
 
 
-@pytest.mark.parametrize(("command", "flags"), [("evaluate", []), ("inspect", ["--split=test"]), ("perplexity", [])])
+@pytest.mark.parametrize(
+    ("command", "flags"), [("evaluate", []), ("inspect", ["--split=test"]), ("perplexity", [])]
+)
 def test_a_run_is_not_measured_on_another_text(trained, start, command, flags):
     workdir, _ = trained
     data = workdir.parent / "data"
@@ -151,7 +171,9 @@ def test_a_damaged_tokenizer_of_a_run_is_one_line(trained, tmp_path):
     workdir = shutil.copytree(trained[0], tmp_path / "run")
     text = (workdir / "tokenizer.json").read_text()
     (workdir / "tokenizer.json").write_text(text[: len(text) // 2])
-    with pytest.raises(ConfigError, match=r"is not a valid tokenizer.json \(.*\): fetch it again$") as error:
+    with pytest.raises(
+        ConfigError, match=r"is not a valid tokenizer.json \(.*\): fetch it again$"
+    ) as error:
         _ = load_run(workdir).task
     assert "\n" not in str(error.value)
 
@@ -168,7 +190,9 @@ def test_a_tokenizer_of_a_run_that_is_only_written_otherwise_is_the_same(tmp_pat
     Workdir(tmp_path).keep_files(task)
     assert file.read_text() == kept and (tmp_path / "corpus.json").exists()
     other = tasks.create("text", vocab_size=301, length=16)
-    with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* does not match the current data"):
+    with pytest.raises(
+        ConfigError, match=r"^tokenizer\.json in .* does not match the current data"
+    ):
         Workdir(tmp_path).keep_files(other)
 
 
@@ -183,7 +207,9 @@ def test_processes_with_other_data_are_refused(monkeypatch):
     for other in others:
         check_alike(other)
     monkeypatch.setattr(gather, lambda digest: np.stack(digests))
-    with pytest.raises(ConfigError, match=r"^process 2 has other data than process 0: give all processes the same"):
+    with pytest.raises(
+        ConfigError, match=r"^process 2 has other data than process 0: give all processes the same"
+    ):
         check_alike(task)
 
 
@@ -191,7 +217,10 @@ def test_processes_with_other_data_are_refused(monkeypatch):
     ("options", "origin"),
     [
         ({}, "wikitext-2 from the small built-in sample: 5 documents of 2,844 bytes to train on"),
-        ({"corpus": "code+files"}, "code+files from the small built-in sample and the standard library of the"),
+        (
+            {"corpus": "code+files"},
+            "code+files from the small built-in sample and the standard library of the",
+        ),
         ({"data_dir": "DATA"}, "wikitext-2 from DATA: 5 documents"),
     ],
 )
@@ -202,7 +231,9 @@ def test_a_summary_says_where_the_text_comes_from(options, origin, tmp_path, mon
         monkeypatch.setattr(source_code, "standard_library", lambda: tmp_path / "library")
         (tmp_path / "library").mkdir()
         for number in range(60):
-            (tmp_path / "library" / f"m{number}.py").write_text(f"value_{number} = {number} + {number**3}\n")
+            (tmp_path / "library" / f"m{number}.py").write_text(
+                f"value_{number} = {number} + {number**3}\n"
+            )
     config = ExperimentConfig.from_mapping(
         {"task": {"name": "text", "options": {"tokenizer": "bytes", "length": 16, **options}}}
     )
@@ -218,7 +249,8 @@ def test_positions_are_not_sampled_where_the_batch_has_its_own():
     sampled = {"positions": "randomised", "max_position": 64}
     checked(sampled)
     with pytest.raises(
-        ConfigError, match=r"^the batches of text have their own positions with these options: do not set"
+        ConfigError,
+        match=r"^the batches of text have their own positions with these options: do not set",
     ):
         checked(sampled, packing="documents")
     with pytest.raises(ConfigError, match="does not fit below max_position=8"):

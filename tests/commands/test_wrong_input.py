@@ -38,62 +38,158 @@ def compare(config, workdir, *more):
 
 def contents(folder):
     """The contents of a folder, except the lock, which names the last holder."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
         ("compare", ["--config=quikc"], "unknown config 'quikc': did you mean 'quick'?"),
-        ("compare", ["--encodings=cope,ropee"], "unknown encoding 'ropee': did you mean 'rope'? Choose from alibi, "),
+        (
+            "compare",
+            ["--encodings=cope,ropee"],
+            "unknown encoding 'ropee': did you mean 'rope'? Choose from alibi, ",
+        ),
         ("compare", ["--encodings="], "cannot read the encoding ''"),
         ("compare", ["--encodings=rope,cope,rope"], "--encodings names 'rope' twice"),
-        ("compare", ["--encodings=cope(gates=value)"], "unknown option of cope 'gates': did you mean 'gate'?"),
+        (
+            "compare",
+            ["--encodings=cope(gates=value)"],
+            "unknown option of cope 'gates': did you mean 'gate'?",
+        ),
         ("compare", ["--encodings=cope(gate=values)"], "'values'"),
         ("compare", ["--config.encodings.cope.p_max=3"], "p_max"),
-        ("compare", ["--config.task.name=flip_flap"], "unknown task 'flip_flap': did you mean 'flip_flop'?"),
+        (
+            "compare",
+            ["--config.task.name=flip_flap"],
+            "unknown task 'flip_flap': did you mean 'flip_flop'?",
+        ),
         ("compare", ["--config.task.options.num_token=3"], "num_token"),
         ("compare", ["--config.trainin.steps=3"], "did you mean 'training'?"),
-        ("compare", ["--config.training.step=3"], "'step' in --config.training.step: did you mean 'steps'?"),
+        (
+            "compare",
+            ["--config.training.step=3"],
+            "'step' in --config.training.step: did you mean 'steps'?",
+        ),
         ("compare", ["--steps=3"], "unknown flag --steps: did you mean --config.training.steps?"),
-        ("compare", ["--config.training.steps=abc"], "--config.training.steps=abc: the value must be a whole number"),
+        (
+            "compare",
+            ["--config.training.steps=abc"],
+            "--config.training.steps=abc: the value must be a whole number",
+        ),
         ("compare", ["--config.training.steps=0"], "training.steps must be at least 1, got 0"),
         ("compare", ["--config.training.steps=15"], "training.steps=15 must be a multiple of"),
-        ("compare", ["--config.evaluation.curve_examples=0"], "evaluation.curve_examples must be at least 1, got 0"),
+        (
+            "compare",
+            ["--config.evaluation.curve_examples=0"],
+            "evaluation.curve_examples must be at least 1, got 0",
+        ),
         ("compare", ["--config.training.examples=0"], "examples must be at least 1, got 0"),
-        ("compare", ["--config.training.data_seed=-1"], "training.data_seed must be at least 0, got -1"),
-        ("compare", ["--config.model.block.dropout=high"], "--config.model.block.dropout=high: the value must be a"),
-        ("compare", ["--config.model.block.activation=tanh"], "unknown config.model.block.activation 'tanh'"),
-        ("compare", ["--encodings=learned", "--config.encodings.learned.max_length=20"], "max_length"),
+        (
+            "compare",
+            ["--config.training.data_seed=-1"],
+            "training.data_seed must be at least 0, got -1",
+        ),
+        (
+            "compare",
+            ["--config.model.block.dropout=high"],
+            "--config.model.block.dropout=high: the value must be a",
+        ),
+        (
+            "compare",
+            ["--config.model.block.activation=tanh"],
+            "unknown config.model.block.activation 'tanh'",
+        ),
+        (
+            "compare",
+            ["--encodings=learned", "--config.encodings.learned.max_length=20"],
+            "max_length",
+        ),
         ("compare", ["--config.encodings.fire.c=inf"], "c must be finite, got inf"),
         ("compare", ["--seeds=0"], "--seeds=0"),
-        ("compare", ["--encodings=cope\udcff"], r"--encodings=cope\udcff is not UTF-8: rename the file or folder"),
-        ("compare", ["--seeds=1_000"], "--seeds needs plain decimals, such as 1000 and 1e-3, not 1_000"),
-        ("compare", ["--seeds", "0x10"], "--seeds needs plain decimals, such as 1000 and 1e-3, not 0x10"),
-        ("compare", ["--config.training.steps=1_6"], "--config.training.steps needs plain decimals"),
-        ("compare", ["--config.optimizer.learning_rate=1e-0_3"], "--config.optimizer.learning_rate needs plain"),
-        ("compare", ["--encodings=cope(npos_max=0x10)"], "npos_max in the encoding 'cope(npos_max=0x10)' needs plain"),
+        (
+            "compare",
+            ["--encodings=cope\udcff"],
+            r"--encodings=cope\udcff is not UTF-8: rename the file or folder",
+        ),
+        (
+            "compare",
+            ["--seeds=1_000"],
+            "--seeds needs plain decimals, such as 1000 and 1e-3, not 1_000",
+        ),
+        (
+            "compare",
+            ["--seeds", "0x10"],
+            "--seeds needs plain decimals, such as 1000 and 1e-3, not 0x10",
+        ),
+        (
+            "compare",
+            ["--config.training.steps=1_6"],
+            "--config.training.steps needs plain decimals",
+        ),
+        (
+            "compare",
+            ["--config.optimizer.learning_rate=1e-0_3"],
+            "--config.optimizer.learning_rate needs plain",
+        ),
+        (
+            "compare",
+            ["--encodings=cope(npos_max=0x10)"],
+            "npos_max in the encoding 'cope(npos_max=0x10)' needs plain",
+        ),
         ("compare", ["--seed=0"], "Unknown command line flag 'seed'"),
-        ("compare", ["--config.training.data_dir=ftp://x"], "ftp://x is not a folder or file: give a path on disk, or"),
+        (
+            "compare",
+            ["--config.training.data_dir=ftp://x"],
+            "ftp://x is not a folder or file: give a path on disk, or",
+        ),
         ("compare", ["more"], "unexpected argument 'more': give all options as flags, see --help"),
-        ("compare", ["--config.training.examples=10", "--config.training.data_dir=nowhere"], "nowhere"),
+        (
+            "compare",
+            ["--config.training.examples=10", "--config.training.data_dir=nowhere"],
+            "nowhere",
+        ),
         ("train", ["--config.encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
-        ("train", ["--config.encoding=learned", "--config.encodings.learned.max_length=20"], "max_length"),
+        (
+            "train",
+            ["--config.encoding=learned", "--config.encodings.learned.max_length=20"],
+            "max_length",
+        ),
         (
             "train",
             ["--config.training.positions=ofset", "--config.training.max_position=99"],
             "unknown position sampler 'ofset'",
         ),
-        ("train", ["--config.training.data_dir=nowhere", "--config.training.examples=10"], "nowhere"),
+        (
+            "train",
+            ["--config.training.data_dir=nowhere", "--config.training.examples=10"],
+            "nowhere",
+        ),
         (
             "train",
             ["--config.job.mesh.data=16"],
             "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices",
         ),
         ("train", ["--config.job.mesh.fsdp=-1"], "job.mesh may set only one axis to -1"),
-        ("compare", ["--config.training.batch_size=12"], "cannot be split evenly over the 8 devices of job.mesh"),
-        ("train", ["--config.training.accumulate=7"], "training.batch_size=32 must be a multiple of"),
-        ("train", ["--config.job.on_non_finite=ignore"], "unknown config.job.on_non_finite 'ignore'"),
+        (
+            "compare",
+            ["--config.training.batch_size=12"],
+            "cannot be split evenly over the 8 devices of job.mesh",
+        ),
+        (
+            "train",
+            ["--config.training.accumulate=7"],
+            "training.batch_size=32 must be a multiple of",
+        ),
+        (
+            "train",
+            ["--config.job.on_non_finite=ignore"],
+            "unknown config.job.on_non_finite 'ignore'",
+        ),
         ("train", ["--config.model.remat=half"], "unknown config.model.remat 'half'"),
         ("train", ["--profile_steps=9:3"], "cannot profile the steps '9:3': write FIRST:LAST"),
         ("train", ["--profile_steps=2000:2010"], "--profile_steps=2000:2010 is not before step"),
@@ -107,7 +203,11 @@ def contents(folder):
             ["--coordinator=localhost:65536", "--num_processes=2", "--process_id=0"],
             "--coordinator=localhost:65536 must be HOST:PORT with a port below 65536, such as",
         ),
-        ("train", ["--num_processes=2"], "--coordinator, --num_processes and --process_id belong together"),
+        (
+            "train",
+            ["--num_processes=2"],
+            "--coordinator, --num_processes and --process_id belong together",
+        ),
         (
             "train",
             ["--coordinator=localhost:1", "--num_processes=2", "--process_id=2"],
@@ -130,7 +230,9 @@ def contents(folder):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_wrong_flag_is_one_line_and_leaves_nothing_behind(command, flags, message, start, tmp_path):
+def test_a_wrong_flag_is_one_line_and_leaves_nothing_behind(
+    command, flags, message, start, tmp_path
+):
     workdir = tmp_path / "run"
     done = start(command, f"--config={QUICK}", f"--workdir={workdir}", *flags).wait()
     assert done.status == 2, done.err
@@ -177,7 +279,9 @@ def test_a_workdir_that_cannot_be_written_to_is_one_line(command, start, config,
     for path in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/run")):
         done = start(command, f"--config={config}", f"--workdir={path}").wait()
         assert done.status == 2, done.err
-        assert done.error.startswith(f"cannot write to {path} (") and done.error.endswith("choose another --workdir")
+        assert done.error.startswith(f"cannot write to {path} (") and done.error.endswith(
+            "choose another --workdir"
+        )
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -192,23 +296,36 @@ def test_a_workdir_that_is_read_only_is_one_line(start, config, workdir):
 
 def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, config, workdir):
     before = contents(workdir)
-    done = start("compare", *compare(config, workdir, "--config.optimizer.learning_rate=0.5")).wait()
+    done = start(
+        "compare", *compare(config, workdir, "--config.optimizer.learning_rate=0.5")
+    ).wait()
     assert done.status == 2, done.err
     assert (
         f"{workdir}/cells/rope/seed_0 holds a run with other settings, config.optimizer.learning_rate (0.001, not 0.5)"
         in done.error
     )
     cell = workdir / "cells/rope/seed_0"
-    same = f"--config={config}", "--config.training.steps=8", "--config.encoding=rope", f"--workdir={cell}"
+    same = (
+        f"--config={config}",
+        "--config.training.steps=8",
+        "--config.encoding=rope",
+        f"--workdir={cell}",
+    )
     done = start("train", *same, "--seed=1").wait()
     assert done.status == 2, done.err
     assert f"{cell} holds a run with other settings, seeds ([0], not [1])" in done.error
     done = start("train", *same[:-1], f"--workdir={workdir}").wait()
     assert done.status == 2, done.err
-    assert f"{workdir} is a comparison, not a run of cope-jax train: choose another --workdir" in done.error
+    assert (
+        f"{workdir} is a comparison, not a run of cope-jax train: choose another --workdir"
+        in done.error
+    )
     done = start("compare", *compare(config, cell)).wait()
     assert done.status == 2, done.err
-    assert f"{cell} is a run of cope-jax train, not a comparison: choose another --workdir" in done.error
+    assert (
+        f"{cell} is a run of cope-jax train, not a comparison: choose another --workdir"
+        in done.error
+    )
     assert contents(workdir) == before
 
 
@@ -242,14 +359,19 @@ def test_a_damaged_result_is_one_line_that_says_how_to_go_on(text, start, config
     assert values[0] == values[1]
 
 
-def test_of_a_damaged_checkpoint_one_line_tells_and_the_one_before_is_used(start, config, workdir, trained):
+def test_of_a_damaged_checkpoint_one_line_tells_and_the_one_before_is_used(
+    start, config, workdir, trained
+):
     cell = workdir / "cells/rope/seed_0"
     newest = cell / "checkpoints" / "8"
     (cell / "result.json").unlink()
     (newest / "state" / "manifest.ocdbt").write_bytes(b"")
     done = start("evaluate", f"--model={cell}").wait()
     assert done.status == 0, done.err
-    assert f"warning: checkpoint {newest} cannot be read" in done.err and "using that of step 4" in done.err
+    assert (
+        f"warning: checkpoint {newest} cannot be read" in done.err
+        and "using that of step 4" in done.err
+    )
     assert newest.exists(), "who only looks moves nothing"
     done = start("compare", *compare(config, workdir)).wait()
     assert done.status == 0, done.err

@@ -16,7 +16,8 @@ def examples(count, seed, topics=6, shared=True):
         topic = rng.integers(topics)
         other = (topic + rng.integers(1, topics)) % topics if following[row] and shared else topic
         sides = [
-            rng.integers(10 + 8 * t, 14 + 8 * t, 3).tolist() + rng.integers(3, 10, 3).tolist() for t in (topic, other)
+            rng.integers(10 + 8 * t, 14 + 8 * t, 3).tolist() + rng.integers(3, 10, 3).tolist()
+            for t in (topic, other)
         ]
         ids = [0, *sides[0], 1, *sides[1], 1]
         batch["inputs"][row, : len(ids)] = ids
@@ -30,7 +31,9 @@ def test_a_shared_topic_is_found_and_no_topic_is_a_coin():
     assert classifier.accuracy(examples(200, 1)) > 0.9
     assert (
         abs(
-            BagOfWords(VOCAB, SPECIAL).fit(examples(400, 0, shared=False)).accuracy(examples(400, 1, shared=False))
+            BagOfWords(VOCAB, SPECIAL)
+            .fit(examples(400, 0, shared=False))
+            .accuracy(examples(400, 1, shared=False))
             - 0.5
         )
         < 0.1
@@ -61,10 +64,14 @@ def test_features_are_those_of_their_definition():
         )
         both = sum(idf[piece] for piece in set(a) & set(b))
         either = sum(idf[piece] for piece in set(a) | set(b))
-        x, y = (np.array([side.count(piece) * idf[piece] for piece in range(VOCAB)]) for side in (a, b))
+        x, y = (
+            np.array([side.count(piece) * idf[piece] for piece in range(VOCAB)]) for side in (a, b)
+        )
         cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
         lengths = np.log1p([len(a), len(b), len(a) + len(b)])
-        np.testing.assert_allclose(features[row], [both, cosine, both / either, *lengths], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            features[row], [both, cosine, both / either, *lengths], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_padding_and_special_pieces_do_not_count():

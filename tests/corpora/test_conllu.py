@@ -42,10 +42,16 @@ def test_a_file_need_not_end_with_a_blank_line(tmp_path):
         (5, "2 do do AUX VBP _ 4 aux _ _", "line 5: 1 columns"),
         (5, "2\tdo\tdo\tAUX", "line 5: 4 columns"),
         (6, "x\tn't\tnot\tPART\tRB\t_\t4\tadvmod\t_\t_", "line 6: word x where word 3 is expected"),
-        (8, "4\tgo\tgo\tVB\tVB\t_\t0\troot\t_\t_", "line 8: 'VB' is not a universal part of speech"),
+        (
+            8,
+            "4\tgo\tgo\tVB\tVB\t_\t0\troot\t_\t_",
+            "line 8: 'VB' is not a universal part of speech",
+        ),
         (8, "5\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_", "line 8: word 5 where word 4 is expected"),
         (8, "4\t\tgo\tVERB\tVB\t_\t0\troot\t_\t_", "line 8: the word is empty"),
-        pytest.param(8, "9" * 5000 + "\tgo" * 9, "line 8: word 9{20} where word 4", id="5,000 digits"),
+        pytest.param(
+            8, "9" * 5000 + "\tgo" * 9, "line 8: word 9{20} where word 4", id="5,000 digits"
+        ),
         (13, "1-2\tcannot\t_\t_\t_\t_\t_\t_\t_\t_", "line 12: the sentence has no words"),
         (13, "2\t10\t10\tNUM\tCD\t_\t0\troot\t_\t_", "line 13: word 2 where word 1 is expected"),
     ],
@@ -71,7 +77,11 @@ def test_an_unknown_split_lists_the_choices():
 
 def test_the_sample_has_every_split_and_tag():
     sentences = {split: conllu.read(None, split) for split in conllu.SPLITS}
-    assert {split: len(of_split) for split, of_split in sentences.items()} == {"train": 28, "validation": 6, "test": 6}
+    assert {split: len(of_split) for split, of_split in sentences.items()} == {
+        "train": 28,
+        "validation": 6,
+        "test": 6,
+    }
     assert {tag for sentence in sentences["train"] for tag in sentence.tags} == set(conllu.TAGS)
     assert sum(len(document) for document in conllu.documents(None, "train")) == 28
 
@@ -84,7 +94,10 @@ def test_the_treebank_has_its_published_sizes():
         "validation": 2_001,
         "test": 2_077,
     }
-    assert {split: sum(len(sentence.words) for sentence in sentences) for split, sentences in treebank.items()} == {
+    assert {
+        split: sum(len(sentence.words) for sentence in sentences)
+        for split, sentences in treebank.items()
+    } == {
         "train": 204_577,
         "validation": 25_147,
         "test": 25_094,

@@ -11,7 +11,9 @@ from tests.corpora.data import write
 
 
 def test_compressed_files_read_as_plain_ones_do(tmp_path):
-    plain = write(tmp_path / "a", "sms-spam/SMSSpamCollection.tsv", "ham\thi there\nspam\tfree 1 £\n")
+    plain = write(
+        tmp_path / "a", "sms-spam/SMSSpamCollection.tsv", "ham\thi there\nspam\tfree 1 £\n"
+    )
     packed = tmp_path / "b" / "sms-spam" / "SMSSpamCollection.tsv.gz"
     packed.parent.mkdir(parents=True)
     packed.write_bytes(gzip.compress((tmp_path / "a/sms-spam/SMSSpamCollection.tsv").read_bytes()))
@@ -55,7 +57,9 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(bytes(1000)))
     assert files.read_bytes(path) == bytes(1000)
     path.write_bytes(gzip.compress(bytes(10_000)))
-    with pytest.raises(ConfigError, match=r"x.gz unpacks to over 100 times its size: if it is right, unpack it"):
+    with pytest.raises(
+        ConfigError, match=r"x.gz unpacks to over 100 times its size: if it is right, unpack it"
+    ):
         files.read_bytes(path)
 
 
@@ -92,7 +96,8 @@ def test_half_a_gzip_file_is_one_clear_line(tmp_path):
 @pytest.mark.parametrize("pattern", ["", ".", "./", "/"])
 def test_what_is_no_glob_is_one_line(tmp_path, pattern):
     with pytest.raises(
-        ConfigError, match=rf"^'{pattern}' is not a glob \(the pattern names no file\): write one like"
+        ConfigError,
+        match=rf"^'{pattern}' is not a glob \(the pattern names no file\): write one like",
     ) as error:
         matching(tmp_path, ["*.txt", pattern])
     assert "\n" not in str(error.value)
@@ -110,7 +115,9 @@ def test_a_path_that_exists_is_not_a_pattern(tmp_path):
     ):
         path = str(tmp_path / expected)
         assert [file.path for file in document_files.find([f"{tmp_path}/{wanted}"])] == [path]
-        assert [str(file) for file in matching(tmp_path, [f"{tmp_path}/{wanted}"]).values()] == [path]
+        assert [str(file) for file in matching(tmp_path, [f"{tmp_path}/{wanted}"]).values()] == [
+            path
+        ]
     assert str(find(str(tmp_path), "lr[1]/a", ["x.txt"])) == str(tmp_path / "lr[1]/a/x.txt")
 
 

@@ -18,7 +18,9 @@ def table(folder, text):
 
 
 def test_a_table_has_quoted_values_in_any_columns(tmp_path):
-    path = table(tmp_path, '\ufefflabel, id,text\r\nspam,1,"Win, ""now""\nor never"\r\n\r\n ham ,2, hé \r\n')
+    path = table(
+        tmp_path, '\ufefflabel, id,text\r\nspam,1,"Win, ""now""\nor never"\r\n\r\n ham ,2, hé \r\n'
+    )
     assert tables.read(path, ("text", "label"), ("split",)) == [
         (f"{path}, line 2", {"text": 'Win, "now"\nor never', "label": "spam"}),
         (f"{path}, line 5", {"text": "hé", "label": "ham"}),
@@ -28,13 +30,28 @@ def test_a_table_has_quoted_values_in_any_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1 must name the columns text and label once each, but it is empty: write a header$"),
-        ("Text,label\na,b\n", "the columns text and label once each, but it has Text, label: rename the columns$"),
-        ("text,text,label\n", "text and label once each, but it has text, text, label: rename the columns$"),
+        (
+            "",
+            "line 1 must name the columns text and label once each, but it is empty: write a header$",
+        ),
+        (
+            "Text,label\na,b\n",
+            "the columns text and label once each, but it has Text, label: rename the columns$",
+        ),
+        (
+            "text,text,label\n",
+            "text and label once each, but it has text, text, label: rename the columns$",
+        ),
         ("text,label\n", "has a header but no row: add rows$"),
-        ("text,label\na,b\na, b,c\n", "line 3 has 3 values for 2 columns: quote texts with commas$"),
+        (
+            "text,label\na,b\na, b,c\n",
+            "line 3 has 3 values for 2 columns: quote texts with commas$",
+        ),
         ("text,label\na,\n", "line 2 has an empty label: fill it in, or remove the row$"),
-        ('text,label\na,b\n"a,b\n', r"line 3 is no row of a CSV file \(unexpected end of data\): repair it$"),
+        (
+            'text,label\na,b\n"a,b\n',
+            r"line 3 is no row of a CSV file \(unexpected end of data\): repair it$",
+        ),
         ("text,label\na,b\0\n", "line 2 has a zero byte, so it is not text"),
     ],
 )
@@ -47,7 +64,9 @@ def test_a_wrong_table_is_one_line(text, message, tmp_path):
 def test_a_value_may_be_as_long_as_the_table(tmp_path):
     text = "word " * 60_000 + "end"
     path = table(tmp_path, f'text,label\n"{text}",A\n')
-    assert tables.read(path, ("text", "label")) == [(f"{path}, line 2", {"text": text, "label": "A"})]
+    assert tables.read(path, ("text", "label")) == [
+        (f"{path}, line 2", {"text": text, "label": "A"})
+    ]
 
 
 def test_texts_of_two_classes_take_the_place_of_messages(tmp_path):
@@ -59,22 +78,30 @@ def test_texts_of_two_classes_take_the_place_of_messages(tmp_path):
     for text, label in zip(task.texts("test"), task.labels("test"), strict=True):
         assert label == text.startswith("good")
     with pytest.raises(
-        ConfigError, match=r"a.csv has 3 different labels \(A, b, C\), not 2: give texts of two classes"
+        ConfigError,
+        match=r"a.csv has 3 different labels \(A, b, C\), not 2: give texts of two classes",
     ):
         sms.read_table(table(tmp_path, "text,label\nx,b\nx,A\nx,C\n"))
-    with pytest.raises(ConfigError, match=r"a.csv, line 4 has the text of an earlier row with the other label: rem"):
+    with pytest.raises(
+        ConfigError, match=r"a.csv, line 4 has the text of an earlier row with the other label: rem"
+    ):
         sms.read_table(table(tmp_path, "text,label\nx,b\ny,A\nx,A\n"))
     with pytest.raises(ConfigError, match="spam accepts data_dir or file, not both"):
         tasks.create("spam", file=path, data_dir=str(tmp_path))
 
 
 def test_sentences_with_tags_take_the_place_of_a_treebank(tmp_path):
-    path = table(tmp_path, "text,label\n" + "".join(f"the dog {n} runs,D N M V\n" for n in range(60)))
+    path = table(
+        tmp_path, "text,label\n" + "".join(f"the dog {n} runs,D N M V\n" for n in range(60))
+    )
     task = tasks.create("tagging", file=path, length=8)
     assert task.tags == ("D", "M", "N", "V") and task.origin() == path
     before = task.data_digest()
     write(tmp_path, "a.csv", (tmp_path / "a.csv").read_text() + "a,D\n")
-    assert before.keys() == task.data_digest().keys() == {"own_files.json"} and before != task.data_digest()
+    assert (
+        before.keys() == task.data_digest().keys() == {"own_files.json"}
+        and before != task.data_digest()
+    )
     for split in ("train", "validation", "test"):
         sentences = [" ".join(words) for words in task.sentences(split)]
         low, high = {"validation": (0, 0.1), "test": (0.1, 0.2), "train": (0.2, 1)}[split]
@@ -90,31 +117,46 @@ def test_sentences_with_tags_take_the_place_of_a_treebank(tmp_path):
     ]
     for text, message in (
         (splits.replace("X Y", "X"), "line 2 has 2 words and 1 tags: give each word one tag$"),
-        (splits.replace("test", "dev"), "line 2 has the split 'dev': choose from train, validation, test$"),
-        (splits.replace("test", "train"), "has no sentence for test: give more, or name splits in a column 'split'$"),
+        (
+            splits.replace("test", "dev"),
+            "line 2 has the split 'dev': choose from train, validation, test$",
+        ),
+        (
+            splits.replace("test", "train"),
+            "has no sentence for test: give more, or name splits in a column 'split'$",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             conllu.read_table(table(tmp_path, text))
 
 
 def test_own_text_has_documents_and_sentences_in_one_split_each(tmp_path, monkeypatch):
-    write(tmp_path, "a.txt", "".join(f"The dog {n} runs . It barks .\nIt sleeps\n\n \n" for n in range(100)))
+    write(
+        tmp_path,
+        "a.txt",
+        "".join(f"The dog {n} runs . It barks .\nIt sleeps\n\n \n" for n in range(100)),
+    )
     records = [json.dumps({"text": f"A record {n} ."}) for n in range(100)]
     write(tmp_path, "b.jsonl", "\n".join(records))
     files, seen = (f"{tmp_path}/a.txt", f"{tmp_path}/*.jsonl"), []
     for documents in sentences_by_corpus.by_split("wikitext-2", None, files).values():
-        assert documents[0][1:] == [("It", "barks", "."), ("It", "sleeps")] and documents[-1][0][:2] == ("A", "record")
+        assert documents[0][1:] == [("It", "barks", "."), ("It", "sleeps")] and documents[-1][0][
+            :2
+        ] == ("A", "record")
         seen += [document[0] for document in documents]
     assert len(seen) == len(set(seen)) == 200
     read, pieces = [], document_files.pieces
-    monkeypatch.setattr(document_files, "pieces", lambda *file, **how: read.append(file) or pieces(*file, **how))
+    monkeypatch.setattr(
+        document_files, "pieces", lambda *file, **how: read.append(file) or pieces(*file, **how)
+    )
     bilm = tasks.create("bilm", files=files, length=8)
     assert len(read) == len(files)
     assert {"barks", "record"} <= set(bilm.vocabulary.words)
     masked = tasks.create("masked_lm", files=files, length=16, vocab_size=300)
     batch = masked.sample(np.random.default_rng(0), 4, "test")
     assert (
-        "wikitext" not in masked.wordpiece.decode(batch["targets"][0]) and masked.wordpiece.pieces.count("barks") == 1
+        "wikitext" not in masked.wordpiece.decode(batch["targets"][0])
+        and masked.wordpiece.pieces.count("barks") == 1
     )
     assert bilm.origin() == ", ".join(files)
     for task in (bilm, masked):
@@ -123,6 +165,8 @@ def test_own_text_has_documents_and_sentences_in_one_split_each(tmp_path, monkey
     write(tmp_path, "b.jsonl", "\n".join(records[1:]))
     assert bilm.same_data(tmp_path / "run", ["train"]) is False
     assert tasks.create("bilm").data_digest() == {}
-    with pytest.raises(ConfigError, match=r"c.txt has no document for train: give more, with blank lines between"):
+    with pytest.raises(
+        ConfigError, match=r"c.txt has no document for train: give more, with blank lines between"
+    ):
         write(tmp_path, "c.txt", "\n")
         tasks.create("bilm", files=(f"{tmp_path}/c.txt",))

@@ -17,9 +17,13 @@ short = settings(max_examples=60, deadline=None)
 
 def texts(sizes):
     ends = np.cumsum([size for size, _ in sizes])
-    bare = [np.arange(end - size + 1, end + 1, dtype=np.int32) for end, (size, _) in zip(ends, sizes, strict=True)]
+    bare = [
+        np.arange(end - size + 1, end + 1, dtype=np.int32)
+        for end, (size, _) in zip(ends, sizes, strict=True)
+    ]
     return [
-        np.append(text, END) if has_end and len(text) else text for text, (_, has_end) in zip(bare, sizes, strict=True)
+        np.append(text, END) if has_end and len(text) else text
+        for text, (_, has_end) in zip(bare, sizes, strict=True)
     ]
 
 
@@ -47,15 +51,25 @@ def test_packing_loses_and_repeats_no_token(packing, sizes, length):
 @given(sizes=documents, length=st.integers(1, 9))
 def test_documents_are_told_apart_and_read_in_order(sizes, length):
     batch = everything(Packed(join(texts(sizes), END), length, "documents", every=True))
-    owner = {int(token): number for number, text in enumerate(texts(sizes)) for token in text if token != END}
+    owner = {
+        int(token): number
+        for number, text in enumerate(texts(sizes))
+        for token in text
+        if token != END
+    }
     assert {name: field.shape[1] for name, field in batch.items()} == dict.fromkeys(batch, length)
     for inputs, targets, weights, segments, positions in zip(
-        *(batch[name] for name in ("inputs", "targets", "weights", "segments", "positions")), strict=True
+        *(batch[name] for name in ("inputs", "targets", "weights", "segments", "positions")),
+        strict=True,
     ):
         number = int(segments.max())
         assert number > 0
         np.testing.assert_array_equal(weights, segments > 0)  # what fills up counts for nothing
-        assert not (inputs[segments == 0].any() or targets[segments == 0].any() or positions[segments == 0].any())
+        assert not (
+            inputs[segments == 0].any()
+            or targets[segments == 0].any()
+            or positions[segments == 0].any()
+        )
         for segment in range(1, number + 1):
             (indices,) = np.nonzero(segments == segment)
             np.testing.assert_array_equal(indices, indices[0] + np.arange(len(indices)))

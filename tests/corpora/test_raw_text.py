@@ -27,7 +27,8 @@ def test_articles_are_the_file_cut_before_their_titles(tmp_path, corpus):
 def test_raw_text_is_in_either_folder_and_never_replaced(tmp_path):
     folder = write(tmp_path, "wikitext-2/wiki.train.tokens", "a <unk>\n")
     with pytest.raises(
-        ConfigError, match=r"no wikitext-2/wiki.train.raw in .*cope-jax download --corpora=wikitext-2-raw "
+        ConfigError,
+        match=r"no wikitext-2/wiki.train.raw in .*cope-jax download --corpora=wikitext-2-raw ",
     ):
         documents("wikitext-2-raw", folder, "train")
     write(tmp_path, "wikitext-2/wiki.train.raw", "a b\n")
@@ -70,7 +71,9 @@ def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
         (text,) = documents(corpus, str(tmp_path), split, ["*.gz"])
         assert text.startswith("value = 1\nvalue")
     (tmp_path / "code" / "a.py.gz").write_bytes(data[:-9])
-    with pytest.raises(ConfigError, match=r"a.py.gz is not a complete gzip file \(.*\): fetch it again$"):
+    with pytest.raises(
+        ConfigError, match=r"a.py.gz is not a complete gzip file \(.*\): fetch it again$"
+    ):
         documents("code", str(tmp_path), split, ["**/a.py.gz"])
 
 
@@ -78,7 +81,10 @@ def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
     ("content", "message"),
     [
         (b"a\nb\xff\n", r"x.txt, line 2 is not UTF-8 text: convert the file to UTF-8$"),
-        (b"a\n\0b\n", r"x.txt, line 2 has a zero byte, so it is not text: remove the file or the byte$"),
+        (
+            b"a\n\0b\n",
+            r"x.txt, line 2 has a zero byte, so it is not text: remove the file or the byte$",
+        ),
         (b"", r"^files has no text in its split 'train': give more or larger files$"),
     ],
 )
@@ -92,7 +98,11 @@ def test_what_is_no_text_is_one_line(tmp_path, content, message):
 
 @pytest.mark.parametrize(
     ("corpus", "file"),
-    [("wikitext-2", "wiki.test.tokens"), ("wikitext-103-raw", "wiki.test.raw"), ("tinyshakespeare", "input.txt")],
+    [
+        ("wikitext-2", "wiki.test.tokens"),
+        ("wikitext-103-raw", "wiki.test.raw"),
+        ("tinyshakespeare", "input.txt"),
+    ],
 )
 def test_a_zero_byte_is_text_of_no_corpus(tmp_path, corpus, file):
     folder = write(tmp_path, f"{corpus}/{file}", "a b\nc\0 d\n")
@@ -115,8 +125,16 @@ def test_a_zero_byte_is_text_of_no_corpus(tmp_path, corpus, file):
             "test",
             "^no tinyshakespeare/input.txt or .* in nowhere, which does not exist: put the corpus there",
         ),
-        ("files", "test", "^no file in nowhere/files matches .*: put text there, or give globs with a full path$"),
-        ("code", "test", "^no text in nowhere/code matches .*py: add files, or give globs with a full path$"),
+        (
+            "files",
+            "test",
+            "^no file in nowhere/files matches .*: put text there, or give globs with a full path$",
+        ),
+        (
+            "code",
+            "test",
+            "^no text in nowhere/code matches .*py: add files, or give globs with a full path$",
+        ),
     ],
 )
 def test_what_is_missing_is_one_line(corpus, split, message):
@@ -136,7 +154,9 @@ PUBLISHED = {
 def test_published_counts_of_wikitext_2(split):
     articles = documents("wikitext-2", real("wikitext-2/wiki.train"), split)
     text = "".join(articles)
-    assert (len(articles), len(text.encode()), len(text.split()) + text.count("\n")) == PUBLISHED[split]
+    assert (len(articles), len(text.encode()), len(text.split()) + text.count("\n")) == PUBLISHED[
+        split
+    ]
 
 
 def test_published_size_of_tiny_shakespeare():

@@ -11,7 +11,11 @@ def read(folder, text):
 
 def test_labels_texts_and_order(tmp_path):
     messages = read(tmp_path, "spam\tWin  now\n\nham\tsee\tyou\nham\t\n")
-    assert [(message.label, message.text) for message in messages] == [(1, "Win  now"), (0, "see\tyou"), (0, "")]
+    assert [(message.label, message.text) for message in messages] == [
+        (1, "Win  now"),
+        (0, "see\tyou"),
+        (0, ""),
+    ]
 
 
 def test_exact_duplicates_go_and_the_first_stays(tmp_path):
@@ -21,7 +25,9 @@ def test_exact_duplicates_go_and_the_first_stays(tmp_path):
 
 @pytest.mark.parametrize("line", ["eggs\thello", "ham hello", "hello"])
 def test_a_malformed_line_is_named(tmp_path, line):
-    with pytest.raises(ConfigError, match=r"SMSSpamCollection.tsv, line 3: expected 'ham' or 'spam'"):
+    with pytest.raises(
+        ConfigError, match=r"SMSSpamCollection.tsv, line 3: expected 'ham' or 'spam'"
+    ):
         read(tmp_path, f"ham\ta\nspam\tb\n{line}\n")
 
 

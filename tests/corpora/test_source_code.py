@@ -22,7 +22,14 @@ def numbered(number):
 
 def test_files_below_the_root_by_their_names(tmp_path):
     root = tmp_path / "code"
-    for name in ("b.py", "a/c.py", "a/d.txt", "tests/e.py", "site-packages/f.py", "a/__pycache__/g.py"):
+    for name in (
+        "b.py",
+        "a/c.py",
+        "a/d.txt",
+        "tests/e.py",
+        "site-packages/f.py",
+        "a/__pycache__/g.py",
+    ):
         folder = write(tmp_path, f"code/{name}", numbered(name[-4]))
     write(tmp_path, "code/empty.py", " \n")
     assert list(source_code.read(root).files) == ["a/c.py", "b.py"]
@@ -30,7 +37,11 @@ def test_files_below_the_root_by_their_names(tmp_path):
     elsewhere = source_code.read("nowhere", [f"{root}/a/**/*.*", f"{root}/**/*.py"])
     assert list(elsewhere.files) == ["a/c.py", "a/d.txt", "code/b.py"]
     assert elsewhere.duplicates == {}  # each is read once, whatever globs match it
-    texts = [text for split in ("train", "validation", "test") for text in source_code.read(root).documents(split)]
+    texts = [
+        text
+        for split in ("train", "validation", "test")
+        for text in source_code.read(root).documents(split)
+    ]
     assert sorted(texts) == sorted([numbered("c"), numbered("b")])
     with pytest.raises(ConfigError, match="code has no text in its split"):
         [documents("code", folder, split) for split in ("train", "validation", "test")]
@@ -39,9 +50,9 @@ def test_files_below_the_root_by_their_names(tmp_path):
 def test_splits_depend_on_the_path_alone_and_have_their_shares():
     names = [f"package/module_{number}.py" for number in range(2000)]
     splits = [source_code.split_of(name) for name in names]
-    assert [splits.count(split) / 2000 for split in ("train", "validation", "test")] == pytest.approx(
-        [0.9, 0.05, 0.05], abs=0.015
-    )
+    assert [
+        splits.count(split) / 2000 for split in ("train", "validation", "test")
+    ] == pytest.approx([0.9, 0.05, 0.05], abs=0.015)
     assert [source_code.split_of(name) for name in ("ast.py", "json/tool.py", "tokenize.py")] == [
         "train",
         "validation",
@@ -88,7 +99,9 @@ def test_nothing_there_is_one_line(root):
 def test_two_files_of_one_name_are_two(tmp_path):
     for folder in ("a/x", "b/x"):
         write(tmp_path, f"{folder}/y.txt", folder)
-    files = matching(tmp_path, [f"{tmp_path}/a/x/*.txt", f"{tmp_path}/b/x/*.txt", f"{tmp_path}/a/x/y*"])
+    files = matching(
+        tmp_path, [f"{tmp_path}/a/x/*.txt", f"{tmp_path}/b/x/*.txt", f"{tmp_path}/a/x/y*"]
+    )
     assert list(files) == sorted(["x/y.txt", (tmp_path / "b/x/y.txt").as_posix()])
 
 

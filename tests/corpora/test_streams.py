@@ -8,7 +8,9 @@ from cope_jax.errors import ConfigError
 @pytest.mark.parametrize("size", [1, 7, 24, 25])
 @pytest.mark.parametrize(("batch_size", "length"), [(1, 1), (2, 5), (4, 3), (30, 2)])
 def test_rows_go_on_and_every_entry_comes_once(size, batch_size, length):
-    stream = Stream({"inputs": np.arange(1, size + 1), "weights": np.ones(size)}, batch_size, length)
+    stream = Stream(
+        {"inputs": np.arange(1, size + 1), "weights": np.ones(size)}, batch_size, length
+    )
     batches = list(stream)
     assert len(batches) == len(stream)
     rows = np.concatenate([batch["inputs"] for batch in batches], axis=1)

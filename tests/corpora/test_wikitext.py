@@ -66,7 +66,10 @@ def test_texts_are_raw_in_all_splits_or_in_none(tmp_path):
 
 
 def test_both_corpora_are_one_after_the_other():
-    both, *parts = (sentences_by_corpus.documents(name, None, "train") for name in ("both", "wikitext-2", "ud-ewt"))
+    both, *parts = (
+        sentences_by_corpus.documents(name, None, "train")
+        for name in ("both", "wikitext-2", "ud-ewt")
+    )
     assert both == [*parts[0], *parts[1]]
 
 
@@ -109,7 +112,9 @@ def test_the_sample_has_articles_in_every_split():
 
 
 def test_wikitext_has_its_published_sizes():
-    folder = real("wikitext-2/wiki.train", "wikitext-2/wiki.valid.tokens", "wikitext-2/wiki.test.tokens")
+    folder = real(
+        "wikitext-2/wiki.train", "wikitext-2/wiki.valid.tokens", "wikitext-2/wiki.test.tokens"
+    )
     words = {split: wikitext.words(folder, split) for split in wikitext.SPLITS}
     assert {split: len(of_split) for split, of_split in words.items()} == {
         "train": 2_088_628,
@@ -119,4 +124,8 @@ def test_wikitext_has_its_published_sizes():
     kinds = set(words["train"])
     assert len(kinds) == 33_278
     assert kinds >= {*words["validation"], *words["test"]}
-    assert [len(wikitext.documents(folder, split, raw=False)) for split in wikitext.SPLITS] == [600, 60, 60]
+    assert [len(wikitext.documents(folder, split, raw=False)) for split in wikitext.SPLITS] == [
+        600,
+        60,
+        60,
+    ]

@@ -21,7 +21,12 @@ def words_of_senses(folder, *entries):
 def test_coarsewsd_lines(tmp_path):
     (occurrence,) = coarse(tmp_path, HEADER, "", "club\ttest\tclub_golf\t1\tthe club is new .")
     assert occurrence.words == ("the", "club", "is", "new", ".")
-    assert (occurrence.index, occurrence.lemma, occurrence.sense, occurrence.split) == (1, "club", "club_golf", "test")
+    assert (occurrence.index, occurrence.lemma, occurrence.sense, occurrence.split) == (
+        1,
+        "club",
+        "club_golf",
+        "test",
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,11 @@ def test_coarsewsd_needs_its_header(tmp_path):
 
 
 def test_semcor_lines(tmp_path):
-    entry = {"d": "br-1", "t": "He walks his dogs .", "a": [[1, "walk", "V", "7.002"], [3, "dog", "N", 4]]}
+    entry = {
+        "d": "br-1",
+        "t": "He walks his dogs .",
+        "a": [[1, "walk", "V", "7.002"], [3, "dog", "N", 4]],
+    }
     walk, dog = words_of_senses(tmp_path, json.dumps(entry))
     assert (walk.words[walk.index], walk.lemma, walk.sense) == ("walks", "walk.V", "7.002")
     assert (dog.words[dog.index], dog.lemma, dog.sense) == ("dogs", "dog.N", "4")
@@ -56,8 +65,14 @@ def test_semcor_lines(tmp_path):
     "line",
     [
         *("{", "[]", "7", "[" * 100_000, '{"t": "a", "a": []}', '{"d": 1, "t": "a"}'),
-        *(f'{{"d": "x", "t": "a b", "a": [[{index}, "a", "N", "1"]]}}' for index in ("2", "0.5", "true")),
-        *(f'{{"d": "x", "t": "a b", "a": [[0, "a", "N", {sense}]]}}' for sense in ("null", "[1]", "true")),
+        *(
+            f'{{"d": "x", "t": "a b", "a": [[{index}, "a", "N", "1"]]}}'
+            for index in ("2", "0.5", "true")
+        ),
+        *(
+            f'{{"d": "x", "t": "a b", "a": [[0, "a", "N", {sense}]]}}'
+            for sense in ("null", "[1]", "true")
+        ),
     ],
 )
 def test_a_malformed_line_of_semcor_is_named(tmp_path, line):
@@ -79,6 +94,9 @@ def test_the_samples_have_every_sense_in_both_splits(read):
 def test_the_published_sizes():
     folder = real("coarsewsd20/coarsewsd20.tsv", "semcor-noad/semcor_noad.jsonl")
     occurrences = read_coarsewsd(folder)
-    assert collections.Counter(entry.split for entry in occurrences) == {"train": 23_370, "test": 10_196}
+    assert collections.Counter(entry.split for entry in occurrences) == {
+        "train": 23_370,
+        "test": 10_196,
+    }
     assert len({entry.lemma for entry in occurrences}) == 20
     assert len(read_semcor(folder)) == 70_352

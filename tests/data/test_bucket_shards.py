@@ -44,7 +44,10 @@ def bucket(monkeypatch):
 def export_twice(files, out):
     """The second call finds what the first one wrote."""
     source = Files(tuple(document_files.find([f"{files}/*.txt"])), held_out=0.3)
-    manifests = [export(source, out, Vocabulary("bytes"), Options(length=8, shard_tokens=400)) for _ in range(2)]
+    manifests = [
+        export(source, out, Vocabulary("bytes"), Options(length=8, shard_tokens=400))
+        for _ in range(2)
+    ]
     assert manifests[0] == manifests[1]
     return manifests[0]
 
@@ -62,14 +65,19 @@ def test_a_bucket_gets_and_gives_what_a_disk_does(bucket, tmp_path):
     assert names == {path.name for path in (bucket / "out").iterdir() if path.name != "parts"}
     for name in names:
         assert (bucket / "out" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-    here, there = (tasks.create("sharded_text", folders=(str(root / "out"),), length=8) for root in (tmp_path, bucket))
+    here, there = (
+        tasks.create("sharded_text", folders=(str(root / "out"),), length=8)
+        for root in (tmp_path, bucket)
+    )
     np.testing.assert_equal(there.take("train", np.arange(50)), here.take("train", np.arange(50)))
     shard = bucket / "out" / manifest.shards[0].file
     content = bytearray(shard.read_bytes())
     content[9] ^= 1
     shard.write_bytes(content)
     again = tasks.create("sharded_text", folders=(str(bucket / "out"),), length=8)
-    with pytest.raises(ConfigError, match=rf"^{shard} was changed or damaged: delete it and run the export again$"):
+    with pytest.raises(
+        ConfigError, match=rf"^{shard} was changed or damaged: delete it and run the export again$"
+    ):
         again.take("train", np.arange(1))
     shard.unlink()
     with pytest.raises(ConfigError, match=rf"^{shard} is missing: run the export again$"):

@@ -58,9 +58,12 @@ def test_what_is_missing_is_written_again(how, written, tmp_path):
     else:
         files[1].write_bytes(files[1].read_bytes()[:-1])
     if how == "a damaged manifest":
-        (written / "manifest.json").write_text(before["manifest.json"].decode().replace("stream", "streams"))
+        (written / "manifest.json").write_text(
+            before["manifest.json"].decode().replace("stream", "streams")
+        )
         with pytest.raises(
-            ConfigError, match=r"changed after the export: restore the file, or delete it and run the ex"
+            ConfigError,
+            match=r"changed after the export: restore the file, or delete it and run the ex",
         ):
             export(source(tmp_path / "in"), written, BYTES, OPTIONS)
         (written / "manifest.json").unlink()
@@ -82,7 +85,8 @@ def test_a_failed_export_leaves_nothing_that_a_later_one_cannot_use(tmp_path, be
     assert out.exists() == begun == bool(contents(out))
     kept = contents(out)
     with pytest.raises(
-        ConfigError, match=r"the split 'validation' has no document: give more documents, or raise held_out$"
+        ConfigError,
+        match=r"the split 'validation' has no document: give more documents, or raise held_out$",
     ):
         export(source(tmp_path / "few", TEXTS[:1] * 9), tmp_path / "empty", vocabulary, OPTIONS)
     assert not (tmp_path / "empty").exists()
@@ -124,7 +128,8 @@ def test_a_failed_export_leaves_no_file_beside_its_tokenizer(is_new, tmp_path):
         out.mkdir()
     few = source(tmp_path / "few", TEXTS[:1] * 9)
     with pytest.raises(
-        ConfigError, match=r"the split 'validation' has no document: give more documents, or raise held_out$"
+        ConfigError,
+        match=r"the split 'validation' has no document: give more documents, or raise held_out$",
     ):
         export(few, out, Vocabulary("bpe", str(given)), OPTIONS)
     assert out.exists() != is_new and not contents(out)
@@ -139,11 +144,15 @@ def test_a_claim_without_a_shard_keeps_no_name_of_an_end_token(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["export.json"]
 
 
-@pytest.mark.parametrize("text", ["{}", "", "[]", '{"shards": [{}], "sums": {}, "pieces": 1, "last": true}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "", "[]", '{"shards": [{}], "sums": {}, "pieces": 1, "last": true}']
+)
 def test_a_damaged_report_is_one_line(text, written, tmp_path):
     report = sorted((written / "parts").glob("*"))[0]
     report.write_text(text)
-    with pytest.raises(ConfigError, match=rf"{report.name} is damaged \([^\n]*\): delete it and rerun the command$"):
+    with pytest.raises(
+        ConfigError, match=rf"{report.name} is damaged \([^\n]*\): delete it and rerun the command$"
+    ):
         export(source(tmp_path / "in"), written, BYTES, OPTIONS)
     identity = json.loads((written / "export.json").read_text())
     # Hides no error by another one.
@@ -154,7 +163,9 @@ def test_a_damaged_report_is_one_line(text, written, tmp_path):
 def test_a_damaged_claim_is_one_line(tmp_path):
     (tmp_path / "export.json").write_text("{")
     for look in (export_folder.claim, export_folder.check_claim):
-        with pytest.raises(ConfigError, match=r"export.json is damaged \([^\n]*\): choose an empty folder$"):
+        with pytest.raises(
+            ConfigError, match=r"export.json is damaged \([^\n]*\): choose an empty folder$"
+        ):
             look(epath.Path(tmp_path), {"length": 8})
     export_folder.discard(epath.Path(tmp_path), {"length": 8}, is_new=True)
     assert (tmp_path / "export.json").exists()
@@ -163,13 +174,27 @@ def test_a_damaged_claim_is_one_line(tmp_path):
 def test_another_given_tokenizer_is_refused(tmp_path):
     for name, size in (("one", 280), ("two", 290)):
         export(source(tmp_path / "in"), tmp_path / name, Vocabulary("bpe", size=size), OPTIONS)
-    export(source(tmp_path / "in"), tmp_path / "out", Vocabulary("bpe", str(tmp_path / "one")), OPTIONS)
+    export(
+        source(tmp_path / "in"), tmp_path / "out", Vocabulary("bpe", str(tmp_path / "one")), OPTIONS
+    )
     with pytest.raises(ConfigError, match=r"out contains an export with another sha256"):
-        export(source(tmp_path / "in"), tmp_path / "out", Vocabulary("bpe", str(tmp_path / "two")), OPTIONS)
+        export(
+            source(tmp_path / "in"),
+            tmp_path / "out",
+            Vocabulary("bpe", str(tmp_path / "two")),
+            OPTIONS,
+        )
     with pytest.raises(ConfigError, match=r"there is no tokenizer at .*nowhere"):
-        export(source(tmp_path / "in"), tmp_path / "new", Vocabulary("bpe", str(tmp_path / "nowhere")), OPTIONS)
+        export(
+            source(tmp_path / "in"),
+            tmp_path / "new",
+            Vocabulary("bpe", str(tmp_path / "nowhere")),
+            OPTIONS,
+        )
     assert not (tmp_path / "new").exists()
-    with pytest.raises(ConfigError, match="the tokenizer bytes has no vocabulary: set neither vocab nor vocab_size"):
+    with pytest.raises(
+        ConfigError, match="the tokenizer bytes has no vocabulary: set neither vocab nor vocab_size"
+    ):
         Vocabulary("bytes", size=300)
 
 
@@ -196,20 +221,27 @@ def test_a_host_that_starts_at_the_same_time_is_not_refused(tmp_path, monkeypatc
 def test_a_host_with_other_flags_stops_the_first(moment, tmp_path, monkeypatch):
     """The other begins while this one learns its vocabulary, or before its first shard."""
     ours, out = source(tmp_path / "in"), tmp_path / "out"
-    of, name = (shard_export.loading, "train") if moment == "train" else (shard_writer.Chunk, "write")
+    of, name = (
+        (shard_export.loading, "train") if moment == "train" else (shard_writer.Chunk, "write")
+    )
     call = getattr(of, name)
 
     def late(*arguments):
-        (out / "export.json").write_text((out / "export.json").read_text().replace('"length": 8', '"length": 9'))
+        (out / "export.json").write_text(
+            (out / "export.json").read_text().replace('"length": 8', '"length": 9')
+        )
         return call(*arguments)
 
     monkeypatch.setattr(of, name, late)
     with pytest.raises(
-        ConfigError, match=r"out contains another export by now: choose another folder, and the same fl"
+        ConfigError,
+        match=r"out contains another export by now: choose another folder, and the same fl",
     ):
         export(ours, out, Vocabulary("bpe", size=280), OPTIONS)
     assert not list(out.glob("parts/*.json"))
-    assert (out / "tokenizer.json").exists() == (moment == "write") and (out / "export.json").exists()
+    assert (out / "tokenizer.json").exists() == (moment == "write") and (
+        out / "export.json"
+    ).exists()
 
 
 def test_half_a_character_is_replaced(tmp_path):
@@ -224,17 +256,21 @@ def test_half_a_character_is_replaced(tmp_path):
 def test_packed_parquet_folders_and_long_records_are_one_line(tmp_path, monkeypatch):
     (tmp_path / "a.parquet.zst").write_bytes(b"x")
     with pytest.raises(
-        ConfigError, match=r"^a.parquet.zst is packed twice, because Parquet is compressed itself: unpack"
+        ConfigError,
+        match=r"^a.parquet.zst is packed twice, because Parquet is compressed itself: unpack",
     ):
         document_files.find([f"{tmp_path}/*"])
     with pytest.raises(
-        ConfigError, match=rf"^no file matches '{tmp_path}': it is a folder, write '{tmp_path}/\*.jsonl'$"
+        ConfigError,
+        match=rf"^no file matches '{tmp_path}': it is a folder, write '{tmp_path}/\*.jsonl'$",
     ):
         document_files.find([str(tmp_path)])
     monkeypatch.setattr(document_files, "_LONGEST", 1 << 20)
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "x" * (1 << 20)}))
     file = document_files.find([f"{tmp_path}/b.jsonl"])[0]
-    with pytest.raises(ConfigError, match=r"b.jsonl, line 1 has at least 1,048,576 bytes: shorten the document$"):
+    with pytest.raises(
+        ConfigError, match=r"b.jsonl, line 1 has at least 1,048,576 bytes: shorten the document$"
+    ):
         list(document_files.pieces(file, "text"))
 
 
@@ -250,9 +286,14 @@ def test_a_fixed_number_of_examples_is_an_epoch_of_them(written):
     assert size > 60
 
     def epoch(examples, number):
-        batches = pipeline.train_iterator(task, data_seed=0, shuffle_seed=0, examples=examples, batch_size=1)
+        batches = pipeline.train_iterator(
+            task, data_seed=0, shuffle_seed=0, examples=examples, batch_size=1
+        )
         examples_read = [next(batches)["inputs"].tobytes() for _ in range(number * examples)]
-        return [examples_read[start : start + examples] for start in range(0, len(examples_read), examples)]
+        return [
+            examples_read[start : start + examples]
+            for start in range(0, len(examples_read), examples)
+        ]
 
     wanted = sorted(row.tobytes() for row in task.take("train", np.arange(50))["inputs"])
     for examples_read in epoch(50, 2):
@@ -273,7 +314,9 @@ def test_shards_of_a_window_stay_open(window, opened, tmp_path, monkeypatch):
     assert openings == names * opened
 
 
-@pytest.mark.parametrize("name", ["../secret", "/{folder}/secret", "..", "a//secret", "a\\secret", 3])
+@pytest.mark.parametrize(
+    "name", ["../secret", "/{folder}/secret", "..", "a//secret", "a\\secret", 3]
+)
 def test_a_manifest_and_a_report_name_only_files_of_their_folder(name, written, tmp_path):
     name = name.format(folder=tmp_path) if isinstance(name, str) else name
     manifest = Shards(written).manifest
@@ -320,13 +363,22 @@ def llama(folder, *, metaspace=False):
 
     pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abct"]
     library = Tokenizer(
-        models.BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+        models.BPE(
+            {piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True
+        )
     )
     if metaspace:
         library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     else:
-        library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    ends = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        library.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    ends = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     library.decoder = decoders.Sequence(ends)
     library.add_special_tokens([AddedToken("</s>", special=True)])
     folder.mkdir()
@@ -343,10 +395,20 @@ def test_a_long_text_has_its_own_tokens_and_bytes(metaspace, tmp_path, monkeypat
     for number, text in enumerate(texts):
         (tmp_path / f"in/{number}.txt").write_text(text)
     files = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2)
-    pieces = sum(1 for unit in range(len(files.units)) for _ in files.read(unit, lambda left, right: right[0] == " "))
-    manifest = export(files, tmp_path / "out", llama(tmp_path / "llama", metaspace=metaspace), Options(length=8))
+    pieces = sum(
+        1
+        for unit in range(len(files.units))
+        for _ in files.read(unit, lambda left, right: right[0] == " ")
+    )
+    manifest = export(
+        files, tmp_path / "out", llama(tmp_path / "llama", metaspace=metaspace), Options(length=8)
+    )
     reports = [json.loads(path.read_text()) for path in (tmp_path / "out/parts").glob("*.json")]
-    assert sum(report["pieces"] for report in reports) == (pieces if metaspace else len(texts)) > len(texts) * metaspace
+    assert (
+        sum(report["pieces"] for report in reports)
+        == (pieces if metaspace else len(texts))
+        > len(texts) * metaspace
+    )
     counts = manifest.counts.values()
     assert sum(count.tokens for count in counts) == sum(1 + len(text) for text in texts)
     assert sum(count.bytes for count in counts) == sum(map(len, texts))
@@ -365,7 +427,10 @@ def test_texts_that_do_not_come_back_are_counted(tmp_path, kind):
     assert task.counts("train").changed == manifest.counts["train"].changed > 0
     assert "bits_per_byte" not in task.reported_metrics("train", {"loss": 1.0})
     assert "; no " in task.origin() and shards_module.read_manifest(tmp_path / "out") == manifest
-    assert task._parts[0].manifest.digest == json.loads((tmp_path / "out/manifest.json").read_text())["digest"]
+    assert (
+        task._parts[0].manifest.digest
+        == json.loads((tmp_path / "out/manifest.json").read_text())["digest"]
+    )
 
 
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypatch):
@@ -379,15 +444,22 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypa
             del record
 
         def close(self):
-            raise RuntimeError(f"write() failed: No space left on device; writing {self._path}; at byte 606208")
+            raise RuntimeError(
+                f"write() failed: No space left on device; writing {self._path}; at byte 606208"
+            )
 
     with (
         monkeypatch.context() as patch,
         pytest.raises(
-            StorageError, match=r"^cannot write to .*out \(No space left on device\): complete files are intact; free"
+            StorageError,
+            match=r"^cannot write to .*out \(No space left on device\): complete files are intact; free",
         ),
     ):
         patch.setattr(array_record_module, "ArrayRecordWriter", Full)
         export(source(tmp_path / "in"), tmp_path / "out", BYTES, OPTIONS)
-    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["export.json", "parts", "tokenizer.json"]
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == [
+        "export.json",
+        "parts",
+        "tokenizer.json",
+    ]
     export(source(tmp_path / "in"), tmp_path / "out", BYTES, OPTIONS)

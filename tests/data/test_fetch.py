@@ -42,7 +42,11 @@ def source(url: str, content: bytes, files=FILES) -> Source:
 
 def files_in(folder) -> set[str]:
     """The files, and the folders that are hidden."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or path.name[0] == "."}
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() or path.name[0] == "."
+    }
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,9 @@ def archive():
 
 @pytest.fixture
 def server(archive):
-    with serving({"wikitext-2-v1.zip": archive, "input.txt": sample("tinyshakespeare/input.txt")}) as server:
+    with serving(
+        {"wikitext-2-v1.zip": archive, "input.txt": sample("tinyshakespeare/input.txt")}
+    ) as server:
         yield server
 
 
@@ -66,7 +72,8 @@ def test_the_task_reads_what_was_downloaded(server, wikitext, tmp_path):
     assert files_in(tmp_path / "new" / "data") == set(FILES)
     folders = (str(tmp_path / "new" / "data"), None)
     downloaded, built_in = (
-        tasks.create("text", corpus="wikitext-2", tokenizer="words", length=32, data_dir=folder) for folder in folders
+        tasks.create("text", corpus="wikitext-2", tokenizer="words", length=32, data_dir=folder)
+        for folder in folders
     )
     for split in SPLITS:
         assert downloaded.counts(split) == built_in.counts(split)
@@ -81,13 +88,18 @@ def test_a_corpus_may_be_one_file(server, tmp_path):
     files = SOURCES["tinyshakespeare"].files
     assert download(source(f"{server.url}/input.txt", content, files), tmp_path) == list(files)
     assert files_in(tmp_path) == set(files)
-    assert "".join(documents("tinyshakespeare", str(tmp_path), split)[0] for split in SPLITS).encode() == content
+    assert (
+        "".join(documents("tinyshakespeare", str(tmp_path), split)[0] for split in SPLITS).encode()
+        == content
+    )
 
 
 def test_what_is_there_is_left_alone_and_asks_nobody(server, wikitext, tmp_path):
     write(tmp_path, f"{FILES[1]}.gz", "of the user")
     assert download(wikitext, tmp_path) == [FILES[0], FILES[2]]
-    assert (tmp_path / f"{FILES[1]}.gz").read_text() == "of the user" and not (tmp_path / FILES[1]).exists()
+    assert (tmp_path / f"{FILES[1]}.gz").read_text() == "of the user" and not (
+        tmp_path / FILES[1]
+    ).exists()
     assert server.served == ["/wikitext-2-v1.zip"]
     assert download(wikitext, tmp_path) == []
     assert server.served == ["/wikitext-2-v1.zip"]
@@ -95,7 +107,9 @@ def test_what_is_there_is_left_alone_and_asks_nobody(server, wikitext, tmp_path)
 
 def test_a_download_that_breaks_off_leaves_nothing_and_can_be_repeated(server, wikitext, tmp_path):
     server.cut = wikitext.size // 2
-    with pytest.raises(ConfigError, match=rf"^cannot download {wikitext.url} \(.*{server.cut} bytes read") as error:
+    with pytest.raises(
+        ConfigError, match=rf"^cannot download {wikitext.url} \(.*{server.cut} bytes read"
+    ) as error:
         download(wikitext, tmp_path)
     assert "\n" not in str(error.value)
     assert not files_in(tmp_path)
@@ -113,7 +127,9 @@ def test_downloads_side_by_side_leave_each_other_alone(server, wikitext, tmp_pat
         (unfinished,) = tmp_path.iterdir()
         server.cut, server.holds = None, False
         assert download(wikitext, tmp_path) == list(FILES)
-        assert files_in(tmp_path) > set(FILES) and unfinished.exists() and list(unfinished.iterdir())
+        assert (
+            files_in(tmp_path) > set(FILES) and unfinished.exists() and list(unfinished.iterdir())
+        )
         server.released.set()
         with pytest.raises(ConfigError, match=r"^cannot download"):
             slow.result()
@@ -178,13 +194,18 @@ def test_a_server_that_does_not_end_or_is_too_slow_is_left(server, wikitext, tmp
             download(wikitext, tmp_path)
     assert sum(written[:-1]) <= wikitext.size
     monkeypatch.setattr(fetch, "_PATIENCE", -1e9)
-    with pytest.raises(ConfigError, match=r"^cannot download .* \(fewer than 1,000 bytes a second\): try again"):
+    with pytest.raises(
+        ConfigError, match=r"^cannot download .* \(fewer than 1,000 bytes a second\): try again"
+    ):
         download(wikitext, tmp_path)
     assert not files_in(tmp_path)
 
 
 def test_a_password_is_not_shown_and_a_wrong_address_is_one_line(archive, tmp_path):
-    for url in (f"http://user:secret@{nowhere().removeprefix('http://')}/x.zip", f"http://{'a' * 70}.com/x.zip"):
+    for url in (
+        f"http://user:secret@{nowhere().removeprefix('http://')}/x.zip",
+        f"http://{'a' * 70}.com/x.zip",
+    ):
         with pytest.raises(ConfigError, match=r"^cannot download http") as error:
             download(source(url, archive), tmp_path)
         assert "secret" not in str(error.value)
@@ -197,14 +218,18 @@ def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(server, archive
     with pytest.raises(ConfigError, match=f"^cannot download {url} ") as error:
         download(source(url, archive), tmp_path)
     assert {"server": "Connection refused", "file": "404"}[absent] in str(error.value)
-    assert str(error.value).endswith(f": try again, or put {', '.join(FILES)} into {tmp_path} by hand")
+    assert str(error.value).endswith(
+        f": try again, or put {', '.join(FILES)} into {tmp_path} by hand"
+    )
     assert not files_in(tmp_path)
 
 
 @pytest.mark.parametrize("corpus", SOURCES)
 def test_readers_find_the_files_and_name_the_command(corpus, tmp_path):
     command = f"`cope-jax download --corpora={corpus} --out={tmp_path}` downloads it"
-    with pytest.raises(ConfigError, match=rf"put the corpus there \(plain or .gz; {command}\), name") as error:
+    with pytest.raises(
+        ConfigError, match=rf"put the corpus there \(plain or .gz; {command}\), name"
+    ) as error:
         documents(corpus, str(tmp_path), "train")
     assert "\n" not in str(error.value)
     for name in SOURCES[corpus].files:

@@ -42,7 +42,11 @@ def assert_same(ours, theirs):
 
 @pytest.fixture(params=["endless", "memory", "disk"])
 def make_iterator(request, task, tmp_path):
-    options = {"batch_size": 4, "examples": None if request.param == "endless" else EXAMPLES, **SEEDS}
+    options = {
+        "batch_size": 4,
+        "examples": None if request.param == "endless" else EXAMPLES,
+        **SEEDS,
+    }
     if request.param == "disk":
         tfds_builder.write(task, tmp_path, {"train": EXAMPLES}, seed=SEEDS["data_seed"])
         options["data_dir"] = str(tmp_path)
@@ -74,7 +78,9 @@ def test_goes_on_exactly_from_a_saved_state(make_iterator, seen):
     assert_same(take(first, 16 - seen), straight[seen:])
 
 
-def test_any_number_of_readers_gives_the_same_batches_and_goes_on_from_the_same_state(make_iterator):
+def test_any_number_of_readers_gives_the_same_batches_and_goes_on_from_the_same_state(
+    make_iterator,
+):
     straight = take(make_iterator(), 20)
     four, single = make_iterator(readers=4), make_iterator()
     assert_same(take(four, 11), straight[:11])
@@ -114,14 +120,18 @@ def test_endless_batches_are_a_function_of_seeds_and_index(task):
         assert_same([batch], [task.sample(rng, 4)])
     other = pipeline.train_iterator(task, batch_size=4, examples=None, data_seed=4, shuffle_seed=5)
     assert not np.array_equal(
-        next(other)["inputs"], task.sample(np.random.default_rng([3, 5, zlib.crc32(b"train"), 0]), 4)
+        next(other)["inputs"],
+        task.sample(np.random.default_rng([3, 5, zlib.crc32(b"train"), 0]), 4),
     )
 
 
 def epochs(task, n, **options):
     """The order of the examples in each of n epochs, as numbers in the fixed split."""
     iterator = pipeline.train_iterator(task, batch_size=4, examples=EXAMPLES, **options)
-    number = {row: i for i, row in enumerate(rows([task.dataset("train", EXAMPLES, options["data_seed"])]))}
+    number = {
+        row: i
+        for i, row in enumerate(rows([task.dataset("train", EXAMPLES, options["data_seed"])]))
+    }
     order = [number[row] for row in rows(take(iterator, -(-n * EXAMPLES // 4)))]
     return [order[e * EXAMPLES : (e + 1) * EXAMPLES] for e in range(n)]
 
@@ -133,7 +143,9 @@ def test_every_epoch_is_the_fixed_split_in_a_new_order(task):
 
 
 def test_shuffle_seeds_order_the_same_examples_independently(task):
-    orders = [order for seed in range(3) for order in epochs(task, 3, data_seed=0, shuffle_seed=seed)]
+    orders = [
+        order for seed in range(3) for order in epochs(task, 3, data_seed=0, shuffle_seed=seed)
+    ]
     assert len({tuple(order) for order in orders}) == 9
 
 
@@ -153,12 +165,19 @@ def test_disk_gives_the_batches_of_memory(task, tmp_path):
 
 @pytest.mark.parametrize(("examples", "batch_size", "count"), [(8, 4, 2), (9, 4, 3), (3, 8, 1)])
 @pytest.mark.parametrize("split", ["in_distribution", "ignore=0.5"])
-def test_evaluation_is_the_fixed_split_filled_up_with_weight_0(task, split, examples, batch_size, count):
-    batches = pipeline.evaluation_batches(task, split, examples=examples, batch_size=batch_size, seed=7)
+def test_evaluation_is_the_fixed_split_filled_up_with_weight_0(
+    task, split, examples, batch_size, count
+):
+    batches = pipeline.evaluation_batches(
+        task, split, examples=examples, batch_size=batch_size, seed=7
+    )
     assert len(batches) == count
     assert {value.shape for batch in batches for value in batch.values()} == {(batch_size, 31)}
     whole = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
-    assert_same([{key: value[:examples] for key, value in whole.items()}], [task.dataset(split, examples, seed=7)])
+    assert_same(
+        [{key: value[:examples] for key, value in whole.items()}],
+        [task.dataset(split, examples, seed=7)],
+    )
     assert not whole["weights"][examples:].any()
 
 
@@ -168,11 +187,18 @@ def test_nothing_is_logged(make_iterator, caplog):
     assert not caplog.records
 
 
-SHARES = {"halves": [[0, 1], [2, 3]], "every other": [[0, 2], [1, 3]], "one": [[3], [0, 1, 2]], "twice": [[0, 1, 2, 3]]}
+SHARES = {
+    "halves": [[0, 1], [2, 3]],
+    "every other": [[0, 2], [1, 3]],
+    "one": [[3], [0, 1, 2]],
+    "twice": [[0, 1, 2, 3]],
+}
 
 
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
-def test_the_rows_of_all_processes_are_the_batch_and_their_places_are_the_same(make_iterator, shares):
+def test_the_rows_of_all_processes_are_the_batch_and_their_places_are_the_same(
+    make_iterator, shares
+):
     whole, parts = make_iterator(), [make_iterator(rows=np.array(rows)) for rows in shares]
     for batch in take(whole, 6):  # more than two epochs of the fixed split
         joined = {name: np.zeros_like(array) for name, array in batch.items()}
@@ -218,7 +244,9 @@ def test_mistakes_in_training_are_one_clear_line(task, changes, message):
         pipeline.train_iterator(task, **({"batch_size": 4, "examples": 8, **SEEDS} | changes))
 
 
-@pytest.mark.parametrize("changes", [{"batch_size": 0}, {"examples": 0}, {"seed": -1}, {"split": "unknown"}])
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 0}, {"examples": 0}, {"seed": -1}, {"split": "unknown"}]
+)
 def test_mistakes_in_evaluation_are_one_clear_line(task, changes):
     options = {"split": "sparse", "examples": 4, "batch_size": 4, "seed": 0} | changes
     with pytest.raises(ConfigError, match=next(iter(changes))):
@@ -227,14 +255,20 @@ def test_mistakes_in_evaluation_are_one_clear_line(task, changes):
 
 def test_disk_must_hold_as_many_examples_as_asked(task, tmp_path):
     tfds_builder.write(task, tmp_path, {"train": EXAMPLES}, seed=3)
-    with pytest.raises(ConfigError, match=r"holds 10 examples of 'train', not 9: set training\.examples=10"):
+    with pytest.raises(
+        ConfigError, match=r"holds 10 examples of 'train', not 9: set training\.examples=10"
+    ):
         pipeline.train_iterator(task, batch_size=4, examples=9, data_dir=str(tmp_path), **SEEDS)
-    with pytest.raises(ConfigError, match=r"^data_dir holds a fixed number of examples: set `examples`"):
+    with pytest.raises(
+        ConfigError, match=r"^data_dir holds a fixed number of examples: set `examples`"
+    ):
         pipeline.train_iterator(task, batch_size=4, examples=None, data_dir=str(tmp_path), **SEEDS)
 
 
 def mixture():
-    return tasks.create("text", corpus="3*wikitext-2+files", vocab_size=300, length=16, packing="documents")
+    return tasks.create(
+        "text", corpus="3*wikitext-2+files", vocab_size=300, length=16, packing="documents"
+    )
 
 
 def test_a_mixture_gives_each_part_its_share_and_every_example_of_it_in_turn():
@@ -257,16 +291,21 @@ def test_a_mixture_goes_on_exactly_and_is_shared_by_processes():
     task = mixture()
     whole = pipeline.train_iterator(task, batch_size=4, examples=None, **SEEDS)
     halves = [
-        pipeline.train_iterator(task, batch_size=4, examples=None, rows=rows, **SEEDS) for rows in ([0, 2], [1, 3])
+        pipeline.train_iterator(task, batch_size=4, examples=None, rows=rows, **SEEDS)
+        for rows in ([0, 2], [1, 3])
     ]
     straight = take(whole, 9)
     for batch in straight[:6]:
         parts = [next(half) for half in halves]
         for name, field in batch.items():
-            np.testing.assert_array_equal(np.stack([rows[name] for rows in parts], axis=1).reshape(field.shape), field)
+            np.testing.assert_array_equal(
+                np.stack([rows[name] for rows in parts], axis=1).reshape(field.shape), field
+            )
     state = json.loads(json.dumps(halves[0].get_state()))
     assert state == {"next_index": 6}
     whole.set_state(state)
     assert_same(take(whole, 3), straight[6:])
-    with pytest.raises(ConfigError, match=r"^text samples a mixture by its weights: do not set training.examples$"):
+    with pytest.raises(
+        ConfigError, match=r"^text samples a mixture by its weights: do not set training.examples$"
+    ):
         pipeline.train_iterator(task, batch_size=4, examples=8, **SEEDS)

@@ -32,7 +32,9 @@ BYTES = Vocabulary("bytes")
 
 
 def records(folder, shard):
-    return (reader := ArrayRecordReader(f"{folder}/{shard.file}")).read([*range(reader.num_records())])
+    return (reader := ArrayRecordReader(f"{folder}/{shard.file}")).read(
+        [*range(reader.num_records())]
+    )
 
 
 def parse(record, width):
@@ -60,7 +62,9 @@ def parse(record, width):
 def write_web(folder, texts, files=3):
     folder.mkdir(exist_ok=True)
     for number in range(files):
-        (folder / f"{number}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts[number::files]))
+        (folder / f"{number}.jsonl").write_text(
+            "\n".join(json.dumps({"text": text}) for text in texts[number::files])
+        )
     return f"{folder}/*.jsonl"
 
 
@@ -73,13 +77,22 @@ TEXTS = [f"Document {n} says {'so ' * (n % 13)}much.\n" for n in range(60)]
 
 def contents(folder):
     """Every file of a folder but the reports of its parts."""
-    return {path.name: path.read_bytes() for path in sorted(pathlib.Path(folder).iterdir()) if path.is_file()}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(pathlib.Path(folder).iterdir())
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])
 @pytest.mark.parametrize("kind", ["bpe", "words"])
 def test_a_corpus_has_the_examples_of_the_task_text(tmp_path, kind, packing):
-    export(Corpus("wikitext-2"), tmp_path, Vocabulary(kind, size=300 if kind == "bpe" else None), Options(16, packing))
+    export(
+        Corpus("wikitext-2"),
+        tmp_path,
+        Vocabulary(kind, size=300 if kind == "bpe" else None),
+        Options(16, packing),
+    )
     task = tasks.create("sharded_text", folders=(str(tmp_path),), length=16, tokenizer=kind)
     vocab = str(tmp_path / loading.FILES[kind])
     text = tasks.create("text", length=16, tokenizer=kind, packing=packing, vocab=vocab)
@@ -101,7 +114,10 @@ def test_a_corpus_has_the_examples_of_the_task_text(tmp_path, kind, packing):
 
 @pytest.mark.parametrize("name", ["3*wikitext-2+code", "wikitext-2 + code", "2*code"])
 def test_a_mixture_is_refused_because_shards_have_no_weights(name):
-    with pytest.raises(ConfigError, match=r"is a mixture: export each corpus to a folder, and mix the folders by task"):
+    with pytest.raises(
+        ConfigError,
+        match=r"is a mixture: export each corpus to a folder, and mix the folders by task",
+    ):
         Corpus(name)
 
 
@@ -116,9 +132,16 @@ def test_a_corpus_goes_to_processes_without_its_text():
 def test_records_are_as_described(tmp_path, monkeypatch, width):
     if width == 4:
         monkeypatch.setattr(loading.Bytes, "__len__", lambda self: 70_000)
-    manifest = export(web(tmp_path / "in", TEXTS), tmp_path / "out", BYTES, Options(length=32, packing="documents"))
+    manifest = export(
+        web(tmp_path / "in", TEXTS),
+        tmp_path / "out",
+        BYTES,
+        Options(length=32, packing="documents"),
+    )
     for shard in manifest.shards:
-        assert shard.sha256 == hashlib.sha256((tmp_path / "out" / shard.file).read_bytes()).hexdigest()
+        assert (
+            shard.sha256 == hashlib.sha256((tmp_path / "out" / shard.file).read_bytes()).hexdigest()
+        )
         documents_of = collections.defaultdict(dict)
         for record in records(tmp_path / "out", shard):
             pieces, idle = parse(record, width)
@@ -154,11 +177,16 @@ def test_no_document_is_lost_or_repeated(tmp_path_factory, texts, packing, shard
         documents = []
         for entries in task.token_streams(split):
             ends = np.flatnonzero(entries.tokens[1:] == 256)
-            documents += [bytes(row[row != 256].tolist()).decode() for row in np.split(entries.tokens[1:], ends + 1)]
+            documents += [
+                bytes(row[row != 256].tolist()).decode()
+                for row in np.split(entries.tokens[1:], ends + 1)
+            ]
         assert sorted(filter(None, documents)) == sorted(named[split])
         batch = task.take(split, np.arange(task.size(split)))
         said = batch["targets"][batch["weights"] == 1]
-        assert collections.Counter(said[said != 256].tolist()) == collections.Counter("".join(named[split]).encode())
+        assert collections.Counter(said[said != 256].tolist()) == collections.Counter(
+            "".join(named[split]).encode()
+        )
 
 
 @pytest.fixture
@@ -203,7 +231,10 @@ def test_parts_and_an_interrupted_export_write_the_same_files(tmp_path, small, m
             (tmp_path / "killed/.partial-of-another").mkdir(parents=True, exist_ok=True)
     assert kills > 5
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    assert not (tmp_path / "killed/.partial-x").exists() and (tmp_path / "killed/.partial-of-another").exists()
+    assert (
+        not (tmp_path / "killed/.partial-x").exists()
+        and (tmp_path / "killed/.partial-of-another").exists()
+    )
 
 
 @pytest.mark.slow
@@ -222,7 +253,9 @@ def test_processes_that_are_killed_write_the_same_files(tmp_path):
     rng = np.random.default_rng(0)
     kills = 0
     while kills < 10:
-        process = subprocess.Popen([*command, f"--out={tmp_path}/killed", "--workers=2"], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*command, f"--out={tmp_path}/killed", "--workers=2"], stderr=subprocess.DEVNULL
+        )
         try:
             assert process.wait(rng.uniform(1, 6)) == 0
             break
@@ -241,9 +274,15 @@ def test_another_export_is_refused(tmp_path, small):
     source = web(tmp_path / "in", TEXTS)
     export(source, tmp_path / "out", BYTES, small)
     for other, message in [
-        ((source, BYTES, Options(length=9)), r"an export with another length \(8, not 9\): delete the folder, or"),
+        (
+            (source, BYTES, Options(length=9)),
+            r"an export with another length \(8, not 9\): delete the folder, or",
+        ),
         ((source, Vocabulary("bpe"), small), r"an export with another kind \(bytes, not bpe\)"),
-        ((web(tmp_path / "in2", TEXTS[:-1]), BYTES, small), r"an export with another bytes \(\d+, not \d+\)"),
+        (
+            (web(tmp_path / "in2", TEXTS[:-1]), BYTES, small),
+            r"an export with another bytes \(\d+, not \d+\)",
+        ),
     ]:
         with pytest.raises(ConfigError, match=message):
             export(other[0], tmp_path / "out", *other[1:])
@@ -251,15 +290,24 @@ def test_another_export_is_refused(tmp_path, small):
     (tmp_path / "full/notes.txt").write_text("x")
     with pytest.raises(ConfigError, match="full contains other files: choose an empty folder"):
         export(source, tmp_path / "full", BYTES, small)
-    with pytest.raises(ConfigError, match="the split 'validation' has no document: give more documents, or raise held"):
+    with pytest.raises(
+        ConfigError,
+        match="the split 'validation' has no document: give more documents, or raise held",
+    ):
         export(web(tmp_path / "in", TEXTS, held_out=1e-9), tmp_path / "few", BYTES, small)
     (tmp_path / "prose.txt").write_text("one document")
     prose = Files(tuple(document_files.find([f"{tmp_path}/prose.txt"])), held_out=1e-9)
-    with pytest.raises(ConfigError, match=r"so set --split_documents=.*, or give more files, or raise held_out$"):
+    with pytest.raises(
+        ConfigError, match=r"so set --split_documents=.*, or give more files, or raise held_out$"
+    ):
         export(prose, tmp_path / "few", BYTES, small)
-    with pytest.raises(ConfigError, match="no file of text can be split by line: leave split_documents out"):
+    with pytest.raises(
+        ConfigError, match="no file of text can be split by line: leave split_documents out"
+    ):
         dataclasses.replace(source, division="line")
-    with pytest.raises(ConfigError, match=r"held_out must be more than 0 and less than 0.5, got 0.5"):
+    with pytest.raises(
+        ConfigError, match=r"held_out must be more than 0 and less than 0.5, got 0.5"
+    ):
         web(tmp_path / "in", TEXTS, held_out=0.5)
 
 
@@ -295,14 +343,19 @@ def test_damage_is_one_line_with_the_file(written):
     with pytest.raises(ConfigError, match=short):
         task.take("train", np.array([index]))
     path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-    with pytest.raises(ConfigError, match=rf"{shard.file} was changed or damaged: delete it and run the export again$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{shard.file} was changed or damaged: delete it and run the export again$",
+    ):
         task.take("train", np.array([index]))
     path.unlink()
     with pytest.raises(ConfigError, match=rf"{shard.file} is missing: run the export again$"):
         task.take("train", np.array([index]))
     path.write_bytes(whole)
     task.take("train", np.array([index]))
-    with pytest.raises(ConfigError, match=r"there is no example -1: give an index of at least 0 and less than"):
+    with pytest.raises(
+        ConfigError, match=r"there is no example -1: give an index of at least 0 and less than"
+    ):
         task.take("train", np.array([-1]))
 
 
@@ -313,13 +366,19 @@ def test_damage_is_one_line_with_the_file(written):
             lambda text: text[:-20],
             r"manifest.json is damaged \(.*\): write it with `cope-jax export` again$",
         ),
-        (lambda text: "[]", r"manifest.json is damaged \(it must contain a JSON object, not a list\): write it"),
+        (
+            lambda text: "[]",
+            r"manifest.json is damaged \(it must contain a JSON object, not a list\): write it",
+        ),
         (lambda text: "7", r"manifest.json is damaged"),
         (
             lambda text: text.replace('"length": 8', '"length": 9'),
             r"manifest.json was changed after the export: restore",
         ),
-        (lambda text: text.replace('"format": 1', '"format": 2'), r"manifest.json has format 2, not 1"),
+        (
+            lambda text: text.replace('"format": 1', '"format": 2'),
+            r"manifest.json has format 2, not 1",
+        ),
     ],
 )
 def test_a_wrong_manifest_is_one_line(written, change, message):
@@ -330,24 +389,34 @@ def test_a_wrong_manifest_is_one_line(written, change, message):
 
 
 def test_folders_that_do_not_fit_are_one_line(written, tmp_path, small):
-    with pytest.raises(ConfigError, match=r"out has other examples: set task.options.length=8 and task.options.token"):
+    with pytest.raises(
+        ConfigError,
+        match=r"out has other examples: set task.options.length=8 and task.options.token",
+    ):
         tasks.create("sharded_text", folders=(str(written),), length=9).size("train")
     with pytest.raises(ConfigError, match=r"sharded_text.folders is empty: name the folders that"):
         tasks.create("sharded_text").size("train")
     with pytest.raises(ConfigError, match=r"sharded_text.folders is empty: name the folders that"):
         tasks.create("sharded_text", tokenizer="bpe")
     (written / "manifest.json").unlink()
-    with pytest.raises(ConfigError, match=r"out has no manifest.json yet: run its export again, which continues$"):
+    with pytest.raises(
+        ConfigError, match=r"out has no manifest.json yet: run its export again, which continues$"
+    ):
         create(written).size("train")
-    with pytest.raises(ConfigError, match=r"none has no manifest.json: write it with `cope-jax export`$"):
+    with pytest.raises(
+        ConfigError, match=r"none has no manifest.json: write it with `cope-jax export`$"
+    ):
         create(tmp_path / "none").size("train")
     for name, size in (("one", 300), ("two", 301)):
         export(web(tmp_path / "in", TEXTS), tmp_path / name, Vocabulary("bpe", size=size), small)
     with pytest.raises(
-        ConfigError, match=r"two was made with another tokenizer than (.*one): export it again with --vocab=\1$"
+        ConfigError,
+        match=r"two was made with another tokenizer than (.*one): export it again with --vocab=\1$",
     ):
         create(tmp_path / "one", tmp_path / "two", tokenizer="bpe").size("train")
-    with pytest.raises(ConfigError, match=r"sharded_text.weights has 1 numbers for 2 folders: give one for each"):
+    with pytest.raises(
+        ConfigError, match=r"sharded_text.weights has 1 numbers for 2 folders: give one for each"
+    ):
         create("a", "b", weights=(1.0,))
     with pytest.raises(ConfigError, match=r"sharded_text.folders names a folder twice"):
         create("a", "a")
@@ -381,20 +450,31 @@ def test_any_number_of_processes_reads_the_same_order(written, tmp_path, small, 
         if number == 20:  # resume, from a state of a few bytes that does not depend on the rows
             states = [iterator.get_state() for iterator in parts]
             assert all(state == states[0] for state in states) and len(json.dumps(states[0])) < 300
-            parts = [pipeline.train_iterator(task, rows=rows, **settings) for rows in reversed(shares)][::-1]
+            parts = [
+                pipeline.train_iterator(task, rows=rows, **settings) for rows in reversed(shares)
+            ][::-1]
             for iterator in parts:
                 iterator.set_state(states[0])
         batches = [next(iterator) for iterator in parts]
         for name, rows in batch.items():
-            np.testing.assert_array_equal(np.concatenate([iterator[name] for iterator in batches]), rows)
+            np.testing.assert_array_equal(
+                np.concatenate([iterator[name] for iterator in batches]), rows
+            )
 
 
 def test_a_mixture_is_drawn_by_weight(written, tmp_path, small):
-    export(web(tmp_path / "in2", ["other " * 5 + str(n) for n in range(60)]), tmp_path / "other", BYTES, small)
+    export(
+        web(tmp_path / "in2", ["other " * 5 + str(n) for n in range(60)]),
+        tmp_path / "other",
+        BYTES,
+        small,
+    )
     task = create(written, tmp_path / "other", weights=(3.0, 1.0))
     (_, first), (_, second) = task.mixture("train")
     assert first.stop == second.start == len(first)
     other = {row.tobytes() for row in task.take("train", np.array(second))["inputs"]}
-    batches = pipeline.train_iterator(task, batch_size=8, examples=None, data_seed=0, shuffle_seed=0)
+    batches = pipeline.train_iterator(
+        task, batch_size=8, examples=None, data_seed=0, shuffle_seed=0
+    )
     drawn = np.concatenate([next(batches)["inputs"] for _ in range(50)])
     assert np.mean([row.tobytes() in other for row in drawn]) == pytest.approx(1 / 4, abs=0.02)

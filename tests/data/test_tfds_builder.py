@@ -57,7 +57,9 @@ def test_a_dataset_from_before_an_option_has_its_default(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("split", "size"), [("train", 7), ("pass_10", 3)])
 def test_reads_back_the_fixed_split_in_order(written, split, size):
-    assert_holds(tfds_builder.read(create(), written, split, seed=2), create().dataset(split, size, seed=2))
+    assert_holds(
+        tfds_builder.read(create(), written, split, seed=2), create().dataset(split, size, seed=2)
+    )
 
 
 def test_an_incomplete_dataset_is_to_be_deleted(written):
@@ -66,7 +68,10 @@ def test_an_incomplete_dataset_is_to_be_deleted(written):
         lambda: tfds_builder.write(create(), written, {"train": 7, "pass_10": 3}, seed=2),
         lambda: tfds_builder.read(create(), written, "train", seed=2),
     ):
-        with pytest.raises(ConfigError, match=r"1.0.0 is incomplete: delete it, then write it with `cope-jax export`"):
+        with pytest.raises(
+            ConfigError,
+            match=r"1.0.0 is incomplete: delete it, then write it with `cope-jax export`",
+        ):
             call()
 
 
@@ -75,7 +80,9 @@ def test_a_damaged_file_of_a_dataset_is_one_line(name, written):
     path = written / "counting/1.0.0" / name
     for text in ("{", "{}", "[]", "7", '{"whole": 5}', '{"name": 5}', ""):
         path.write_text(text)
-        with pytest.raises(ConfigError, match=r"counting/1.0.0.* (is damaged|older version)[^\n]*again$"):
+        with pytest.raises(
+            ConfigError, match=r"counting/1.0.0.* (is damaged|older version)[^\n]*again$"
+        ):
             tfds_builder.read(create(), written, "train", seed=2)
 
 
@@ -87,11 +94,16 @@ def test_nothing_else_stays(tmp_path, monkeypatch):
     (abandoned / ".lock").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     path = tfds_builder.write(create(), data, {"train": 7})
-    assert [*temporary.iterdir(), *data.iterdir(), *path.parent.iterdir()] == [data / "counting", path]
+    assert [*temporary.iterdir(), *data.iterdir(), *path.parent.iterdir()] == [
+        data / "counting",
+        path,
+    ]
 
 
 def test_any_task_that_draws_can_be_written(tmp_path):
-    for name in (name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)):
+    for name in (
+        name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)
+    ):
         task = tasks.create(name)
         tfds_builder.write(task, tmp_path, {split: 2 for split in task.splits})
         for split in task.splits:
@@ -99,18 +111,25 @@ def test_any_task_that_draws_can_be_written(tmp_path):
 
 
 def test_tfds_itself_reads_it_by_name(written):
-    assert_holds(tfds.data_source("counting", split="train", data_dir=written), create().dataset("train", 7, seed=2))
+    assert_holds(
+        tfds.data_source("counting", split="train", data_dir=written),
+        create().dataset("train", 7, seed=2),
+    )
 
 
 def test_folder_is_returned_and_written_once(written):
     path = written / "counting" / "1.0.0"
     before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
-    assert str(tfds_builder.write(create(), written, {"train": 7, "pass_10": 3}, seed=2)) == str(path)
+    assert str(tfds_builder.write(create(), written, {"train": 7, "pass_10": 3}, seed=2)) == str(
+        path
+    )
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
 
 
 def test_missing_data_says_how_to_write_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no data of counting: write it with `cope-jax export`"):
+    with pytest.raises(
+        ConfigError, match=r"holds no data of counting: write it with `cope-jax export`"
+    ):
         tfds_builder.read(create(), tmp_path, "train")
 
 
@@ -122,8 +141,16 @@ def test_data_of_another_task_does_not_serve(written):
 @pytest.mark.parametrize(
     ("options", "seed", "message"),
     [
-        ({"num_variables": 3}, 2, r"holds other data of counting \(num_variables is 1 there and 3 here\): choose"),
-        ({"ood_pass_weights": (10,)}, 2, r"ood_pass_weights is \[100.0, 10.0\] there and \[10.0\] here\)"),
+        (
+            {"num_variables": 3},
+            2,
+            r"holds other data of counting \(num_variables is 1 there and 3 here\): choose",
+        ),
+        (
+            {"ood_pass_weights": (10,)},
+            2,
+            r"ood_pass_weights is \[100.0, 10.0\] there and \[10.0\] here\)",
+        ),
         ({}, 4, r"seed is 2 there and 4 here\)"),
     ],
 )
@@ -135,7 +162,9 @@ def test_other_options_or_seeds_do_not_serve(written, options, seed, message):
 
 
 def test_missing_split_lists_those_there(written):
-    with pytest.raises(ConfigError, match=r"unknown split .* 'in_distribution': choose from pass_10, train"):
+    with pytest.raises(
+        ConfigError, match=r"unknown split .* 'in_distribution': choose from pass_10, train"
+    ):
         tfds_builder.read(create(), written, "in_distribution", seed=2)
 
 
@@ -164,7 +193,9 @@ def test_text_is_written_whole_and_trains_from_there(tmp_path, packing, monkeypa
     folder = tfds_builder.write(task, tmp_path, {})
     assert (folder / "tokenizer.json").read_text() == task.saved_files()["tokenizer.json"]
     for split in task.splits:
-        assert_holds(tfds_builder.read(task, tmp_path, split), task.dataset(split, task.size(split)))
+        assert_holds(
+            tfds_builder.read(task, tmp_path, split), task.dataset(split, task.size(split))
+        )
     seeds = {"examples": None, "data_seed": 0, "shuffle_seed": 1}
     memory = pipeline.train_iterator(task, batch_size=4, **seeds)
     fresh = tasks.create("text", **options)
@@ -184,7 +215,10 @@ def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
     metadata = json.loads((folder / "metadata.json").read_text())
     del metadata["whole"]
     (folder / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(ConfigError, match=r"was written by an older version of this package: delete it and write it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"was written by an older version of this package: delete it and write it",
+    ):
         tfds_builder.read(create(), tmp_path, "train")
 
 
@@ -203,16 +237,21 @@ def rewrite(corpus):
 def text(corpus, **options):
     text_task._trained.cache_clear()
     return tasks.create(
-        "text", **{"data_dir": str(corpus), "corpus": "files", "vocab_size": 300, "length": 16} | options
+        "text",
+        **{"data_dir": str(corpus), "corpus": "files", "vocab_size": 300, "length": 16} | options,
     )
 
 
 def test_text_is_not_read_under_another_tokenizer(corpus, tmp_path):
     folder = tfds_builder.write(text(corpus), tmp_path, {})
     # What a run takes from its folder is the same tokenizer by another name.
-    tfds_builder.read(text(corpus, vocab=str(folder / "tokenizer.json"), vocab_size=None), tmp_path, "test")
+    tfds_builder.read(
+        text(corpus, vocab=str(folder / "tokenizer.json"), vocab_size=None), tmp_path, "test"
+    )
     rewrite(corpus)
-    with pytest.raises(ConfigError, match=r"holds other data of text \(.*tokenizer.json differs\): choose"):
+    with pytest.raises(
+        ConfigError, match=r"holds other data of text \(.*tokenizer.json differs\): choose"
+    ):
         tfds_builder.read(text(corpus), tmp_path, "test")
 
 
@@ -221,7 +260,9 @@ def test_text_of_another_corpus_is_not_read_though_its_tokenizer_is_the_same(cor
     elsewhere = corpus.rename(tmp_path / "elsewhere")
     tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
     rewrite(elsewhere)
-    with pytest.raises(ConfigError, match=r"holds other data of text \(corpus.json differs\): choose"):
+    with pytest.raises(
+        ConfigError, match=r"holds other data of text \(corpus.json differs\): choose"
+    ):
         tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
 
 
@@ -250,7 +291,11 @@ def test_fields_of_other_kinds_are_written_too(tmp_path):
             {"test": 2},
             "^words is one long text, which cannot be exported: choose a task of separate examples$",
         ),
-        ("spam", {"test": 10_000}, "^the split 'test' of spam has [0-9]+ examples, not 10000: ask for fewer$"),
+        (
+            "spam",
+            {"test": 10_000},
+            "^the split 'test' of spam has [0-9]+ examples, not 10000: ask for fewer$",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_one_line(tmp_path, name, sizes, message):
@@ -267,10 +312,14 @@ def run_export(**flags):
 
 def test_command_writes_what_the_function_writes(tmp_path, capsys):
     options = "max_operations=8,block_length=16,ood_pass_weights=(5,)"
-    run_export(task="counting", options=options, sizes="train=4,pass_5=2", data_seed=9, out=str(tmp_path))
+    run_export(
+        task="counting", options=options, sizes="train=4,pass_5=2", data_seed=9, out=str(tmp_path)
+    )
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "counting" / "1.0.0")
     task = create(ood_pass_weights=(5,))
-    assert_holds(tfds_builder.read(task, tmp_path, "pass_5", seed=9), task.dataset("pass_5", 2, seed=9))
+    assert_holds(
+        tfds_builder.read(task, tmp_path, "pass_5", seed=9), task.dataset("pass_5", 2, seed=9)
+    )
 
 
 def test_command_writes_all_of_a_text(tmp_path):
@@ -312,8 +361,18 @@ def test_command_names_the_mistake_and_exits_with_2(tmp_path, capsys, flags, mes
             '"python\\u005fclass_name": "antigravity.Tensor", "pythonClassName"',
             "cla",
         ),
-        ("dataset_info.json", "{DATASET}-{SPLIT}", "../../{DATASET}-{SPLIT}", "names files that are elsewhere"),
-        ("dataset_info.json", "{DATASET}-{SPLIT}", "/etc/{DATASET}-{SPLIT}", "names files that are elsewhere"),
+        (
+            "dataset_info.json",
+            "{DATASET}-{SPLIT}",
+            "../../{DATASET}-{SPLIT}",
+            "names files that are elsewhere",
+        ),
+        (
+            "dataset_info.json",
+            "{DATASET}-{SPLIT}",
+            "/etc/{DATASET}-{SPLIT}",
+            "names files that are elsewhere",
+        ),
         ("features.json", "{", "[", "is damaged"),
     ],
 )

@@ -122,8 +122,13 @@ def every(specs: Iterable[str] = CASES, few: Collection[str] = CASES) -> Any:
     """Parametrizes a test by specs, slow unless they are of a few; each in a group, whose worker
     compiles it once.
     """
-    marks = {spec: [pytest.mark.xdist_group(spec), *([] if spec in few else [pytest.mark.slow])] for spec in specs}
-    return pytest.mark.parametrize("spec", [pytest.param(spec, id=spec, marks=marks[spec]) for spec in specs])
+    marks = {
+        spec: [pytest.mark.xdist_group(spec), *([] if spec in few else [pytest.mark.slow])]
+        for spec in specs
+    }
+    return pytest.mark.parametrize(
+        "spec", [pytest.param(spec, id=spec, marks=marks[spec]) for spec in specs]
+    )
 
 
 SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=8, max_length=12)
@@ -144,14 +149,18 @@ class Result(NamedTuple):
     gradients: Any
 
 
-def build(spec: str, seed: int = 0, sizes: Sizes = SIZES, dtype: Any = np.float64) -> tuple[nnx.GraphDef, nnx.State]:
+def build(
+    spec: str, seed: int = 0, sizes: Sizes = SIZES, dtype: Any = np.float64
+) -> tuple[nnx.GraphDef, nnx.State]:
     """The encoding, every parameter random: a table that starts at zero would hide its gradient."""
     graphdef, state = _built(spec, seed, sizes, np.dtype(dtype), jax.config.jax_enable_x64)
     return graphdef, jax.tree.map(lambda leaf: leaf, state)
 
 
 @functools.cache
-def _built(spec: str, seed: int, sizes: Sizes, dtype: Any, x64: bool) -> tuple[nnx.GraphDef, nnx.State]:
+def _built(
+    spec: str, seed: int, sizes: Sizes, dtype: Any, x64: bool
+) -> tuple[nnx.GraphDef, nnx.State]:
     del x64  # part of the key: constants of encodings depend on it
     encoding = encodings.create(spec, **_arguments(sizes), rngs=nnx.Rngs(seed))
     rng = np.random.default_rng(seed)
@@ -220,9 +229,15 @@ def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) ->
             for path, value in named.items()
             if alone or path.startswith(f"{name}/")
         }
-        options = {option: value for option, value in options.items() if (name, option) not in SIZE_OPTIONS}
+        options = {
+            option: value for option, value in options.items() if (name, option) not in SIZE_OPTIONS
+        }
         rows = dict(parts(spec)[index][1]).get("max_length") if name == "learned" else None
-        rules.append(ORACLES[name](parameters_of_one, sizes._replace(max_length=rows) if rows else sizes, **options))
+        rules.append(
+            ORACLES[name](
+                parameters_of_one, sizes._replace(max_length=rows) if rows else sizes, **options
+            )
+        )
     return compose(rules)
 
 
@@ -230,7 +245,11 @@ SIZE_OPTIONS = {("learned", "max_length")}  # an option that only replaces a siz
 
 
 def problem(
-    seed: int = 0, batch: int = BATCH, length: int = LENGTH, sizes: Sizes = SIZES, dtype: Any = np.float64
+    seed: int = 0,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    sizes: Sizes = SIZES,
+    dtype: Any = np.float64,
 ) -> dict[str, np.ndarray]:
     """Random x, q, k, v, and cotangents of the two results."""
     rng = np.random.default_rng(seed)
@@ -246,7 +265,9 @@ def problem(
     return {name: rng.normal(scale=1.2, size=shape).astype(dtype) for name, shape in shapes.items()}
 
 
-def features_of(encoding: Encoding, x: Any, q: Any, k: Any, v: Any, positions: Any = None, segments: Any = None) -> Any:
+def features_of(
+    encoding: Encoding, x: Any, q: Any, k: Any, v: Any, positions: Any = None, segments: Any = None
+) -> Any:
     """The features of all tokens, by default at consecutive positions."""
     positions = np.arange(k.shape[1], dtype=np.int32)[None] if positions is None else positions
     return encoding.features(Tokens(x, q, k, v, positions, segments), None)[0]
@@ -286,7 +307,9 @@ def compiled(spec: str) -> tuple[Any, list[int]]:
     def run(state, arrays, positions, segments):
         traces.append(len(traces))
         inputs = {name: arrays[name] for name in ("x", "q", "k", "v")}
-        results, pull = jax.vjp(lambda s, a: forward(graphdef, s, a, positions, segments), state, inputs)
+        results, pull = jax.vjp(
+            lambda s, a: forward(graphdef, s, a, positions, segments), state, inputs
+        )
         return Result(*results, pull((arrays["dembedded"], arrays["dout"])))
 
     return run, traces
@@ -310,7 +333,12 @@ def expected(
 ) -> tuple[Any, Any]:
     """The oracle's embedded input and output for one example of the batch."""
     rule, places = rule_of(spec, named), positions[example]
-    x = np.stack([rule.embed(row, int(position)) for row, position in zip(arrays["x"][example], places, strict=True)])
+    x = np.stack(
+        [
+            rule.embed(row, int(position))
+            for row, position in zip(arrays["x"][example], places, strict=True)
+        ]
+    )
     out = oracle_attention(
         arrays["q"][example],
         arrays["k"][example],

@@ -23,7 +23,10 @@ def intermediates(function: Any, *arguments: Any) -> list[np.ndarray]:
         for equation in jaxpr.eqns:
             inputs = [v.val if isinstance(v, Literal) else known[v] for v in equation.invars]
             inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-            if equation.primitive.name in ("jit", "pjit", "custom_jvp_call", "closed_call") and inner is not None:
+            if (
+                equation.primitive.name in ("jit", "pjit", "custom_jvp_call", "closed_call")
+                and inner is not None
+            ):
                 results = run(inner.jaxpr, inner.consts, inputs)
             else:
                 results = equation.primitive.bind(*inputs, **equation.params)
@@ -46,7 +49,9 @@ def mask_ops(monkeypatch: Any) -> None:
         for function in vars(importlib.import_module(f"{ops.__name__}.{module.name}")).values()
         if callable(function) and getattr(function, "__module__", "").startswith(ops.__name__)
     }
-    for loaded in [module for name, module in sys.modules.items() if name.startswith(f"{encodings.__name__}.")]:
+    for loaded in [
+        module for name, module in sys.modules.items() if name.startswith(f"{encodings.__name__}.")
+    ]:
         for name, value in list(vars(loaded).items()):
             if callable(value) and value in functions:
 
@@ -65,7 +70,9 @@ def primitives(function: Any, *arguments: Any) -> set[str]:
             if equation.params.get("name") == "ops_call":
                 continue
             names.add(equation.primitive.name)
-            for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            for value in jax.tree.leaves(
+                equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+            ):
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
                     walk(inner)

@@ -34,7 +34,9 @@ from tests.encodings.cases import (
 from tests.oracle.differences import slopes
 
 every_case, a_few = every(), every(few=FEW)
-first_of_each = every(few={next(s for s in CASES if s.partition("(")[0] == name) for name in encodings.names()})
+first_of_each = every(
+    few={next(s for s in CASES if s.partition("(")[0] == name) for name in encodings.names()}
+)
 BEYOND = np.array([[11, 12, 13, 24, 25, 36], [10, 11, 12, 14, 23, 40]], np.int32)
 POSITIONS = {
     "gapped": GAPPED,
@@ -51,7 +53,9 @@ def test_values_equal_the_oracle(spec, positions, x64):
     assert result.out.dtype == np.float64
     for example in range(BATCH):
         embedded, out = expected(spec, parameters(state), arrays, positions, example=example)
-        np.testing.assert_allclose(result.embedded[example], embedded, rtol=0, atol=1e-12, equal_nan=True)
+        np.testing.assert_allclose(
+            result.embedded[example], embedded, rtol=0, atol=1e-12, equal_nan=True
+        )
         np.testing.assert_allclose(result.out[example], out, rtol=0, atol=1e-12, equal_nan=True)
 
 
@@ -103,7 +107,9 @@ def test_segments_of_one_token(spec, x64):
     names = dict(parts(spec))
     if "learned_sink" in names:
         shares = out / values
-        np.testing.assert_allclose(shares, np.broadcast_to(shares[..., :1], out.shape), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            shares, np.broadcast_to(shares[..., :1], out.shape), rtol=0, atol=1e-12
+        )
         assert np.all((shares > 0) & (shares < 1))
         return
     if "tra" in names:
@@ -123,11 +129,15 @@ def test_causal_by_gradient(spec, x64):
         arrays["dout"][:, np.arange(LENGTH) != query] = 0
         gradients = run(spec, state, arrays).gradients
         for name in ("x", "q", "k", "v"):
-            assert np.all(gradients[name][:, query + 1 :] == 0), f"query {query} looks ahead through {name}"
+            assert np.all(gradients[name][:, query + 1 :] == 0), (
+                f"query {query} looks ahead through {name}"
+            )
         assert np.all(gradients["q"][:, :query] == 0) or not splits_queries(spec)
         # It does not see its own token.
         skips_itself = "stick_breaking" in dict(parts(spec)) and "own" not in spec
-        assert spec == "tra" or np.all(np.abs(gradients["v"][:, : query + 1 - skips_itself]).max(axis=(2, 3)) > 0)
+        assert spec == "tra" or np.all(
+            np.abs(gradients["v"][:, : query + 1 - skips_itself]).max(axis=(2, 3)) > 0
+        )
 
 
 @a_few
@@ -157,12 +167,20 @@ def test_packed_documents_do_not_leak(spec, x64):
     restart = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) % half, (BATCH, LENGTH))
     segments = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) // half, (BATCH, LENGTH))
     packed = run(spec, state, arrays, restart, segments)
-    apart = {name: value.reshape(BATCH * 2, half, *value.shape[2:]) for name, value in arrays.items()}
-    alone = run(spec, state, apart, restart.reshape(-1, half), np.zeros((BATCH * 2, half), np.int32))
+    apart = {
+        name: value.reshape(BATCH * 2, half, *value.shape[2:]) for name, value in arrays.items()
+    }
+    alone = run(
+        spec, state, apart, restart.reshape(-1, half), np.zeros((BATCH * 2, half), np.int32)
+    )
     np.testing.assert_allclose(packed.out.reshape(alone.out.shape), alone.out, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(packed.embedded.reshape(alone.embedded.shape), alone.embedded, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        packed.embedded.reshape(alone.embedded.shape), alone.embedded, rtol=0, atol=1e-13
+    )
     for name, gradient in alone.gradients.items():
-        np.testing.assert_allclose(packed.gradients[name].reshape(gradient.shape), gradient, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            packed.gradients[name].reshape(gradient.shape), gradient, rtol=0, atol=1e-12
+        )
 
     arrays["dout"][:, :half], arrays["dembedded"][:, :half] = 0, 0
     second = run(spec, state, arrays, restart, segments).gradients
@@ -192,16 +210,25 @@ def test_bfloat16_is_near_float32(spec):
     float32.
     """
     _, state = build(spec, dtype=np.float32)
-    short = {name: jnp.asarray(value, jnp.bfloat16) for name, value in problem(dtype=np.float32).items()}
+    short = {
+        name: jnp.asarray(value, jnp.bfloat16) for name, value in problem(dtype=np.float32).items()
+    }
     # Whole numbers that bfloat16 does not have.
     positions = GAPPED if spec.startswith("learned") else GAPPED + 1001
-    exact = run(spec, state, {name: np.asarray(value, np.float32) for name, value in short.items()}, positions)
+    exact = run(
+        spec,
+        state,
+        {name: np.asarray(value, np.float32) for name, value in short.items()},
+        positions,
+    )
     rough = run(spec, state, short, positions)
     assert rough.out.dtype == rough.embedded.dtype == jnp.bfloat16
     assert exact.out.dtype == exact.embedded.dtype == np.float32
     assert all(rough.gradients[name].dtype == jnp.bfloat16 for name in ("x", "q", "k", "v"))
     for name in ("embedded", "out"):
-        value, reference = (np.asarray(getattr(result, name), np.float32) for result in (rough, exact))
+        value, reference = (
+            np.asarray(getattr(result, name), np.float32) for result in (rough, exact)
+        )
         # Rounded q, k or features shift a logit by up to 2^-8 of |q||k|, and the output is rounded
         # once more.
         assert np.abs(value - reference).max() < 0.05 * np.abs(reference).max()
@@ -219,16 +246,23 @@ def test_float32_is_near_float64_at_extremes(spec):
     # A logit of 50 is rounded by 2e-6, and an angle of 40 by 2e-6; a gradient at these logits
     # multiplies this by ten.
     for large, factor, tolerance in (("x", 12.0, 1e-4), ("qk", 5.0, 3e-4)):
-        arrays = {name: array * (factor if name in large else 1.0) for name, array in problem(dtype=np.float32).items()}
+        arrays = {
+            name: array * (factor if name in large else 1.0)
+            for name, array in problem(dtype=np.float32).items()
+        }
         rough = run(spec, state, arrays, positions)
         assert rough.out.dtype == np.float32
         with jax.enable_x64(True):
-            exact = run(spec, *jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays)), positions)
+            exact = run(
+                spec, *jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays)), positions
+            )
         assert rough.gradients.keys() == exact.gradients.keys()
         for name, wide in {"embedded": exact.embedded, "out": exact.out, **exact.gradients}.items():
             single = rough.gradients[name] if name in rough.gradients else getattr(rough, name)
             scale = max(0.1, np.abs(wide).max())
-            np.testing.assert_allclose(single, wide, rtol=0, atol=tolerance * scale, err_msg=f"{name}, large {large}")
+            np.testing.assert_allclose(
+                single, wide, rtol=0, atol=tolerance * scale, err_msg=f"{name}, large {large}"
+            )
 
 
 @a_few
@@ -240,9 +274,9 @@ def test_vmap_over_seeds(spec, x64):
     def stack(*leaves):
         return np.stack(leaves)
 
-    together = jit(jax.vmap(lambda state, arrays: forward(graphdef, state, arrays, GAPPED, ONE_SEGMENT)))(
-        jax.tree.map(stack, *states), jax.tree.map(stack, *problems)
-    )
+    together = jit(
+        jax.vmap(lambda state, arrays: forward(graphdef, state, arrays, GAPPED, ONE_SEGMENT))
+    )(jax.tree.map(stack, *states), jax.tree.map(stack, *problems))
     for seed, (state, arrays) in enumerate(zip(states, problems, strict=True)):
         alone = run(spec, state, arrays, GAPPED)
         np.testing.assert_allclose(together[0][seed], alone.embedded, rtol=0, atol=1e-13)

@@ -34,14 +34,18 @@ def one_head(seed, length, npos_max, width=4, scale=1.0):
 
 
 @pytest.mark.parametrize("npos_max", [2, 3, 9])
-@pytest.mark.parametrize("mask", [{}, {"window": 3}, {"q_segments": [0, 0, 1, 1, 1], "k_segments": [0, 0, 1, 1, 1]}])
+@pytest.mark.parametrize(
+    "mask", [{}, {"window": 3}, {"q_segments": [0, 0, 1, 1, 1], "k_segments": [0, 0, 1, 1, 1]}]
+)
 def test_written_gradients_equal_finite_differences(npos_max, mask):
     """The oracle against itself: the backward formulae are those of the forward."""
     q, k, v, e, dout = one_head(0, 5, npos_max)
 
     def loss(arrays):
         rule = rule_of(f"cope(npos_max={npos_max})", {"table": arrays["e"]}, SIZES_ONE)
-        out = oracle_attention(arrays["q"][:, None], arrays["k"][:, None], arrays["v"][:, None], rule, **mask)
+        out = oracle_attention(
+            arrays["q"][:, None], arrays["k"][:, None], arrays["v"][:, None], rule, **mask
+        )
         return float((out[:, 0] * dout).sum())
 
     numeric = finite_differences(loss, {"q": q, "k": k, "v": v, "e": e})
@@ -57,11 +61,17 @@ def test_gradients_equal_the_backward_formulae(npos_max, x64):
     def out(q, k, v, e):
         encoding = create(npos_max=npos_max)
         encoding.table[...] = e
-        return attend(*(a[None, :, None] for a in (q, k, v)), encoding=encoding, implementation="full")[0, :, 0]
+        return attend(
+            *(a[None, :, None] for a in (q, k, v)), encoding=encoding, implementation="full"
+        )[0, :, 0]
 
     _, pull = jax.vjp(jax.jit(out), q, k, v, e)
-    for actual, exact, name in zip(pull(dout), cope_backward(q, k, v, e, dout), "qkve", strict=True):
-        np.testing.assert_allclose(actual, exact, rtol=0, atol=1e-11 * np.abs(exact).max(), err_msg=name)
+    for actual, exact, name in zip(
+        pull(dout), cope_backward(q, k, v, e, dout), "qkve", strict=True
+    ):
+        np.testing.assert_allclose(
+            actual, exact, rtol=0, atol=1e-11 * np.abs(exact).max(), err_msg=name
+        )
 
 
 def test_worked_by_hand(x64):
@@ -73,17 +83,27 @@ def test_worked_by_hand(x64):
     table = np.arange(npos_max)[:, None] ** 2 * u
     q = jnp.asarray(np.broadcast_to(c * u, (1, length, 1, width)))
     v = np.random.default_rng(0).normal(size=(1, length, 1, width))
-    out = attend(q, jnp.zeros_like(q), v, encoding=create(npos_max=npos_max, table=table), implementation="full")
+    out = attend(
+        q,
+        jnp.zeros_like(q),
+        v,
+        encoding=create(npos_max=npos_max, table=table),
+        implementation="full",
+    )
     # p = 1/2, 1, 3/2, 2, then clipped to 2:  e = 1/2, 1, 5/2, 4, 4, 4 ...
     logits = c * np.array([0.5, 1.0, 2.5, 4.0, 4.0, 4.0, 4.0])
     for i in range(length):
         weights = np.exp(logits[: i + 1][::-1])
-        np.testing.assert_allclose(out[0, i, 0], weights / weights.sum() @ v[0, : i + 1, 0], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            out[0, i, 0], weights / weights.sum() @ v[0, : i + 1, 0], rtol=0, atol=1e-12
+        )
 
 
 def test_the_position_logit_is_not_scaled_unless_asked(x64):
     """Listing 1 adds q·e[p] as it is; the released code divides it by √K."""
-    encoding, scaled = (create(npos_max=3, table=np.eye(3, 4), scale_position_logits=s) for s in (False, True))
+    encoding, scaled = (
+        create(npos_max=3, table=np.eye(3, 4), scale_position_logits=s) for s in (False, True)
+    )
     q, k, _, _, _ = one_head(2, 5, 3)
     added, added_scaled = (added_logits(cope, q, k) for cope in (encoding, scaled))
     assert np.abs(added).max() > 0.1
@@ -97,12 +117,19 @@ def test_maps_are_float32_gates_and_positions():
     encoding = create(npos_max=npos_max, table=e.astype(jnp.float32))
     segments = jnp.asarray([[0] * 5 + [1] * 7])
     q, k, v = (a[None, :, None] for a in (q, k, v))
-    pairs = prepare(q, k, v, encoding=encoding, q_segment_ids=segments, k_segment_ids=segments).pairs()
+    pairs = prepare(
+        q, k, v, encoding=encoding, q_segment_ids=segments, k_segment_ids=segments
+    ).pairs()
     logits, mask = pairs.logits, pairs.mask
     assert logits.dtype == jnp.float32
-    assert [leaf.dtype for leaf in jax.tree.leaves(encoding.initial_carry(pairs.q, ()))] == [jnp.float32] * 2
+    assert [leaf.dtype for leaf in jax.tree.leaves(encoding.initial_carry(pairs.q, ()))] == [
+        jnp.float32
+    ] * 2
     maps = encoding.maps(pairs)
-    assert {name: array.dtype for name, array in maps.items()} == {"gates": jnp.float32, "positions": jnp.float32}
+    assert {name: array.dtype for name, array in maps.items()} == {
+        "gates": jnp.float32,
+        "positions": jnp.float32,
+    }
     gates, positions = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
     allowed = np.asarray(mask)[0, 0]
     assert np.all(gates[~allowed] == 0)
@@ -113,7 +140,9 @@ def test_maps_are_float32_gates_and_positions():
         np.testing.assert_allclose(
             positions[i, seen], np.minimum(cope_positions(exact), npos_max - 1), rtol=0, atol=4e-6
         )
-    assert positions.max() == npos_max - 1, "nothing was clipped: the test says nothing about the clip"
+    assert positions.max() == npos_max - 1, (
+        "nothing was clipped: the test says nothing about the clip"
+    )
 
 
 @pytest.mark.parametrize("gate", ["query_key", "value"])
@@ -129,7 +158,11 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
     def dq(q, k, v, dout):
         def out(q):
             return attend(
-                q, k, v, encoding=create(width=16, npos_max=64, gate=gate, table=table), implementation="full"
+                q,
+                k,
+                v,
+                encoding=create(width=16, npos_max=64, gate=gate, table=table),
+                implementation="full",
             )
 
         return jax.vjp(out, q)[1](dout)[0]
@@ -156,14 +189,19 @@ def test_gates_of_a_composition_do_not_see_the_other_part(x64):
     rng = np.random.default_rng(5)
     q, k, _, e, _ = one_head(5, 6, 4)
     table = rng.normal(size=(6, 4))
-    parts = {"cope": create("cope", npos_max=4, table=e), "relative": create("relative", max_distance=6, table=table)}
+    parts = {
+        "cope": create("cope", npos_max=4, table=e),
+        "relative": create("relative", max_distance=6, table=table),
+    }
     alone = {name: added_logits(encoding, q, k) for name, encoding in parts.items()}
     for spec in ("cope+relative", "relative+cope"):
         both = create(spec, cope={"npos_max": 4}, relative={"max_distance": 6})
         assert list(both.parts) == spec.split("+")
         for name, encoding in both.parts.items():
             encoding.table[...] = parts[name].table[...]
-        np.testing.assert_allclose(added_logits(both, q, k), alone["cope"] + alone["relative"], rtol=0, atol=1e-14)
+        np.testing.assert_allclose(
+            added_logits(both, q, k), alone["cope"] + alone["relative"], rtol=0, atol=1e-14
+        )
 
 
 def test_nan_inputs_stay_nan():
@@ -190,7 +228,10 @@ def added_logits(encoding, q_LK, k_MK):
 def test_gates_of_values_of_another_width_are_one_line(implementation):
     q, v = jnp.ones((1, 5, 1, 4)), jnp.ones((1, 5, 1, 6))
     encoding = encodings.create("cope(gate=value)", num_heads=1, head_dim=4, rngs=nnx.Rngs(0))
-    with pytest.raises(ConfigError, match="values need the width of the queries, 4, but have 6: choose another gate"):
+    with pytest.raises(
+        ConfigError,
+        match="values need the width of the queries, 4, but have 6: choose another gate",
+    ):
         attend(q, q, v, encoding=encoding, implementation=implementation)
 
 
@@ -210,5 +251,8 @@ def test_rotation_in_bfloat16_moves_positions_past_the_jumps_of_the_gradient(gat
         return out, *pull(dout)
 
     rough, exact = out_and_dq(*short), out_and_dq(*(x.astype(jnp.float32) for x in short))
-    out, dq = (np.linalg.norm(np.float64(a) - b) / np.linalg.norm(b) for a, b in zip(rough, exact, strict=True))
+    out, dq = (
+        np.linalg.norm(np.float64(a) - b) / np.linalg.norm(b)
+        for a, b in zip(rough, exact, strict=True)
+    )
     assert out < 0.01 and low < dq < high

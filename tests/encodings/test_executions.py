@@ -15,16 +15,28 @@ TITLE = "| encoding | full | blockwise | ring | decoding | kernels for TPUs | ke
 
 def reasons(name):
     """For each column, why this cannot run the encoding with its default options; None if it can."""
-    encoding = encodings.create(name, num_heads=4, num_kv_heads=2, head_dim=16, max_length=32, rngs=nnx.Rngs(0))
+    encoding = encodings.create(
+        name, num_heads=4, num_kv_heads=2, head_dim=16, max_length=32, rngs=nnx.Rngs(0)
+    )
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (1, 32, 64))
-    q, k, v = (jax.random.normal(key, (1, 32, heads, 16)) for key, heads in zip(keys[1:], (4, 2, 2), strict=True))
+    q, k, v = (
+        jax.random.normal(key, (1, 32, heads, 16))
+        for key, heads in zip(keys[1:], (4, 2, 2), strict=True)
+    )
     request = attention.prepare(q, k, v, encoding=encoding, x=x, embedded=True)
     couples = None if encoding.traits.splits_queries else "it couples the queries"
     around = "it needs all keys in one block" if needs_one_block(encoding, request) else None
     on_tpus = couples or tpu_attention.refusal(encoding, request, resident=None, interpret=True)
     native = encoding.native_score(request.keys.v, request.keys.features) is not None
-    return [None, couples, couples or around, couples, on_tpus, None if native else "its score is not CoPE's or none"]
+    return [
+        None,
+        couples,
+        couples or around,
+        couples,
+        on_tpus,
+        None if native else "its score is not CoPE's or none",
+    ]
 
 
 def row(name):
@@ -41,11 +53,19 @@ def test_the_table_is_what_the_code_runs():
 
 def test_the_page_says_which_are_for_causal_attention():
     shape = encodings.AttentionShape(4, 16, max_length=32)
-    build = {name: encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)) for name in encodings.names()}
-    refused = [f"`{name}`" for name, encoding in build.items() if encoding.traits.causal_only and name != "relative"]
+    build = {
+        name: encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0))
+        for name in encodings.names()
+    }
+    refused = [
+        f"`{name}`"
+        for name, encoding in build.items()
+        if encoding.traits.causal_only and name != "relative"
+    ]
     assert f"| {', '.join(refused)} | refused: " in PAGE.read_text()
     text = "relative+t5", "relative(signed=True)+t5", "rope(decay=512)", "rope"
     causal_only = [
-        encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)).traits.causal_only for name in text
+        encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)).traits.causal_only
+        for name in text
     ]
     assert causal_only == [True, False, True, False]

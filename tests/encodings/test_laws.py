@@ -65,7 +65,9 @@ def test_block_law(spec, x64):
         results = []
         for split in splits:
             out, pull = jax.vjp(
-                lambda s, a, split=split: attend_by_blocks(graphdef, s, a, segments, split), state, inputs
+                lambda s, a, split=split: attend_by_blocks(graphdef, s, a, segments, split),
+                state,
+                inputs,
             )
             results.append((out, pull((arrays["dembedded"], arrays["dout"]))))
         return results
@@ -73,7 +75,9 @@ def test_block_law(spec, x64):
     for ((_, out), (dstate, dinputs)), split in zip(by_blocks(state, arrays), splits, strict=True):
         np.testing.assert_allclose(out, whole.out, rtol=0, atol=1e-13, err_msg=str(split))
         for name, gradient in (dinputs | parameters(dstate)).items():
-            np.testing.assert_allclose(gradient, whole.gradients[name], rtol=0, atol=1e-12, err_msg=f"{name} {split}")
+            np.testing.assert_allclose(
+                gradient, whole.gradients[name], rtol=0, atol=1e-12, err_msg=f"{name} {split}"
+            )
 
 
 def attend_by_blocks(graphdef, state, arrays, segments, split):
@@ -157,7 +161,9 @@ def block_of(spec):
     rng = np.random.default_rng(0)
     pairs = pairs_of(encoding, arrays, np.tril(rng.random((BATCH, 1, LENGTH, LENGTH)) < 0.8))
     carry = encoding.initial_carry(pairs.q, pairs.q_features)
-    counted = jax.tree.map(lambda x: x + rng.choice([0.0, 0.7, 1.6, 2.0, 3.0, 63.0, 99.0], x.shape), carry.sums)
+    counted = jax.tree.map(
+        lambda x: x + rng.choice([0.0, 0.7, 1.6, 2.0, 3.0, 63.0, 99.0], x.shape), carry.sums
+    )
     return Block(encoding, pairs, carry._replace(sums=counted))
 
 
@@ -171,14 +177,17 @@ def test_law_of_rows(spec, x64):
     logits, after = encoding.score(pairs, carry)
     for block in (slice(0, 1), slice(1, 4), slice(4, LENGTH)):
         block_pairs = some_queries(pairs, block)
-        some = encoding.score(block_pairs, jax.tree.map(lambda leaf, block=block: leaf[:, :, block], carry))
+        some = encoding.score(
+            block_pairs, jax.tree.map(lambda leaf, block=block: leaf[:, :, block], carry)
+        )
         expected = jax.tree.map(lambda leaf, block=block: leaf[:, :, block], (logits, after))
         first = encoding.initial_carry(block_pairs.q, block_pairs.q_features)
         chex.assert_trees_all_close(some, expected, rtol=0, atol=1e-13)
         chex.assert_trees_all_close(
             first,
             jax.tree.map(
-                lambda leaf, block=block: leaf[:, :, block], encoding.initial_carry(pairs.q, pairs.q_features)
+                lambda leaf, block=block: leaf[:, :, block],
+                encoding.initial_carry(pairs.q, pairs.q_features),
             ),
             rtol=0,
             atol=1e-13,
@@ -192,9 +201,13 @@ def test_the_carry_is_sums_and_constants(spec, x64):
     after = encoding.score(pairs, carry)[1]
     nothing = encoding.initial_carry(pairs.q, pairs.q_features)
     first = encoding.score(pairs, nothing)[1]
-    assert jax.tree.leaves(carry.constants) == jax.tree.leaves(after.constants), "constants are handed on as they are"
+    assert jax.tree.leaves(carry.constants) == jax.tree.leaves(after.constants), (
+        "constants are handed on as they are"
+    )
     chex.assert_tree_shape_prefix(carry.sums, (BATCH, SIZES.heads, LENGTH))
-    for now, later, start, end in zip(*(jax.tree.leaves(c.sums) for c in (carry, after, nothing, first)), strict=True):
+    for now, later, start, end in zip(
+        *(jax.tree.leaves(c.sums) for c in (carry, after, nothing, first)), strict=True
+    ):
         chex.assert_rank(now, 3)
         np.testing.assert_allclose(later - now, end - start, rtol=0, atol=1e-13)
 
@@ -222,8 +235,13 @@ def test_forward_mode_equals_reverse_mode(spec, x64):
     value, tangent = jax.jvp(logits, primals, tangents)
     cotangent = random(value)
     pulled = jax.vjp(logits, *primals)[1](cotangent)
-    products = [float(jnp.sum(a * b)) for a, b in zip(*map(jax.tree.leaves, (pulled, tangents)), strict=True)]
-    np.testing.assert_allclose(float(jnp.sum(tangent * cotangent)), sum(products), rtol=1e-10, atol=1e-10)
+    products = [
+        float(jnp.sum(a * b))
+        for a, b in zip(*map(jax.tree.leaves, (pulled, tangents)), strict=True)
+    ]
+    np.testing.assert_allclose(
+        float(jnp.sum(tangent * cotangent)), sum(products), rtol=1e-10, atol=1e-10
+    )
 
 
 @a_few
@@ -245,11 +263,20 @@ def test_the_tail_is_the_score_of_saturated_rows(spec, x64):
 
     def run(hook):
         def logits(params, arrays, carry):
-            encoding, changed = nnx.merge(graphdef, params), dataclasses.replace(block.pairs, **arrays)
-            result = encoding.tail(changed, carry) if hook == "tail" else encoding.score(changed, carry)[0]
+            encoding, changed = (
+                nnx.merge(graphdef, params),
+                dataclasses.replace(block.pairs, **arrays),
+            )
+            result = (
+                encoding.tail(changed, carry)
+                if hook == "tail"
+                else encoding.score(changed, carry)[0]
+            )
             return jnp.where(pairs, result, 0.0)
 
-        arrays = {name: getattr(block.pairs, name) for name in ("q", "k", "v", "logits", "k_features")}
+        arrays = {
+            name: getattr(block.pairs, name) for name in ("q", "k", "v", "logits", "k_features")
+        }
         value, pull = jax.vjp(logits, params, arrays, block.carry)
         return value, pull(jnp.asarray(np.random.default_rng(1).normal(size=value.shape)))
 
@@ -265,7 +292,9 @@ def test_maps_are_what_score_uses(spec, x64):
     for name, values in jax.device_get(maps).items():
         chex.assert_shape(values, (BATCH, SIZES.heads, LENGTH, LENGTH))
         near = [
-            array for array in seen if array.shape == values.shape and np.allclose(array, values, rtol=0, atol=1e-13)
+            array
+            for array in seen
+            if array.shape == values.shape and np.allclose(array, values, rtol=0, atol=1e-13)
         ]
         assert near, f"score does not use {name}"
     assert bool(maps) == any(
@@ -283,7 +312,9 @@ def test_one_head_has_the_parameters_of_one_head(name):
     one_head = functools.partial(
         attention.attend, encoding=encoding.of_head(1), x=x, embedded=True, implementation="full"
     )
-    named = 'name the axis of each parameter that goes over the heads: nnx.Param(..., axes=("heads",))'
+    named = (
+        'name the axis of each parameter that goes over the heads: nnx.Param(..., axes=("heads",))'
+    )
     assert jax.eval_shape(one_head, q, q, q).shape == q.shape, named
 
 
@@ -300,6 +331,10 @@ def test_attention_of_one_head(spec, x64):
     whole = attention.attend(q, k, v, encoding=encoding, x=x, embedded=True)
     for head in range(SIZES.heads):
         of_head, group = encoding.of_head(head), head * SIZES.kv_heads // SIZES.heads
-        arrays_of_head = q[:, :, head : head + 1], k[:, :, group : group + 1], v[:, :, group : group + 1]
+        arrays_of_head = (
+            q[:, :, head : head + 1],
+            k[:, :, group : group + 1],
+            v[:, :, group : group + 1],
+        )
         alone = attention.attend(*arrays_of_head, encoding=of_head, x=x, embedded=True)
         np.testing.assert_allclose(alone[:, :, 0], whole[:, :, head], rtol=0, atol=1e-13)

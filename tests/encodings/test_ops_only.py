@@ -48,10 +48,16 @@ def test_hooks_touch_data_by_ops_only(spec, monkeypatch, x64):
     operations = traced(block_of(spec))
     assert operations <= ALLOWED, operations - ALLOWED
     encoding = nnx.merge(*build(spec))
-    assert operations or all(type(encoding_of_part).score is Encoding.score for encoding_of_part in parts_of(encoding))
+    assert operations or all(
+        type(encoding_of_part).score is Encoding.score for encoding_of_part in parts_of(encoding)
+    )
 
 
-BAD = [lambda x: jnp.flip(x, -1), lambda x: jnp.cumsum(x, -1), lambda x: x[..., x[0, 0, 0].astype(int)]]
+BAD = [
+    lambda x: jnp.flip(x, -1),
+    lambda x: jnp.cumsum(x, -1),
+    lambda x: x[..., x[0, 0, 0].astype(int)],
+]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=["flip", "cumsum", "index"])

@@ -26,7 +26,9 @@ SUITES = (test_common, test_laws, test_ops_only, test_blockwise, test_decode, te
 def logarithm(params, sizes):
     """−w_h log(1 + |i − j|)."""
     del sizes
-    return oracles.of_distance(lambda head, q, i, j: -params["weight"][head] * math.log(1 + abs(i - j)))
+    return oracles.of_distance(
+        lambda head, q, i, j: -params["weight"][head] * math.log(1 + abs(i - j))
+    )
 
 
 def token_count(params, sizes, npos_max=64):
@@ -81,7 +83,9 @@ def first_case(law):
             names, cases = mark.args
             names = re.findall(r"\w+", names) if isinstance(names, str) else names
             first = next(iter(cases))
-            values = first.values if hasattr(first, "marks") else first if len(names) > 1 else [first]
+            values = (
+                first.values if hasattr(first, "marks") else first if len(names) > 1 else [first]
+            )
             arguments |= dict(zip(names, values, strict=True))
             number = len(list(cases)) if "spec" in names else number
     return arguments if number > len(CASES) / 2 else None
@@ -96,7 +100,9 @@ LAWS = [
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("spec", ["logarithm", pytest.param("token_count(npos_max=4)", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "spec", ["logarithm", pytest.param("token_count(npos_max=4)", marks=pytest.mark.slow)]
+)
 def test_it_keeps(law, spec, request):
     given = first_case(law) | {"spec": spec}
     names = inspect.signature(law).parameters

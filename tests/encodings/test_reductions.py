@@ -24,7 +24,13 @@ def float64(x64):
 
 def create(spec, heads=HEADS, **options):
     return encodings.create(
-        spec, num_heads=heads, head_dim=WIDTH, model_dim=WIDTH, max_length=LENGTH, rngs=nnx.Rngs(0), **options
+        spec,
+        num_heads=heads,
+        head_dim=WIDTH,
+        model_dim=WIDTH,
+        max_length=LENGTH,
+        rngs=nnx.Rngs(0),
+        **options,
     )
 
 
@@ -34,7 +40,9 @@ def inputs(seed=0, heads=HEADS, length=LENGTH):
 
 
 def out(encoding, q, k, v, **options):
-    return np.asarray(attend(q, k, v, encoding=encoding, embedded=True, implementation="full", **options))
+    return np.asarray(
+        attend(q, k, v, encoding=encoding, embedded=True, implementation="full", **options)
+    )
 
 
 def equal(left, right, atol=1e-12):
@@ -61,7 +69,10 @@ def test_cope_with_open_gates_is_relative(gate, npos_max):
     at the same place.
     """
     q, k, v = all_gates_open(gate)
-    cope, relative = create("cope", npos_max=npos_max, gate=gate), create("relative", max_distance=npos_max - 1)
+    cope, relative = (
+        create("cope", npos_max=npos_max, gate=gate),
+        create("relative", max_distance=npos_max - 1),
+    )
     table = np.random.default_rng(1).normal(size=(npos_max, WIDTH))
     cope.table[...], relative.table[...] = jnp.asarray(table), jnp.asarray(table[1:])
     equal(out(cope, q, k, v), out(relative, q, k, v))
@@ -129,15 +140,24 @@ def test_zero_parameters_are_no_encoding(spec):
 ABSOLUTE = {"learned", "sinusoidal", "fire", "darope"}
 
 
-@pytest.mark.parametrize("spec", [spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}]
+)
 def test_only_distances_matter(spec):
     graphdef, state = build(spec)
     encoding = nnx.merge(graphdef, state)
     rng = np.random.default_rng(0)
-    shapes = [(1, 6, SIZES.heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.model_dim)]
+    shapes = [
+        (1, 6, SIZES.heads, 4),
+        (1, 6, SIZES.kv_heads, 4),
+        (1, 6, SIZES.kv_heads, 4),
+        (1, 6, SIZES.model_dim),
+    ]
     q, k, v, x = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
     places = np.array([[0, 1, 2, 5, 7, 11]], np.int32)
-    near, far = (out(encoding, q, k, v, x=x, q_positions=p, k_positions=p) for p in (places, places + 1000))
+    near, far = (
+        out(encoding, q, k, v, x=x, q_positions=p, k_positions=p) for p in (places, places + 1000)
+    )
     equal(near, far)
 
 
@@ -146,7 +166,11 @@ def test_rope_turns_pairs_by_the_distance():
     rope = create("rope")
     q, k, _ = inputs()
     i, j = np.full((1, LENGTH), 7, np.int32), np.full((1, LENGTH), 3, np.int32)
-    rotated_q, rotated_k, turned_back = rope.rotate(q, (), i), rope.rotate(k, (), j), rope.rotate(k, (), j - i)
+    rotated_q, rotated_k, turned_back = (
+        rope.rotate(q, (), i),
+        rope.rotate(k, (), j),
+        rope.rotate(k, (), j - i),
+    )
     equal(jnp.sum(rotated_q * rotated_k, axis=-1), jnp.sum(q * turned_back, axis=-1))
     equal(jnp.linalg.norm(rotated_q, axis=-1), jnp.linalg.norm(q, axis=-1))
     assert np.abs(rotated_q - q).max() > 0.1
@@ -164,7 +188,9 @@ def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
     np.testing.assert_array_equal(moved, np.arange(WIDTH) < WIDTH - still)
 
 
-@pytest.mark.parametrize("options", ["fraction=1.0", "fraction=0.5", "fraction=0.25", "llama3=(8,1,4,200)"])
+@pytest.mark.parametrize(
+    "options", ["fraction=1.0", "fraction=0.5", "fraction=0.25", "llama3=(8,1,4,200)"]
+)
 def test_rope_frequencies_span_the_rotated_features(options):
     """A part that turns has the wavelengths of a head of that width, as the pairs of a wider head
     show.
@@ -175,14 +201,20 @@ def test_rope_frequencies_span_the_rotated_features(options):
     places = np.array([[1, 50, 4000]], np.int32)
     rotated = rope.rotate(jnp.asarray(q), (), places)
     for at, position in enumerate(places[0]):
-        equal(rotated[0, at, 0], rule.rotate(q[0, at, 0], Token(int(position), (), 0, False)), atol=1e-11)
+        equal(
+            rotated[0, at, 0],
+            rule.rotate(q[0, at, 0], Token(int(position), (), 0, False)),
+            atol=1e-11,
+        )
 
 
 def zero_pairs(heads, distances):
     """One query and one key for each distance, both 0."""
     q = k = jnp.zeros((len(distances), heads, 1, WIDTH))
     mask = jnp.ones((1, 1, 1, 1), bool)
-    return Pairs(q, k, k, (), (), jnp.zeros((len(distances), heads, 1, 1)), mask, distances, 0 * distances)
+    return Pairs(
+        q, k, k, (), (), jnp.zeros((len(distances), heads, 1, 1)), mask, distances, 0 * distances
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 7, 8, 12])
@@ -194,7 +226,8 @@ def test_alibi_slopes_are_the_published_ones(heads):
 
 
 @pytest.mark.parametrize(
-    "num_buckets, max_distance", [(32, 128), (8, 16), (8, 5), (9, 128), (36, 32), (2, 3), (3, 5), (16, 1024)]
+    "num_buckets, max_distance",
+    [(32, 128), (8, 16), (8, 5), (9, 128), (36, 32), (2, 3), (3, 5), (16, 1024)],
 )
 def test_t5_buckets_are_exact(num_buckets, max_distance):
     """Against whole-number arithmetic: a rounded logarithm would misplace the distances on a
@@ -204,14 +237,20 @@ def test_t5_buckets_are_exact(num_buckets, max_distance):
     assert buckets(num_buckets, max_distance).tolist() == exact
     t5 = create("t5", heads=1, num_buckets=num_buckets, max_distance=max_distance)
     t5.table[...] = jnp.arange(num_buckets, dtype=jnp.float64)[:, None]
-    distances = np.array([0, 1, max_distance - 1, max_distance, max_distance + 1, 10**6], np.int32)[:, None]
+    distances = np.array([0, 1, max_distance - 1, max_distance, max_distance + 1, 10**6], np.int32)[
+        :, None
+    ]
     score, _ = t5.score(zero_pairs(1, distances), Carry())
-    assert score[:, 0, 0, 0].tolist() == [t5_bucket(int(d), num_buckets, max_distance) for d in distances[:, 0]]
+    assert score[:, 0, 0, 0].tolist() == [
+        t5_bucket(int(d), num_buckets, max_distance) for d in distances[:, 0]
+    ]
 
 
 def test_bands_without_turns_are_chosen_before_others_are_stretched():
     """16 pairs: the wavelength of band c is 2π·100^(c/16), and s = 4 makes it four times as long."""
-    encoding = encodings.create("rope(base=100,longest=40,interpolation=4)", num_heads=1, head_dim=32, rngs=nnx.Rngs(0))
+    encoding = encodings.create(
+        "rope(base=100,longest=40,interpolation=4)", num_heads=1, head_dim=32, rngs=nnx.Rngs(0)
+    )
     q = jnp.ones((1, 1, 1, 32))
     turned = encoding.rotate(q, (), np.array([[1]], np.int32))
     still = 2 * np.pi * 100 ** (np.arange(16) / 16) > 40
@@ -228,7 +267,9 @@ def test_initial_parameters():
     for spec in ("learned(max_length=1000,stddev=0.5)", "relative(max_distance=1000,stddev=0.5)"):
         (table,) = jax.tree.leaves(nnx.state(create(spec)))
         assert table.shape == (1000, WIDTH) and float(jnp.std(table)) == pytest.approx(0.5, rel=0.1)
-    (table,) = jax.tree.leaves(nnx.state(create("t5(num_buckets=1000,max_distance=2000,stddev=0.5)")))
+    (table,) = jax.tree.leaves(
+        nnx.state(create("t5(num_buckets=1000,max_distance=2000,stddev=0.5)"))
+    )
     assert table.shape == (1000, HEADS) and float(jnp.std(table)) == pytest.approx(0.5, rel=0.1)
 
 
@@ -236,8 +277,13 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     """At 8 heads of 64 and width 512; what is random, within five standard deviations."""
 
     def params(spec):
-        encoding = encodings.create(spec, num_heads=8, head_dim=64, max_length=128, rngs=nnx.Rngs(0))
-        return {path[-1]: np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(nnx.state(encoding))}
+        encoding = encodings.create(
+            spec, num_heads=8, head_dim=64, max_length=128, rngs=nnx.Rngs(0)
+        )
+        return {
+            path[-1]: np.asarray(leaf[...], np.float64)
+            for path, leaf in nnx.to_flat_state(nnx.state(encoding))
+        }
 
     def log_sigmoid(x):
         return -np.log1p(np.exp(-x))
@@ -251,10 +297,15 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     np.testing.assert_allclose(np.exp(initial["log_frequencies"]), 100 ** (-bands / 32), rtol=1e-6)
     assert not initial["kernel"].any()
     initial = params("mapformer(world=16,fastest=3)")
-    np.testing.assert_allclose(initial["frequencies"], 3 * (2 * np.pi / (16 * 3)) ** (bands / 32), rtol=1e-6)
+    np.testing.assert_allclose(
+        initial["frequencies"], 3 * (2 * np.pi / (16 * 3)) ** (bands / 32), rtol=1e-6
+    )
     initial = params("fox(gate=head,longest=16)")
     np.testing.assert_allclose(log_sigmoid(initial["bias"]), -1 / np.geomspace(2, 16, 8), rtol=1e-5)
-    for spec, bias, stddev in (("fox(bias=5,stddev=0.1)", 5, 0.1), ("wall(bias=3,stddev=0.5)", 3, 0.5)):
+    for spec, bias, stddev in (
+        ("fox(bias=5,stddev=0.1)", 5, 0.1),
+        ("wall(bias=3,stddev=0.5)", 3, 0.5),
+    ):
         initial = params(spec)
         assert (initial["bias"] == bias).all()
         has_stddev(initial["kernel"], stddev)

@@ -33,7 +33,9 @@ def path(q, k, v, x, head, params):
     group, size = head // GROUP, len(params["convolution"])
     raw = x @ params["into"] @ params["out"][:, group]
     earlier = jnp.pad(raw, ((size - 1, 0), (0, 0)))
-    mixed = sum(params["convolution"][t, group][None] * earlier[t : t + len(raw)] for t in range(size))
+    mixed = sum(
+        params["convolution"][t, group][None] * earlier[t : t + len(raw)] for t in range(size)
+    )
     w = jax.nn.silu(mixed)
     w = w / jnp.sqrt(jnp.sum(w**2, axis=1, keepdims=True) + 1e-6)
     beta = 2 * jax.nn.sigmoid(x @ params["beta_kernel"][:, group] + params["beta_bias"][group])
@@ -41,7 +43,8 @@ def path(q, k, v, x, head, params):
 
 
 @pytest.mark.parametrize(
-    "spec, one_head", [("cope(npos_max=3)", cope), ("cope", cope), ("rope", rope), ("fox", fox), ("path", path)]
+    "spec, one_head",
+    [("cope(npos_max=3)", cope), ("cope", cope), ("rope", rope), ("fox", fox), ("path", path)],
 )
 def test_it_equals_the_encoding(spec, one_head, x64):
     _, state = build(spec)
@@ -72,7 +75,9 @@ def test_it_equals_the_encoding(spec, one_head, x64):
     assert len(out) == BATCH
     np.testing.assert_allclose(out, result.out, rtol=0, atol=1e-12)
     for name, gradient in (gradients[0] | gradients[1]).items():
-        np.testing.assert_allclose(gradient, result.gradients[name], rtol=0, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(
+            gradient, result.gradients[name], rtol=0, atol=1e-11, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=[function.__name__ for function in FUNCTIONS])

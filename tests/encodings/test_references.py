@@ -32,7 +32,9 @@ def fla(name):
 
 
 def x_transformers():
-    return pytest.importorskip("x_transformers.x_transformers", reason="x-transformers is not installed")
+    return pytest.importorskip(
+        "x_transformers.x_transformers", reason="x-transformers is not installed"
+    )
 
 
 def tensor(x):
@@ -55,14 +57,23 @@ class Ours:
     def __call__(self, **options):
         return jit(
             lambda q, k, v: attention.attend(
-                q, k, v, encoding=self.encoding, x=self.x, embedded=True, implementation="full", **options
+                q,
+                k,
+                v,
+                encoding=self.encoding,
+                x=self.x,
+                embedded=True,
+                implementation="full",
+                **options,
             )
         )(self.q, self.k, self.v)
 
 
 def test_fox(x64):
     ours = Ours("fox")
-    exact = fla("forgetting_attn").naive_forgetting_attn(*map(tensor, (ours.q, ours.k, ours.v, ours.features)))
+    exact = fla("forgetting_attn").naive_forgetting_attn(
+        *map(tensor, (ours.q, ours.k, ours.v, ours.features))
+    )
     close(ours(), exact, 1e-6)  # theirs is in float32
 
 
@@ -74,7 +85,9 @@ def test_path(spec, x64):
     ours = Ours(spec, length=20)
     log_f = ours.features.get("log_f", jnp.zeros(ours.q.shape[:3])) * SIZES.head_dim**0.5
     arrays = (ours.q, ours.k, ours.v, ours.features["w"], ours.features["beta"], log_f)
-    exact = fla("path_attn").naive_path_attn(*map(tensor, arrays), scale=SIZES.head_dim**-0.5, chunk_size=8)
+    exact = fla("path_attn").naive_path_attn(
+        *map(tensor, arrays), scale=SIZES.head_dim**-0.5, chunk_size=8
+    )
     close(ours(), exact, 2e-6)
 
 
@@ -87,8 +100,13 @@ def test_wall(x64, monkeypatch):
     def cumulative(g, cu_seqlens, scale):
         return torch.cumsum(g, 1) * scale
 
-    for name, field, value in (("constant", "RCP_LN2", to_log2), ("cumsum", "chunk_global_cumsum", cumulative)):
-        monkeypatch.setitem(sys.modules, f"fla.ops.utils.{name}", types.SimpleNamespace(**{field: value}))
+    for name, field, value in (
+        ("constant", "RCP_LN2", to_log2),
+        ("cumsum", "chunk_global_cumsum", cumulative),
+    ):
+        monkeypatch.setitem(
+            sys.modules, f"fla.ops.utils.{name}", types.SimpleNamespace(**{field: value})
+        )
     for name in ("fla", "fla.ops", "fla.ops.utils"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     ours = Ours("wall(bias=1.0,stddev=0.5)", length=40)
@@ -101,7 +119,9 @@ def test_wall(x64, monkeypatch):
 def test_stick_breaking(see_itself, x64):
     ours = Ours(f"stick_breaking(see_itself={see_itself})")
     q, k, v = map(tensor, (ours.q, ours.k, ours.v))
-    out, rest = fla("stickbreaking_attn").naive_stickbreaking_attn(q, k, v, attend_current=see_itself)
+    out, rest = fla("stickbreaking_attn").naive_stickbreaking_attn(
+        q, k, v, attend_current=see_itself
+    )
     close(ours(), out)
     with_rest = Ours(f"stick_breaking(see_itself={see_itself},remainder=own)")
     close(with_rest(), out + rest[..., None] * v.repeat_interleave(2, dim=2))
@@ -143,7 +163,9 @@ def test_pope(x64):
     angles, bias = polar(torch.arange(LENGTH))
     q, k = (tensor(np.swapaxes(x, 1, 2)) for x in (ours.q, ours.k))
     # Theirs is in float32.
-    turned_q = theirs.apply_polar_pos_emb(q, angles[:, None].expand(2, 1, -1, -1)[:, 0][:, None].squeeze(1)[:, None])
+    turned_q = theirs.apply_polar_pos_emb(
+        q, angles[:, None].expand(2, 1, -1, -1)[:, 0][:, None].squeeze(1)[:, None]
+    )
     turned_k = theirs.apply_polar_pos_emb(k, (angles[:, None] + bias))
     exact = turned_q @ turned_k.repeat_interleave(2, dim=1).transpose(-1, -2) / SIZES.head_dim**0.5
     pairs = attention.prepare(ours.q, ours.k, ours.v, encoding=ours.encoding).pairs()
@@ -183,9 +205,14 @@ def test_xpos(x64):
 def test_extensions_of_rope(options, theirs, x64):
     width = 8
     if theirs is None:  # position interpolation of the base: Bloc97's formula, for the slowest band
-        rates, magnitude = 10_000.0 ** (-np.arange(0, width, 2) / width) / 4.0 ** (np.arange(4) / 3), 1.0
+        rates, magnitude = (
+            10_000.0 ** (-np.arange(0, width, 2) / width) / 4.0 ** (np.arange(4) / 3),
+            1.0,
+        )
     else:
-        utilities = pytest.importorskip("transformers.modeling_rope_utils", reason="transformers is not installed")
+        utilities = pytest.importorskip(
+            "transformers.modeling_rope_utils", reason="transformers is not installed"
+        )
         llama = pytest.importorskip("transformers").LlamaConfig(
             hidden_size=width, num_attention_heads=1, max_position_embeddings=256,
             rope_parameters={"rope_theta": 10_000.0, **theirs},
@@ -193,7 +220,9 @@ def test_extensions_of_rope(options, theirs, x64):
         if theirs["rope_type"] == "linear":
             rates, magnitude = 10_000.0 ** (-np.arange(0, width, 2) / width) / 4.0, 1.0
         else:
-            inverse, magnitude = utilities.ROPE_INIT_FUNCTIONS[theirs["rope_type"]](llama, "cpu", seq_len=256)
+            inverse, magnitude = utilities.ROPE_INIT_FUNCTIONS[theirs["rope_type"]](
+                llama, "cpu", seq_len=256
+            )
             rates = inverse.numpy()
     rope = encodings.create(f"rope({options})", num_heads=1, head_dim=width, rngs=nnx.Rngs(0))
     x = jnp.zeros((1, 1, 1, width)).at[..., : width // 2].set(1.0)

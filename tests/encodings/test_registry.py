@@ -11,25 +11,48 @@ from cope_jax.errors import ConfigError
 from tests.encodings.cases import CASES, parts
 from tests.oracle.encodings import ORACLES
 
-MACHINERY = {"__init__", "base", "common", "compose", "encoding_config", "native_score", "reference", "rotations"}
+MACHINERY = {
+    "__init__",
+    "base",
+    "common",
+    "compose",
+    "encoding_config",
+    "native_score",
+    "reference",
+    "rotations",
+}
 
 
 def test_every_name_has_a_case_and_an_oracle():
     covered = {name for spec in CASES for name, _ in parts(spec)}
-    assert set(encodings.names()) == covered, "add the encoding to CASES in tests/encodings/cases.py"
-    assert set(encodings.names()) == set(ORACLES), "add the encoding to ORACLES in tests/oracle/encodings.py"
+    assert set(encodings.names()) == covered, (
+        "add the encoding to CASES in tests/encodings/cases.py"
+    )
+    assert set(encodings.names()) == set(ORACLES), (
+        "add the encoding to ORACLES in tests/oracle/encodings.py"
+    )
 
 
 def test_every_file_is_registered():
     folder = pathlib.Path(encodings.__file__).parent
     files = {path.stem for path in folder.glob("*.py")} - MACHINERY
-    registered = {encodings.ENCODINGS.get(name).__module__.rpartition(".")[2] for name in encodings.names()}
+    registered = {
+        encodings.ENCODINGS.get(name).__module__.rpartition(".")[2] for name in encodings.names()
+    }
     assert files == registered, "import the new file in cope_jax/encodings/__init__.py"
 
 
 def test_every_option_has_a_case():
-    spoken = {(name, option) for spec in CASES for name, options in parts(spec) for option in options}
-    initial = {("learned", "stddev"), ("relative", "stddev"), ("t5", "stddev"), ("fire", "c"), ("fire", "threshold")}
+    spoken = {
+        (name, option) for spec in CASES for name, options in parts(spec) for option in options
+    }
+    initial = {
+        ("learned", "stddev"),
+        ("relative", "stddev"),
+        ("t5", "stddev"),
+        ("fire", "c"),
+        ("fire", "threshold"),
+    }
     initial |= {("cable", "stddev"), ("carope", "stddev"), ("darope", "stddev")}
     for name in encodings.names():
         for option in encodings.ENCODINGS.get(name).Config.__dataclass_fields__:
@@ -112,7 +135,10 @@ def test_the_oracle_is_independent():
         ("wall+mapformer", "wall and mapformer cannot be combined"),
         ("pope+rope", "pope and rope cannot be combined"),
         ("stick_breaking+alibi", "stick_breaking excludes what changes logits"),
-        ("selective_rope(temperature=rfa,theta=0.5,largest=0)", "selective_rope.largest must be positive"),
+        (
+            "selective_rope(temperature=rfa,theta=0.5,largest=0)",
+            "selective_rope.largest must be positive",
+        ),
         ("cope(npos_max)", "cannot read"),
         ("cope(npos_max=4,npos_max=8)", "cannot read"),
         ("cope+", "cannot read"),
@@ -125,5 +151,7 @@ def test_mistakes_are_one_clear_line(spec, message):
 
 
 def test_options_of_a_part_are_a_dict():
-    with pytest.raises(ConfigError, match=r"cope\+rope: cope=3 must be a dict of the options of cope"):
+    with pytest.raises(
+        ConfigError, match=r"cope\+rope: cope=3 must be a dict of the options of cope"
+    ):
         encodings.create("cope+rope", num_heads=4, head_dim=4, cope=3, rngs=nnx.Rngs(0))

@@ -59,7 +59,12 @@ def results(spec, state, arrays, *implementations, causal=False):
     def run(state, arrays):
         def forward(implementation, state, arrays):
             encoding = nnx.merge(graphdef, state)
-            x, q, k, v = encoding.embed(arrays["x"], POSITIONS), arrays["q"], arrays["k"], arrays["v"]
+            x, q, k, v = (
+                encoding.embed(arrays["x"], POSITIONS),
+                arrays["q"],
+                arrays["k"],
+                arrays["v"],
+            )
             out = attention.attend(
                 q,
                 k,
@@ -86,14 +91,22 @@ def results(spec, state, arrays, *implementations, causal=False):
 
     values = run(state, arrays)
     return [
-        (np.asarray(out), {name: np.asarray(leaf) for name, leaf in dinputs.items()} | parameters(dstate))
+        (
+            np.asarray(out),
+            {name: np.asarray(leaf) for name, leaf in dinputs.items()} | parameters(dstate),
+        )
         for out, (dstate, dinputs) in values
     ]
 
 
 def oracle(spec, named, arrays, example):
     rule = rule_of(spec, named)
-    x = np.stack([rule.embed(x, int(i)) for x, i in zip(arrays["x"][example], POSITIONS[example], strict=True)])
+    x = np.stack(
+        [
+            rule.embed(x, int(i))
+            for x, i in zip(arrays["x"][example], POSITIONS[example], strict=True)
+        ]
+    )
     return x, oracle_attention(
         *(arrays[name][example] for name in "qkv"),
         rule,
@@ -115,7 +128,9 @@ def test_values_and_gradients_to_both_sides(spec, x64):
     (out, exact), (streamed, others) = results(spec, state, arrays, "full", "blockwise")
     named = parameters(state)
     for example in range(BATCH):
-        np.testing.assert_allclose(out[example], oracle(spec, named, arrays, example)[1], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            out[example], oracle(spec, named, arrays, example)[1], rtol=0, atol=1e-12
+        )
     np.testing.assert_allclose(streamed, out, rtol=0, atol=1e-12)
 
     # A step in one random direction for all inputs and parameters together: as telling as one for
@@ -138,7 +153,9 @@ def test_values_and_gradients_to_both_sides(spec, x64):
 
 
 def create(spec, heads=2, **options):
-    return encodings.create(spec, num_heads=heads, head_dim=4, max_length=LENGTH, rngs=nnx.Rngs(0), **options)
+    return encodings.create(
+        spec, num_heads=heads, head_dim=4, max_length=LENGTH, rngs=nnx.Rngs(0), **options
+    )
 
 
 def tables(seed=0, sides=2, rows=3):
@@ -177,13 +194,18 @@ def test_with_open_gates_it_is_signed_distance(x64):
     q, _, v = inputs()
     q = jnp.abs(q) + 0.5
     k = jnp.full_like(q, 100.0)  # the same for all keys, so that softmax does not see it
-    both, signed = create("cope_two_sided", npos_max=4), create("relative", max_distance=3, signed=True)
+    both, signed = (
+        create("cope_two_sided", npos_max=4),
+        create("relative", max_distance=3, signed=True),
+    )
     left, right = tables(rows=4)
     both.tables[...] = jnp.stack([left, right])
     # Distances −2 … 2, of which negative ones are keys after the query; the first row of a table is
     # never read.
     signed.table[...] = jnp.stack([right[3], right[2], left[1], left[2], left[3]])
-    ours, theirs = (attention.attend(q, k, v, encoding=encoding, causal=False) for encoding in (both, signed))
+    ours, theirs = (
+        attention.attend(q, k, v, encoding=encoding, causal=False) for encoding in (both, signed)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
@@ -192,14 +214,18 @@ def test_masked_gates_count_for_nothing(x64):
     both = create("cope_two_sided", npos_max=8)
     q, k, _ = inputs()
     segments = np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1]], np.int32)
-    prepared = attention.prepare(q, k, k, encoding=both, q_segment_ids=segments, k_segment_ids=segments, causal=False)
+    prepared = attention.prepare(
+        q, k, k, encoding=both, q_segment_ids=segments, k_segment_ids=segments, causal=False
+    )
     maps = both.maps(prepared.pairs())
     gates, positions = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
     assert (gates[segments[0][:, None] != segments[0][None]] == 0).all() and gates.max() <= 1
     for i in range(LENGTH):
         for j in range(LENGTH):
             between = range(min(i, j), max(i, j) + 1)
-            assert positions[i, j] == pytest.approx(sum(gates[i, other] for other in between), abs=1e-12)
+            assert positions[i, j] == pytest.approx(
+                sum(gates[i, other] for other in between), abs=1e-12
+            )
 
 
 def test_streaming_never_holds_all_pairs():
@@ -207,13 +233,18 @@ def test_streaming_never_holds_all_pairs():
     assert not quadratic(in_blocks, TWO_SIDED, causal=False)
 
 
-@pytest.mark.parametrize("bidirectional, expected", [(False, [0, 0, 0, 0, 1, 2]), (True, [6, 6, 5, 0, 1, 2])])
+@pytest.mark.parametrize(
+    "bidirectional, expected", [(False, [0, 0, 0, 0, 1, 2]), (True, [6, 6, 5, 0, 1, 2])]
+)
 def test_t5_has_buckets_on_both_sides_where_asked(bidirectional, expected, x64):
     """Read off the bias of each distance, −3 … 2."""
     t5 = create("t5", heads=2, num_buckets=8, max_distance=5, bidirectional=bidirectional)
     t5.table[...] = jnp.arange(8.0)[:, None] * jnp.ones((1, 2))
     assert (
-        scores(t5, np.array([[3]], np.int32), np.arange(6, 0, -1, dtype=np.int32)[None])[0, 0, 0].tolist() == expected
+        scores(t5, np.array([[3]], np.int32), np.arange(6, 0, -1, dtype=np.int32)[None])[
+            0, 0, 0
+        ].tolist()
+        == expected
     )
 
 
@@ -232,4 +263,6 @@ def scores(encoding, q_positions, k_positions):
     """The scores of an encoding with two heads, of content logits that are all 0."""
     q, k = (jnp.zeros((1, positions.size, 2, 4)) for positions in (q_positions, k_positions))
     options = {"q_positions": q_positions, "k_positions": k_positions, "causal": False}
-    return encoding.score(attention.prepare(q, k, k, encoding=encoding, **options).pairs(), Carry())[0]
+    return encoding.score(
+        attention.prepare(q, k, k, encoding=encoding, **options).pairs(), Carry()
+    )[0]

@@ -7,7 +7,9 @@ import subprocess
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
@@ -38,7 +40,13 @@ def browse(path, folder, script, *flags):
     copy = folder / "probed.html"
     # Libraries may have it too.
     copy.write_text(path.read_text().replace("<body>", "<body>" + SCRIPT % script, 1))
-    command = [CHROMIUM, *OPTIONS.split(), *flags, f"--user-data-dir={folder / 'user'}", copy.as_uri()]
+    command = [
+        CHROMIUM,
+        *OPTIONS.split(),
+        *flags,
+        f"--user-data-dir={folder / 'user'}",
+        copy.as_uri(),
+    ]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     text = re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL)[1]
     return json.loads(text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))

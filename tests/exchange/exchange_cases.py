@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 VOCAB, LENGTH, LAYERS = 13, 9, 2
 WIDTH, HEADS, HIDDEN = 8, 4, 12
@@ -54,7 +54,8 @@ SCALING = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
-    "gpt2, untied": GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None},
+    "gpt2, untied": GPT2
+    | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None},
     "llama, grouped": LLAMA,
     "llama, tied, biased, stretched": LLAMA
     | {
@@ -78,13 +79,21 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             **{"mlp.c_fc.weight": (WIDTH, hidden), "mlp.c_fc.bias": (hidden,)},
             **{"mlp.c_proj.weight": (hidden, WIDTH), "mlp.c_proj.bias": (WIDTH,)},
         }
-        tensors = {"transformer.wte.weight": (VOCAB, WIDTH), "transformer.wpe.weight": (LENGTH, WIDTH)}
+        tensors = {
+            "transformer.wte.weight": (VOCAB, WIDTH),
+            "transformer.wpe.weight": (LENGTH, WIDTH),
+        }
         tensors |= {
-            f"transformer.h.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()
+            f"transformer.h.{number}.{name}": shape
+            for number in range(LAYERS)
+            for name, shape in layer.items()
         }
         tensors |= {"transformer.ln_f.weight": (WIDTH,), "transformer.ln_f.bias": (WIDTH,)}
     else:
-        heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+        heads, kv_heads = (
+            config[name] * config["head_dim"]
+            for name in ("num_attention_heads", "num_key_value_heads")
+        )
         matrices = {
             "self_attn.q_proj": (heads, WIDTH),
             "self_attn.k_proj": (kv_heads, WIDTH),
@@ -99,14 +108,23 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         if config.get("attention_bias"):
             layer |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
         tensors = {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
-        tensors |= {f"model.layers.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
-    return tensors if config["tie_word_embeddings"] else tensors | {"lm_head.weight": (VOCAB, WIDTH)}
+        tensors |= {
+            f"model.layers.{number}.{name}": shape
+            for number in range(LAYERS)
+            for name, shape in layer.items()
+        }
+    return (
+        tensors if config["tie_word_embeddings"] else tensors | {"lm_head.weight": (VOCAB, WIDTH)}
+    )
 
 
 def tensors(config: dict[str, Any], dtype: Any = np.float64) -> dict[str, np.ndarray]:
     """Random tensors of every name: no bias is at 0, no scale at 1."""
     rng = np.random.default_rng(0)
-    return {name: rng.normal(scale=0.5, size=shape).astype(dtype) for name, shape in shapes(config).items()}
+    return {
+        name: rng.normal(scale=0.5, size=shape).astype(dtype)
+        for name, shape in shapes(config).items()
+    }
 
 
 def write(folder: Path, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Path:
@@ -120,3 +138,15 @@ def write(folder: Path, config: dict[str, Any], arrays: dict[str, np.ndarray]) -
 def tokens() -> np.ndarray:
     """Two sequences, int32."""
     return np.random.default_rng(1).integers(0, VOCAB, (2, LENGTH), dtype=np.int32)
+
+
+def shard(folder):
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(arrays)}
+    for file in sorted(set(places.values())):
+        save_file(
+            {name: array for name, array in arrays.items() if places[name] == file}, folder / file
+        )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder

@@ -25,7 +25,9 @@ PIECES = tuple(f"piece{number}" for number in range(VOCAB))
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """(a folder that no test changes, the parameters in it)."""
-    params = nnx.to_pure_dict(random_state(lambda: Bert(CHOICES, rngs=nnx.Rngs(0)), dtype=np.float32)[1])
+    params = nnx.to_pure_dict(
+        random_state(lambda: Bert(CHOICES, rngs=nnx.Rngs(0)), dtype=np.float32)[1]
+    )
     folder = tmp_path_factory.mktemp("bert") / "new"
     bert_files.save(folder, CHOICES, params, PIECES)
     return folder, params
@@ -69,7 +71,11 @@ def test_names_without_prefix_and_without_heads(folder, params):
     """Files of the encoder alone, with additions of old versions and old names of norms."""
 
     def bare(tensors):
-        kept = {name.removeprefix("bert."): value for name, value in tensors.items() if name.startswith("bert.")}
+        kept = {
+            name.removeprefix("bert."): value
+            for name, value in tensors.items()
+            if name.startswith("bert.")
+        }
         old = {"weight": "gamma", "bias": "beta"}
         for name in [name for name in kept if "embeddings.LayerNorm" in name]:
             head, _, leaf = name.rpartition(".")
@@ -82,7 +88,10 @@ def test_names_without_prefix_and_without_heads(folder, params):
 
 def test_tied_tensors_may_be_there(folder, params):
     words = params["encoder"]["words"]["embedding"]
-    tied = {"cls.predictions.decoder.weight": words, "cls.predictions.decoder.bias": params["bias_V"]}
+    tied = {
+        "cls.predictions.decoder.weight": words,
+        "cls.predictions.decoder.bias": params["bias_V"],
+    }
     rewrite(folder, lambda tensors: tensors | tied)
     equal(bert_files.load(folder)[1], params)
     rewrite(folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": words + 1})
@@ -91,10 +100,14 @@ def test_tied_tensors_may_be_there(folder, params):
 
 
 def test_half_precision_becomes_float32(folder, params):
-    rewrite(folder, lambda tensors: {name: value.astype(np.float16) for name, value in tensors.items()})
+    rewrite(
+        folder, lambda tensors: {name: value.astype(np.float16) for name, value in tensors.items()}
+    )
     loaded = bert_files.load(folder)[1]
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {np.dtype("float32")}
-    jax.tree.map(lambda half, single: np.testing.assert_allclose(half, single, atol=2e-3), loaded, params)
+    jax.tree.map(
+        lambda half, single: np.testing.assert_allclose(half, single, atol=2e-3), loaded, params
+    )
 
 
 def test_a_model_is_made_of_what_there_is(params):
@@ -111,46 +124,81 @@ def write(name, text):
 
 
 def drop(name):
-    return lambda folder: rewrite(folder, lambda tensors: {n: v for n, v in tensors.items() if n != name})
+    return lambda folder: rewrite(
+        folder, lambda tensors: {n: v for n, v in tensors.items() if n != name}
+    )
 
 
 MISTAKES = {
-    "no folder": (lambda folder: (folder / "config.json").unlink(), r"cannot read .*config.json \(.*No such file"),
+    "no folder": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"cannot read .*config.json \(.*No such file",
+    ),
     "no json": (write("config.json", "{"), r"config.json is damaged \(Expecting"),
     "no dict": (write("config.json", "[]"), "it must contain a JSON object, not a list"),
-    "another model": (lambda f: reconfigure(f, model_type="gpt2"), "has the model_type 'gpt2', not 'bert'"),
-    "a size is missing": (lambda f: reconfigure(f, hidden_size=...), "config.json lacks 'hidden_size'"),
-    "a size of text": (lambda f: reconfigure(f, hidden_size="8"), r"\.hidden_size must be int, got '8'"),
+    "another model": (
+        lambda f: reconfigure(f, model_type="gpt2"),
+        "has the model_type 'gpt2', not 'bert'",
+    ),
+    "a size is missing": (
+        lambda f: reconfigure(f, hidden_size=...),
+        "config.json lacks 'hidden_size'",
+    ),
+    "a size of text": (
+        lambda f: reconfigure(f, hidden_size="8"),
+        r"\.hidden_size must be int, got '8'",
+    ),
     "no size": (lambda f: reconfigure(f, vocab_size=None), r"\.vocab_size must be int, got None"),
-    "several activations": (lambda f: reconfigure(f, hidden_act=["gelu"]), r"hidden_act=\['gelu'\] is not supported"),
+    "several activations": (
+        lambda f: reconfigure(f, hidden_act=["gelu"]),
+        r"hidden_act=\['gelu'\] is not supported",
+    ),
     "a decoder": (
         lambda f: reconfigure(f, is_decoder=True),
         "is_decoder=True is not supported; choose a model with False",
     ),
-    "relative positions": (lambda f: reconfigure(f, position_embedding_type="relative_key"), "'absolute'"),
+    "relative positions": (
+        lambda f: reconfigure(f, position_embedding_type="relative_key"),
+        "'absolute'",
+    ),
     "an activation": (
         lambda f: reconfigure(f, hidden_act="silu"),
         "hidden_act='silu' is not supported; choose a model with 'gelu'",
     ),
-    "another vocabulary": (lambda f: reconfigure(f, vocab_size=19), r"shape \[17, 8\], but config.json needs \[19"),
+    "another vocabulary": (
+        lambda f: reconfigure(f, vocab_size=19),
+        r"shape \[17, 8\], but config.json needs \[19",
+    ),
     "another depth": (lambda f: reconfigure(f, num_hidden_layers=3), "lacks bert.encoder.layer.2."),
     "fewer layers": (
         lambda f: reconfigure(f, num_hidden_layers=1),
         "'bert.encoder.layer.1.* is not a tensor of this model",
     ),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "cannot read .*model.safetensors"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "cannot read .*model.safetensors",
+    ),
     "damaged weights": (write("model.safetensors", "x" * 100), "cannot read .*model.safetensors"),
     "a foreign tensor": (
         lambda f: rewrite(f, lambda t: t | {"classifier.weight": np.zeros(2, np.float32)}),
         "'bert.classifier.weight' is not a tensor of this model",
     ),
-    "a missing tensor": (drop("bert.embeddings.LayerNorm.bias"), "lacks bert.embeddings.LayerNorm.bias"),
+    "a missing tensor": (
+        drop("bert.embeddings.LayerNorm.bias"),
+        "lacks bert.embeddings.LayerNorm.bias",
+    ),
     "a missing layer": (
         drop("bert.encoder.layer.1.output.dense.weight"),
         "lacks bert.encoder.layer.1.output.dense.weight",
     ),
-    "more pieces": (write("vocab.txt", "a\n" * 18), "vocab.txt has 18 pieces, but the model's vocab_size is 17: use"),
-    "no text": (lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\n"), "vocab.txt, line 1 is not UTF-8 text"),
+    "more pieces": (
+        write("vocab.txt", "a\n" * 18),
+        "vocab.txt has 18 pieces, but the model's vocab_size is 17: use",
+    ),
+    "no text": (
+        lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\n"),
+        "vocab.txt, line 1 is not UTF-8 text",
+    ),
 }
 
 
@@ -170,7 +218,10 @@ def test_a_vocabulary_has_each_row_of_the_model(folder, params):
     for model_folder in (folder, folder / "ours"):
         for number in (0, 8, VOCAB - 1):
             (model_folder / "vocab.txt").write_text("".join(lines[:number] + lines[number + 1 :]))
-            with pytest.raises(ConfigError, match=r"vocab\.txt has 16 pieces, but the model's vocab_size is 17: use"):
+            with pytest.raises(
+                ConfigError,
+                match=r"vocab\.txt has 16 pieces, but the model's vocab_size is 17: use",
+            ):
                 formats.load(model_folder)
 
 
@@ -194,7 +245,8 @@ def test_a_tokenizer_json_beside_the_vocabulary_must_have_the_same_numbers(folde
             bert_files.load(folder)
         else:
             with pytest.raises(
-                ConfigError, match=r"vocab\.txt and tokenizer\.json differ: fetch the files of one model"
+                ConfigError,
+                match=r"vocab\.txt and tokenizer\.json differ: fetch the files of one model",
             ):
                 bert_files.load(folder)
 
@@ -212,7 +264,9 @@ def test_a_tokenizer_json_beside_the_vocabulary_must_have_the_same_numbers(folde
 )
 def test_text_that_a_tokenizer_would_change_otherwise_is_refused(folder, values, message):
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in ("[UNK]", *PIECES[1:-1], "The")))
+    (folder / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece in ("[UNK]", *PIECES[1:-1], "The"))
+    )
     if message is None:
         assert pretrained.lowercase(load(folder)) is values["do_lower_case"]
     else:
@@ -233,7 +287,10 @@ def test_blank_lines_at_the_end_and_ends_of_lines_do_not_matter(folder, change):
     "choices, message",
     [
         (config("rope"), "cannot represent encoding='rope'"),
-        (config(block=bert_block(8, 2, mlp_dim=12, norm="rms")), "cannot represent block.norm='rms'"),
+        (
+            config(block=bert_block(8, 2, mlp_dim=12, norm="rms")),
+            "cannot represent block.norm='rms'",
+        ),
     ],
 )
 def test_what_the_format_cannot_say(tmp_path, params, choices, message):
@@ -243,10 +300,14 @@ def test_what_the_format_cannot_say(tmp_path, params, choices, message):
 
 
 def test_saving_checks_sizes(tmp_path, params):
-    with pytest.raises(ConfigError, match="the vocabulary has 18 pieces, but the model's vocab_size is 17"):
+    with pytest.raises(
+        ConfigError, match="the vocabulary has 18 pieces, but the model's vocab_size is 17"
+    ):
         bert_files.save(tmp_path, CHOICES, params, [*PIECES, "more"])
     params["encoder"]["words"]["embedding"] = np.zeros((3, 8), np.float32)
-    with pytest.raises(ConfigError, match=r"words/embedding has shape \[3, 8\], but the config needs \[17, 8\]"):
+    with pytest.raises(
+        ConfigError, match=r"words/embedding has shape \[3, 8\], but the config needs \[17, 8\]"
+    ):
         bert_files.save(tmp_path, CHOICES, params)
 
 
@@ -259,7 +320,9 @@ def test_options_of_the_table_of_positions_do_not_matter(tmp_path, params):
 def test_a_table_of_positions_of_its_own_size_is_saved_with_it(tmp_path):
     """The loaded config has as many positions as the table has rows."""
     choices = config(encoding="learned(max_length=20)")
-    params = nnx.to_pure_dict(random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)[1])
+    params = nnx.to_pure_dict(
+        random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)[1]
+    )
     bert_files.save(tmp_path, choices, params)
     read, loaded = bert_files.load(tmp_path)
     assert read.max_length == 20 and choices.max_length == 11

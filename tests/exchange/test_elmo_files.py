@@ -42,13 +42,23 @@ def files(tmp_path_factory):
 def test_what_was_saved_is_loaded(files):
     model, options, weights = files
     loaded = load_elmo(options, weights)
-    expected = {name: value for name, value in numbers(model).items() if not name.startswith("softmax")}
+    expected = {
+        name: value for name, value in numbers(model).items() if not name.startswith("softmax")
+    }
     # Of the padding word: of no use, and not in the file.
     expected["characters/embedding_KE"][0] = 0
     assert numbers(loaded).keys() == expected.keys()
     for name, value in numbers(loaded).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
-    for name in ("filters", "num_highways", "cell_clip", "projection_clip", "residual", "max_characters", "num_layers"):
+    for name in (
+        "filters",
+        "num_highways",
+        "cell_clip",
+        "projection_clip",
+        "residual",
+        "max_characters",
+        "num_layers",
+    ):
         assert getattr(loaded.config, name) == getattr(CONFIG, name)
 
 
@@ -57,10 +67,16 @@ def test_the_file_is_that_of_the_oracle(files):
     model, _, weights = files
     with h5py.File(weights) as file:
         value = {}
-        file.visititems(lambda name, item: value.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(
+            lambda name, item: (
+                value.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
     table = np.concatenate([np.zeros((1, 2)), value["char_embed"]])
     filters = [(value[f"CNN/W_cnn_{k}"][0], value[f"CNN/b_cnn_{k}"]) for k in range(2)]
-    highway = tuple(value[f"CNN_high_0/{name}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform"))
+    highway = tuple(
+        value[f"CNN_high_0/{name}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")
+    )
     projection = value["CNN_proj/W_proj"], value["CNN_proj/b_proj"]
 
     def layer(direction, number):
@@ -82,13 +98,17 @@ def test_allennlps_fixture():
     """Ten batches of three sentences with carried states: both directions of the top layer."""
     folder = Path(os.environ.get("COPE_JAX_DATA", "")) / "fixtures" / "elmo-allennlp"
     if "COPE_JAX_DATA" not in os.environ or not folder.is_dir():
-        pytest.skip("AllenNLP's ELMo fixture is not in fixtures/elmo-allennlp of the folder that COPE_JAX_DATA names")
+        pytest.skip(
+            "AllenNLP's ELMo fixture is not in fixtures/elmo-allennlp of the folder that COPE_JAX_DATA names"
+        )
     model = load_elmo(folder / "options.json", folder / "lm_weights.hdf5")
     sentences = json.loads((folder / "sentences.json").read_text())
     run = jit(lambda rows, lengths, carry: model.layers(rows, lengths, carry))
     carry = model.initial_carry(3)
     for number in range(10):
-        rows, lengths = batch_sentences([texts[number].split() for texts in sentences], 50, multiple=60)
+        rows, lengths = batch_sentences(
+            [texts[number].split() for texts in sentences], 50, multiple=60
+        )
         layers, carry = run(rows, lengths, carry)
         for row, vectors in enumerate(strip_marks(np.asarray(layers), lengths)):
             with h5py.File(folder / f"lm_embeddings_{row}.hdf5") as file:
@@ -122,8 +142,16 @@ def changed(path, target, *names, value=None):
         (("lstm", "dim"), "many", r"options.json.cell_dim must be int, got 'many'"),
         (("lstm", "dim"), 4, r"W_0 has shape \[4, 12\], but .* needs \[4, 16\]"),
         (("lstm", "n_layers"), 3, r"has no dataset 'RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0'"),
-        (("lstm", "n_layers"), 1, r"has the dataset 'RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B', .*\(6 such datasets\)"),
-        (("char_cnn", "n_highway"), 0, r"has the dataset 'CNN_high_0/W_carry', .*\(4 such datasets\)"),
+        (
+            ("lstm", "n_layers"),
+            1,
+            r"has the dataset 'RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B', .*\(6 such datasets\)",
+        ),
+        (
+            ("char_cnn", "n_highway"),
+            0,
+            r"has the dataset 'CNN_high_0/W_carry', .*\(4 such datasets\)",
+        ),
         (("char_cnn", "filters"), [[1, 2]], r"shape \[5, 5\], but .* needs \[2, 2\]"),
     ],
 )
@@ -168,7 +196,9 @@ def replaced(weights, target, write):
 def external(file, values):
     secret = Path(file.filename).with_name("secret")
     secret.write_bytes(values.tobytes())
-    file.create_dataset("char_embed", values.shape, values.dtype, external=[(str(secret), 0, values.nbytes)])
+    file.create_dataset(
+        "char_embed", values.shape, values.dtype, external=[(str(secret), 0, values.nbytes)]
+    )
 
 
 def virtual(file, values):
@@ -195,9 +225,22 @@ def linked(kind):
         (virtual, "has the data of 'char_embed' in another file"),
         (linked("soft"), "has no dataset 'char_embed'"),
         (linked("external"), "has no dataset 'char_embed'"),
-        (lambda file, values: file.create_dataset("char_embed", values.shape, complex), "is damaged"),
-        (lambda file, values: file.create_dataset("char_embed", values.shape, h5py.string_dtype()), "is damaged"),
-        (lambda file, values: file.create_dataset("char_embed", dtype=h5py.Empty("f").dtype, shape=None), "has shape"),
+        (
+            lambda file, values: file.create_dataset("char_embed", values.shape, complex),
+            "is damaged",
+        ),
+        (
+            lambda file, values: file.create_dataset(
+                "char_embed", values.shape, h5py.string_dtype()
+            ),
+            "is damaged",
+        ),
+        (
+            lambda file, values: file.create_dataset(
+                "char_embed", dtype=h5py.Empty("f").dtype, shape=None
+            ),
+            "has shape",
+        ),
     ],
     ids=["external", "virtual", "soft link", "external link", "complex", "text", "empty"],
 )

@@ -25,8 +25,19 @@ transformers = pytest.importorskip("transformers", reason="transformers is an ex
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PLAIN = LLAMA | {"bos_token_id": 1, "eos_token_id": 2}
-BERT = {"model_type": "bert", "vocab_size": 13, "max_position_embeddings": 9, "num_hidden_layers": 1, "hidden_size": 8}
-BERT |= {"num_attention_heads": 2, "intermediate_size": 12, "type_vocab_size": 2, "hidden_act": "gelu"}
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 13,
+    "max_position_embeddings": 9,
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+}
+BERT |= {
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+}
 BASES = {"llama": PLAIN, "gpt2": GPT2 | {"bos_token_id": 1, "eos_token_id": 2}, "bert": BERT}
 FORMATS = {"llama": llama.LLAMA, "gpt2": gpt2.GPT2, "bert": bert_files.BERT}
 MODELS = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "bert": "BertForPreTraining"}
@@ -35,7 +46,13 @@ READ = {
     "gpt2": [gpt2._Values],
     "bert": [bert_files._Values],
 }
-BEYOND = {"num_labels", "output_attentions", "torch_dtype", "per_layer_config", "quantization_config"}
+BEYOND = {
+    "num_labels",
+    "output_attentions",
+    "torch_dtype",
+    "per_layer_config",
+    "quantization_config",
+}
 """Names that transformers reads from config.json besides the fields of its classes."""
 
 
@@ -44,7 +61,9 @@ def table(kind):
     text = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")
     section = text.split("## Fields of Hugging Face's files")[1].split("| other file |")[0]
     fields = collections.defaultdict(set)
-    for kinds, names, treatment in re.findall(r"^\| ([a-z0-9, ]+) \| (`.*?) \| (.*) \|$", section, re.MULTILINE):
+    for kinds, names, treatment in re.findall(
+        r"^\| ([a-z0-9, ]+) \| (`.*?) \| (.*) \|$", section, re.MULTILINE
+    ):
         if kinds == "all" or kind in kinds.split(", "):
             fields[re.match("[a-z]+", treatment)[0]] |= set(re.findall("`([a-z0-9_]+)`", names))
     return fields
@@ -62,10 +81,16 @@ def required(kind):
 def test_the_table_is_that_of_the_code_and_of_transformers(kind):
     rows = table(kind)
     config = type(transformers.AutoConfig.for_model(kind))
-    theirs = {field.name for field in dataclasses.fields(config)} | config.attribute_map.keys() | BEYOND
-    assert theirs - set().union(*rows.values()) == set(), "these fields of transformers are not in the table"
+    theirs = (
+        {field.name for field in dataclasses.fields(config)} | config.attribute_map.keys() | BEYOND
+    )
+    assert theirs - set().union(*rows.values()) == set(), (
+        "these fields of transformers are not in the table"
+    )
     assert rows["refused"] == required(kind).keys()
-    read = {field.name for values in READ[kind] for field in dataclasses.fields(values)} - rows["refused"]
+    read = {field.name for values in READ[kind] for field in dataclasses.fields(values)} - rows[
+        "refused"
+    ]
     further = {*llama._OUTSIDE} if kind == "llama" else set()
     assert rows["read"] == read | further | {"model_type", "bos_token_id", "eos_token_id"}
     assert not rows["ignored"] & (rows["read"] | rows["refused"])
@@ -98,8 +123,17 @@ def test_an_ignored_field_changes_nothing_here_or_in_transformers(kind):
     base, config = BASES[kind], FORMATS[kind]._read(BASES[kind], "config.json")
     expected, state = theirs(kind, base)
     default = transformers.AutoConfig.for_model(kind)
-    other = {bool: lambda value: not value, int: lambda value: value + 3, float: lambda value: value / 2 + 0.1}
-    given = {"architectures": ["X"], "problem_type": "regression", "transformers_version": "1", "id2label": {"0": "x"}}
+    other = {
+        bool: lambda value: not value,
+        int: lambda value: value + 3,
+        float: lambda value: value / 2 + 0.1,
+    }
+    given = {
+        "architectures": ["X"],
+        "problem_type": "regression",
+        "transformers_version": "1",
+        "id2label": {"0": "x"},
+    }
     given |= {
         "chunk_size_feed_forward": 4,
         "label2id": {"x": 0},
@@ -115,7 +149,11 @@ def test_an_ignored_field_changes_nothing_here_or_in_transformers(kind):
         "pretraining_tp": 2,
     }
     for name in table(kind)["ignored"] - {"return_dict"}:
-        value = given[name] if name in given else other[type(getattr(default, name))](getattr(default, name))
+        value = (
+            given[name]
+            if name in given
+            else other[type(getattr(default, name))](getattr(default, name))
+        )
         assert FORMATS[kind]._read(base | {name: value}, "config.json") == config
         again = theirs(kind, base | {name: value}, state)[0]
         np.testing.assert_allclose(again, expected, rtol=1e-6, err_msg=name)
@@ -129,7 +167,10 @@ def scalings(draw):
     if kind in ("yarn", "llama3"):
         scaling["original_max_position_embeddings"] = draw.choice([16, 40])
     if kind == "llama3":
-        scaling |= {"low_freq_factor": draw.choice([1.0, 2]), "high_freq_factor": draw.choice([4.0, 3])}
+        scaling |= {
+            "low_freq_factor": draw.choice([1.0, 2]),
+            "high_freq_factor": draw.choice([4.0, 3]),
+        }
     if kind == "yarn":
         extra = {
             "beta_fast": 16,
@@ -163,7 +204,9 @@ def test_frequencies_are_those_of_transformers_or_refused():
             transformers.LlamaConfig(**copy.deepcopy(values))
         )
         frequencies = rope._frequencies(options, 16)
-        np.testing.assert_allclose(frequencies, module.inv_freq.numpy(), rtol=2e-6, err_msg=str(values))
+        np.testing.assert_allclose(
+            frequencies, module.inv_freq.numpy(), rtol=2e-6, err_msg=str(values)
+        )
         np.testing.assert_allclose(rope._magnitude(options), module.attention_scaling, rtol=1e-6)
         outcomes[module.rope_type] += 1
     assert min(outcomes[kind] for kind in ("refused", "linear", "yarn", "llama3", "default")) >= 10
@@ -174,7 +217,9 @@ def test_generation_ends_where_that_of_transformers_does(tmp_path):
     """With one or several end tokens, in either file or in both."""
     size, prompts = len(Bytes()), [[5, 6], [7, 8]]
     config = PLAIN | {"vocab_size": size, "num_hidden_layers": 1}
-    arrays = {name: array for name, array in tensors(config, np.float32).items() if "layers.1" not in name}
+    arrays = {
+        name: array for name, array in tensors(config, np.float32).items() if "layers.1" not in name
+    }
     drawn = np.random.default_rng(0).normal(size=(2, size, 8)).astype(np.float32)
     arrays |= dict(zip(("model.embed_tokens.weight", "lm_head.weight"), drawn, strict=True))
     write(tmp_path, config, arrays)
@@ -191,10 +236,16 @@ def test_generation_ends_where_that_of_transformers_does(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": ends}))
         (tmp_path / "generation_config.json").unlink(missing_ok=True)
         if beside is not None:
-            (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": beside, "pad_token_id": 0}))
+            (tmp_path / "generation_config.json").write_text(
+                json.dumps({"eos_token_id": beside, "pad_token_id": 0})
+            )
         stops = load(tmp_path).codec.ends
-        generated = generate(model, prompts, 12, key=key, temperature=0.0, stop_token=[*stops, stops[0]][:2])
+        generated = generate(
+            model, prompts, 12, key=key, temperature=0.0, stop_token=[*stops, stops[0]][:2]
+        )
         other = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
         for prompt, row in zip(prompts, generated, strict=True):
-            expected = other.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+            expected = other.generate(
+                torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
+            )
             assert row.tolist() == expected[0, len(prompt) :].tolist(), (ends, beside)

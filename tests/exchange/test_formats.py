@@ -42,8 +42,12 @@ CONFIGS = {
     "bert_classifier": BertClassifierConfig(**ENCODER, num_classes=3),
     "bert_tagger": BertTaggerConfig(**ENCODER, num_classes=3, layers="mix"),
     "rnn_lm": RNNLMConfig(vocab_size=9, embed_dim=4, hidden_dim=4, bidirectional=True),
-    "elmo": ElmoConfig(filters=((1, 3), (2, 4)), cell_dim=6, projection_dim=4, vocab_size=7, cell_clip=None),
-    "tagger": TaggerConfig(num_tags=5, vocab_size=9, word_dim=4, characters=3, recurrent=(4,), vector_shape=(2, 3)),
+    "elmo": ElmoConfig(
+        filters=((1, 3), (2, 4)), cell_dim=6, projection_dim=4, vocab_size=7, cell_clip=None
+    ),
+    "tagger": TaggerConfig(
+        num_tags=5, vocab_size=9, word_dim=4, characters=3, recurrent=(4,), vector_shape=(2, 3)
+    ),
 }
 
 
@@ -53,7 +57,9 @@ def noise(choices):
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(choices, rngs=nnx.Rngs(0))))
     rng = np.random.default_rng(0)
     shapes = nnx.to_pure_dict(state)
-    return graphdef, jax.tree.map(lambda leaf: rng.normal(scale=0.5, size=leaf.shape).astype(leaf.dtype), shapes)
+    return graphdef, jax.tree.map(
+        lambda leaf: rng.normal(scale=0.5, size=leaf.shape).astype(leaf.dtype), shapes
+    )
 
 
 @pytest.mark.newest
@@ -62,7 +68,10 @@ def test_every_model_reloads_the_same(name, tmp_path):
     choices = CONFIGS[name]
     _, params = noise(choices)
     formats.save(tmp_path / "new", choices, params)
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     read, loaded = formats.load(tmp_path / "new")
     assert read == choices
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
@@ -90,7 +99,9 @@ def reconfigure(**values):
         path = folder / "config.json"
         content = json.loads(path.read_text())
         content["model"] |= values
-        content["model"] = {name: value for name, value in content["model"].items() if value is not ...}
+        content["model"] = {
+            name: value for name, value in content["model"].items() if value is not ...
+        }
         path.write_text(json.dumps(content))
 
     return change
@@ -115,16 +126,23 @@ MISTAKES = {
         "the model_type 'gpt_neo', which is not supported: choose a model of bert, cope_jax, gpt2, llama$",
     ),
     "another kind of an old version": (
-        lambda f: (f / "config.json").write_text('{"architectures": ["RobertaModel"], "hidden_size": 8}'),
+        lambda f: (f / "config.json").write_text(
+            '{"architectures": ["RobertaModel"], "hidden_size": 8}'
+        ),
         "the model_type None, which is not supported",
     ),
     "a number of an old version": (
         lambda f: (f / "config.json").write_text('{"architectures": 5}'),
         "the model_type None, which is not supported",
     ),
-    "a list": (lambda f: (f / "config.json").write_text("[]"), "must contain a JSON object, not a list"),
+    "a list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        "must contain a JSON object, not a list",
+    ),
     "a newer version": (
-        lambda f: (f / "config.json").write_text('{"model_type": "cope_jax", "version": 2, "model": {}}'),
+        lambda f: (f / "config.json").write_text(
+            '{"model_type": "cope_jax", "version": 2, "model": {}}'
+        ),
         "is not version 1",
     ),
     "several kinds": (
@@ -136,20 +154,35 @@ MISTAKES = {
     "an unknown field": (reconfigure(widht=3), r"unknown option of .*config\.json 'widht'"),
     "a missing field": (reconfigure(vocab_size=...), r"has an incomplete config \(.*vocab_size"),
     "a wrong type": (reconfigure(num_layers="2"), "num_layers must be int, got '2'"),
-    "no encoding": (reconfigure(encoding=[]), r"config\.json\.encoding must be text, such as 'cope\+rope', got \[\]"),
+    "no encoding": (
+        reconfigure(encoding=[]),
+        r"config\.json\.encoding must be text, such as 'cope\+rope', got \[\]",
+    ),
     "an unknown encoding": (reconfigure(encoding="cop"), "unknown encoding 'cop'"),
     "another size": (
         reconfigure(vocab_size=12),
         r"embedding\.embedding in \S+ is float32\[11, 8\], but the config needs float32\[12, 8\]",
     ),
-    "another encoding": (reconfigure(encoding="rope"), r"is not a parameter of the decoder in config\.json"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "contains no model: put config.json and model"),
+    "another encoding": (
+        reconfigure(encoding="rope"),
+        r"is not a parameter of the decoder in config\.json",
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "contains no model: put config.json and model",
+    ),
     "damaged weights": (
         lambda f: (f / "model.safetensors").write_bytes(b"x" * 99),
         r"cannot read .*model\.safetensors",
     ),
-    "a missing tensor": (rewrite(lambda t: {n: v for n, v in t.items() if n != "out.kernel"}), "out.kernel is missing"),
-    "a surplus tensor": (rewrite(lambda t: t | {"more": np.zeros(1)}), "'more' is not a parameter of the decoder"),
+    "a missing tensor": (
+        rewrite(lambda t: {n: v for n, v in t.items() if n != "out.kernel"}),
+        "out.kernel is missing",
+    ),
+    "a surplus tensor": (
+        rewrite(lambda t: t | {"more": np.zeros(1)}),
+        "'more' is not a parameter of the decoder",
+    ),
     "no number": (
         rewrite(lambda t: t | {"out.kernel": t["out.kernel"] * np.float32("nan")}),
         "the parameter out.kernel is NaN or infinite in places: use intact weights",
@@ -158,7 +191,10 @@ MISTAKES = {
         rewrite(lambda t: t | {"out.kernel": t["out.kernel"] + np.float32("inf")}),
         "the parameter out.kernel is NaN or infinite in places: use intact weights",
     ),
-    "another type": (rewrite(cast), r"norm\.norm\.scale in \S+ is float16\[8\], but the config needs float32\[8\]"),
+    "another type": (
+        rewrite(cast),
+        r"norm\.norm\.scale in \S+ is float16\[8\], but the config needs float32\[8\]",
+    ),
 }
 
 
@@ -184,7 +220,9 @@ def test_whatever_stands_in_a_config_is_known_or_one_line(saved, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(saved["model.safetensors"])
     content = json.loads(saved["config.json"])
     places = [("model", name) for name in content["model"]]
-    places += [("model", "block", name) for name in content["model"]["block"]] + [(name,) for name in content]
+    places += [("model", "block", name) for name in content["model"]["block"]] + [
+        (name,) for name in content
+    ]
     for (*outer, name), junk in itertools.product(places, JUNK):
         spoilt = inner = copy.deepcopy(content)
         for key in outer:
@@ -205,7 +243,9 @@ def test_first_and_last_token_are_kept(form, tmp_path):
         config = BertConfig(**ENCODER | {"encoding": EncodingConfig.parse("learned")})
         params = noise(config)[1]
     else:
-        config, params = formats.load(write(tmp_path / "theirs", case_of[form], tensors(case_of[form], np.float32)))
+        config, params = formats.load(
+            write(tmp_path / "theirs", case_of[form], tensors(case_of[form], np.float32))
+        )
     ids = {"bos_token_id": 3, "eos_token_id": [4, 5]}
     formats.save(tmp_path / "kept", config, params, form, ids)
     assert safetensors_io.read_tokens(tmp_path / "kept") == ids
@@ -224,7 +264,10 @@ def test_first_and_last_token_of_what_is_generated_with(tmp_path):
     assert safetensors_io.read_tokens(tmp_path) == {"bos_token_id": 5, "eos_token_id": 7}
     for junk in ("x", 1.5, True, [1, "x"], {}):
         put("generation_config.json", bos_token_id=junk)
-        with pytest.raises(ConfigError, match=r"generation_config\.json: bos_token_id must be the number of a token"):
+        with pytest.raises(
+            ConfigError,
+            match=r"generation_config\.json: bos_token_id must be the number of a token",
+        ):
             safetensors_io.read_tokens(tmp_path)
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(
@@ -235,8 +278,12 @@ def test_first_and_last_token_of_what_is_generated_with(tmp_path):
 
 
 def test_a_value_that_would_not_be_read_back_is_refused(tmp_path):
-    choices = dataclasses.replace(DECODER, encoding=EncodingConfig((("rope", {"base": np.float64(50.0)}),)))
-    with pytest.raises(ConfigError, match=r"the format cope_jax cannot represent this config \(.*base") as error:
+    choices = dataclasses.replace(
+        DECODER, encoding=EncodingConfig((("rope", {"base": np.float64(50.0)}),))
+    )
+    with pytest.raises(
+        ConfigError, match=r"the format cope_jax cannot represent this config \(.*base"
+    ) as error:
         formats.save(tmp_path, choices, noise(choices)[1])
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
@@ -244,16 +291,24 @@ def test_a_value_that_would_not_be_read_back_is_refused(tmp_path):
 def test_parameters_of_other_shapes_are_no_model():
     params = noise(DECODER)[1]
     params["embedding"]["embedding"] = params["embedding"]["embedding"][:-1]
-    with pytest.raises(ConfigError, match=r"embedding\.embedding has shape \[10, 8\], but the config needs \[11, 8\]"):
+    with pytest.raises(
+        ConfigError,
+        match=r"embedding\.embedding has shape \[10, 8\], but the config needs \[11, 8\]",
+    ):
         formats.build(DECODER, params)
 
 
 def test_what_a_format_has_no_place_for(tmp_path):
-    with pytest.raises(ConfigError, match="the format gpt2 is for a decoder, but this is a rnn_lm: choose the format"):
+    with pytest.raises(
+        ConfigError,
+        match="the format gpt2 is for a decoder, but this is a rnn_lm: choose the format",
+    ):
         formats.save(tmp_path, CONFIGS["rnn_lm"], {}, "gpt2")
     with pytest.raises(ConfigError, match="unknown format 'gpt3': did you mean 'gpt2'"):
         formats.save(tmp_path, DECODER, {}, "gpt3")
-    with pytest.raises(ConfigError, match=r"cannot represent encoding='cope\+rope\+learned', .*block.norm='rms'"):
+    with pytest.raises(
+        ConfigError, match=r"cannot represent encoding='cope\+rope\+learned', .*block.norm='rms'"
+    ):
         formats.save(tmp_path, DECODER, {}, "gpt2")
     with pytest.raises(ConfigError, match=r"\S+ is missing from the parameters"):
         formats.save(tmp_path, DECODER, {})
@@ -263,5 +318,7 @@ def test_what_a_format_has_no_place_for(tmp_path):
 def test_saving_checks_sizes(tmp_path):
     choices, params = formats.load(write(tmp_path, GPT2, tensors(GPT2)))
     params["embedding"]["embedding"] = np.zeros((3, 8))
-    with pytest.raises(ConfigError, match=r"embedding/embedding has shape \[3, 8\], but the config needs \[13, 8\]"):
+    with pytest.raises(
+        ConfigError, match=r"embedding/embedding has shape \[3, 8\], but the config needs \[13, 8\]"
+    ):
         formats.save(tmp_path / "new", choices, params, "gpt2")

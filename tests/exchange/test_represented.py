@@ -29,7 +29,9 @@ SIZES = {"vocab_size": 11, "max_length": 12, "num_layers": 1}
 ROPE, LEARNED = EncodingConfig.parse("rope"), EncodingConfig.parse("learned")
 SMALL = {"model_dim": 8, "num_heads": 2, "mlp_dim": 12}
 BASES = {
-    "llama": DecoderConfig(**SIZES, encoding=ROPE, block=BlockConfig(**SMALL, norm="rms", activation="swiglu")),
+    "llama": DecoderConfig(
+        **SIZES, encoding=ROPE, block=BlockConfig(**SMALL, norm="rms", activation="swiglu")
+    ),
     "gpt2": DecoderConfig(**SIZES, encoding=LEARNED, block=BlockConfig(**SMALL)),
     "bert": BertConfig(**SIZES, encoding=LEARNED, block=bert_block(8, 2, mlp_dim=12)),
 }
@@ -95,7 +97,9 @@ def encodings(base):
 def written(form, config):
     """The config that a format reads back after writing one; None if it refuses the config."""
     try:
-        return FORMATS[form]._read(json.loads(json.dumps(FORMATS[form]._written(config))), "config.json")
+        return FORMATS[form]._read(
+            json.loads(json.dumps(FORMATS[form]._written(config))), "config.json"
+        )
     except ConfigError as error:
         assert "cannot represent" in str(error) and "\n" not in str(error)
         return None
@@ -105,11 +109,15 @@ def test_rope_is_written_with_all_its_options_or_refused():
     said = collections.defaultdict(set)
     for name, config in encodings(BASES["llama"]):
         read = written("llama", config)
-        assert read is None or read.encoding.options() == config.encoding.options(), config.encoding.text()
+        assert read is None or read.encoding.options() == config.encoding.options(), (
+            config.encoding.text()
+        )
         said[name].add(read is not None)
     accepted = {name for name, verdicts in said.items() if True in verdicts}
     assert accepted == {"rope", "rope.base", "rope.interpolation", "rope.llama3"}
-    assert {f"rope.{field.name}" for field in dataclasses.fields(RoPEConfig)} <= said.keys(), "each option varies"
+    assert {f"rope.{field.name}" for field in dataclasses.fields(RoPEConfig)} <= said.keys(), (
+        "each option varies"
+    )
     for yarn in ("(2.0,6.0)", "(2.0,6.0,1.0,16.0),magnitude=1.5"):
         encoding = EncodingConfig.parse(f"rope(yarn={yarn},yarn_ramp=bands)")
         read = written("llama", dataclasses.replace(BASES["llama"], encoding=encoding))
@@ -118,7 +126,9 @@ def test_rope_is_written_with_all_its_options_or_refused():
 
 @pytest.mark.parametrize("form", ["gpt2", "bert"])
 def test_no_encoding_but_learned_is_written(form):
-    accepted = {name for name, config in encodings(BASES[form]) if written(form, config) is not None}
+    accepted = {
+        name for name, config in encodings(BASES[form]) if written(form, config) is not None
+    }
     assert accepted == {"learned", "learned.max_length", "learned.stddev"}
 
 
@@ -131,14 +141,27 @@ def test_every_option_of_a_model_is_written_or_refused(form):
         read = written(form, config)
         if read is not None and name.removeprefix("block.") not in OF_TRAINING | FORMATS[form].free:
             assert function(read)[name] == function(config)[name], name
-    fixed = {"name", "layout", "block.negative_eigenvalues", *({"block.norm_position"} if form == "bert" else ())}
+    fixed = {
+        "name",
+        "layout",
+        "block.negative_eigenvalues",
+        *({"block.norm_position"} if form == "bert" else ()),
+    }
     assert function(base).keys() - names == fixed, "each option varies"
 
 
 def function(config):
     """All options of a model except its encoding's, by name, with sizes for those that are None."""
-    flat = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in ("block", "encoding")}
-    return flat | {f"block.{name}": value for name, value in vars(config.block).items()} | deciding_options(config)
+    flat = {
+        f.name: getattr(config, f.name)
+        for f in dataclasses.fields(config)
+        if f.name not in ("block", "encoding")
+    }
+    return (
+        flat
+        | {f"block.{name}": value for name, value in vars(config.block).items()}
+        | deciding_options(config)
+    )
 
 
 def outputs(config, params):
@@ -160,4 +183,6 @@ def test_what_a_format_need_not_represent_computes_the_same(form, tmp_path):
     params = noise(config)[1]
     formats.save(tmp_path, config, params, form)
     read = outputs(*formats.load(tmp_path))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), read, outputs(config, params))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-6), read, outputs(config, params)
+    )

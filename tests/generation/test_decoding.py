@@ -61,7 +61,9 @@ def test_greedy_tokens_are_those_of_the_full_pass():
 
 def test_tokens_depend_on_the_key_alone():
     decoder = model(config("rope", num_layers=1))
-    first, again, other = (generate(decoder, PROMPTS, 20, key=jax.random.key(seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        generate(decoder, PROMPTS, 20, key=jax.random.key(seed)) for seed in (1, 1, 2)
+    )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
     same = generate(decoder, [[1, 2]] * 2, 20, key=KEY)
@@ -77,7 +79,9 @@ def test_a_row_is_drawn_alike_whatever_stands_beside_it():
     whole = generate(decoder, prompts, 20, key=KEY, top_k=9)
     assert len({tuple(row) for row in whole}) == 4
     for rows in ([0], [3, 1], [2, 0, 3]):
-        generated = generate(decoder, [prompts[row] for row in rows], 20, key=row_keys(KEY, rows), top_k=9)
+        generated = generate(
+            decoder, [prompts[row] for row in rows], 20, key=row_keys(KEY, rows), top_k=9
+        )
         np.testing.assert_array_equal(generated, [whole[row] for row in rows])
 
 
@@ -98,7 +102,9 @@ def test_padded_prompts_of_several_lengths_need_one_compilation():
     options = dict(key=KEY, temperature=0.0)
     alone = [generate(decoder, [prompt], 3, **options)[0].tolist() for prompt in ([1, 2], [4])]
     before = decoding._generate._cache_size()
-    padded = [generate(decoder, [prompt], 3, padded=6, **options)[0].tolist() for prompt in ([1, 2], [4])]
+    padded = [
+        generate(decoder, [prompt], 3, padded=6, **options)[0].tolist() for prompt in ([1, 2], [4])
+    ]
     assert padded == alone
     assert decoding._generate._cache_size() == before + 1
 
@@ -108,7 +114,9 @@ def test_each_of_several_stop_tokens_ends_a_row(stops):
     options = dict(key=KEY, temperature=0.0, stop_token=stops)
     expected = [[2, 3], [5, 6, 7], [8, 9, 10]]
     assert [row.tolist() for row in generate(Counter(), [[1], [4], [7]], 3, **options)] == expected
-    assert [row.tolist() for row in joined(generate_stream(Counter(), [[1], [4], [7]], 3, **options))] == expected
+    assert [
+        row.tolist() for row in joined(generate_stream(Counter(), [[1], [4], [7]], 3, **options))
+    ] == expected
 
 
 def joined(parts):
@@ -125,12 +133,16 @@ def test_a_stream_gives_the_tokens_of_generate(chunk):
         np.testing.assert_array_equal(row, new)
     assert [len(row) for row in parts[0]] == [1, 1, 1]
     assert all(len(row) <= chunk for chunk_rows in parts for row in chunk_rows)
-    assert len({len(row) for row in expected}) > 1, "rows that end together say nothing of rows that do not"
+    assert len({len(row) for row in expected}) > 1, (
+        "rows that end together say nothing of rows that do not"
+    )
 
 
 def test_a_stream_ends_with_the_last_row_and_draws_no_more_than_what_was_looked_at():
     Counter.steps.clear()
-    parts = generate_stream(Counter(), [[1], [4, 3], [0]], 9, key=KEY, temperature=0.0, stop_token=5, chunk=2)
+    parts = generate_stream(
+        Counter(), [[1], [4, 3], [0]], 9, key=KEY, temperature=0.0, stop_token=5, chunk=2
+    )
     assert [row.tolist() for row in next(parts)] == [[2], [4], [1]]
     jax.effects_barrier()
     assert len(Counter.steps) == 0
@@ -159,7 +171,11 @@ class Noted(Decoder):
 
 
 def test_what_changes_from_call_to_call_does_not_compile_again():
-    for seed, temperature, top_p, stop_token in [(0, 1.0, 0.5, 3), (1, 0.7, 0.9, None), (2, 0.0, 1.0, 0)]:
+    for seed, temperature, top_p, stop_token in [
+        (0, 1.0, 0.5, 3),
+        (1, 0.7, 0.9, None),
+        (2, 0.0, 1.0, 0),
+    ]:
         decoder = Noted(config("cope(npos_max=4)", num_layers=1), rngs=nnx.Rngs(seed))
         options = {"temperature": temperature, "top_p": top_p, "stop_token": stop_token}
         generate(decoder, [[1, 2], [3]], 5, key=jax.random.key(seed), **options)
@@ -252,41 +268,95 @@ MISTAKES = {
         dict(prompts=[[1], []]),
         "a prompt is empty: give at least one prompt, and at least one token in each",
     ),
-    "token": (dict(prompts=[[1, VOCAB]]), f"prompt: token {VOCAB} is outside of the vocabulary of {VOCAB}"),
+    "token": (
+        dict(prompts=[[1, VOCAB]]),
+        f"prompt: token {VOCAB} is outside of the vocabulary of {VOCAB}",
+    ),
     "negative token": (dict(prompts=[[-1]]), "prompt: token -1 is outside"),
     "stop token": (dict(stop_token=VOCAB), f"stop_token: token {VOCAB} is outside"),
     "negative stop token": (dict(stop_token=-1), "stop_token: token -1 is outside"),
-    "one prompt": (dict(prompts=[1, 2, 3]), "prompts must be a list of lists of integers, got the prompt 1"),
+    "one prompt": (
+        dict(prompts=[1, 2, 3]),
+        "prompts must be a list of lists of integers, got the prompt 1",
+    ),
     "text": (dict(prompts="abc"), "prompts must be a list of lists of integers, got 'abc'"),
-    "texts": (dict(prompts=["abc"]), "prompts must be a list of lists of integers, got the prompt 'abc'"),
+    "texts": (
+        dict(prompts=["abc"]),
+        "prompts must be a list of lists of integers, got the prompt 'abc'",
+    ),
     "number": (dict(prompts=3), "prompts must be a list of lists of integers, got 3"),
-    "ragged": (dict(prompts=[[1, [2]]]), "prompts must be a list of lists of integers, got the prompt [1, [2]]"),
-    "nested": (dict(prompts=np.zeros((1, 2, 2), int)), "integers, got the prompt array([[0, 0], [0, 0]])"),
-    "fraction": (dict(prompts=[[1.7]]), "prompts must be a list of lists of integers, got the prompt [1.7]"),
-    "huge token": (dict(prompts=[[2**40]]), f"prompt: token {2**40} is outside of the vocabulary of {VOCAB}"),
-    "a wrong one of several stops": (dict(stop_token=[1, VOCAB]), f"stop_token: token {VOCAB} is outside"),
-    "text among stops": (dict(stop_token=[1, "2"]), "generate.stop_token must be int, got '2' of type str"),
-    "fractional stop": (dict(stop_token=1.5), "generate.stop_token must be int, got 1.5 of type float"),
-    "fractional length": (dict(max_new_tokens=1.5), "generate.max_new_tokens must be int, got 1.5 of type float"),
-    "bool": (dict(max_new_tokens=True), "generate.max_new_tokens must be int, got True of type bool"),
-    "fractional top_k": (dict(top_k=2.0), "generate.top_k must be int or None, got 2.0 of type float"),
+    "ragged": (
+        dict(prompts=[[1, [2]]]),
+        "prompts must be a list of lists of integers, got the prompt [1, [2]]",
+    ),
+    "nested": (
+        dict(prompts=np.zeros((1, 2, 2), int)),
+        "integers, got the prompt array([[0, 0], [0, 0]])",
+    ),
+    "fraction": (
+        dict(prompts=[[1.7]]),
+        "prompts must be a list of lists of integers, got the prompt [1.7]",
+    ),
+    "huge token": (
+        dict(prompts=[[2**40]]),
+        f"prompt: token {2**40} is outside of the vocabulary of {VOCAB}",
+    ),
+    "a wrong one of several stops": (
+        dict(stop_token=[1, VOCAB]),
+        f"stop_token: token {VOCAB} is outside",
+    ),
+    "text among stops": (
+        dict(stop_token=[1, "2"]),
+        "generate.stop_token must be int, got '2' of type str",
+    ),
+    "fractional stop": (
+        dict(stop_token=1.5),
+        "generate.stop_token must be int, got 1.5 of type float",
+    ),
+    "fractional length": (
+        dict(max_new_tokens=1.5),
+        "generate.max_new_tokens must be int, got 1.5 of type float",
+    ),
+    "bool": (
+        dict(max_new_tokens=True),
+        "generate.max_new_tokens must be int, got True of type bool",
+    ),
+    "fractional top_k": (
+        dict(top_k=2.0),
+        "generate.top_k must be int or None, got 2.0 of type float",
+    ),
     "infinite": (dict(temperature=float("inf")), "generate.temperature must be finite, got inf"),
-    "nearly infinite": (dict(temperature=1e39), "generate.temperature must be finite in float32, got 1e+39"),
+    "nearly infinite": (
+        dict(temperature=1e39),
+        "generate.temperature must be finite in float32, got 1e+39",
+    ),
     "no new token": (dict(max_new_tokens=0), "generate.max_new_tokens must be at least 1, got 0"),
     "temperature": (dict(temperature=-0.1), "generate.temperature must be at least 0, got -0.1"),
-    "no temperature": (dict(temperature=float("nan")), "generate.temperature must be finite, got nan"),
+    "no temperature": (
+        dict(temperature=float("nan")),
+        "generate.temperature must be finite, got nan",
+    ),
     "top_k": (dict(top_k=0), "generate.top_k must be at least 1, got 0"),
     "top_p": (dict(top_p=0.0), "generate.top_p must lie in (0, 1], got 0.0"),
     "large top_p": (dict(top_p=1.1), "generate.top_p must lie in (0, 1], got 1.1"),
-    "keys": (dict(key=row_keys(KEY, range(3))), "generate.key must be a key from jax.random.key, or 2 keys, one for"),
+    "keys": (
+        dict(key=row_keys(KEY, range(3))),
+        "generate.key must be a key from jax.random.key, or 2 keys, one for",
+    ),
     "old key": (dict(key=jax.random.PRNGKey(0)), "generate.key must be a key from jax.random.key"),
-    "table": (dict(max_new_tokens=LENGTH), f"position {LENGTH} is outside of the learned table of {LENGTH} rows"),
+    "table": (
+        dict(max_new_tokens=LENGTH),
+        f"position {LENGTH} is outside of the learned table of {LENGTH} rows",
+    ),
 }
 
 
 @pytest.mark.parametrize("change, message", MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_are_one_clear_line(change, message):
-    arguments = dict(model=model(config("learned")), prompts=[[1, 2], [3]], max_new_tokens=1, key=KEY) | change
+    arguments = (
+        dict(model=model(config("learned")), prompts=[[1, 2], [3]], max_new_tokens=1, key=KEY)
+        | change
+    )
     with pytest.raises(ConfigError) as error:
         generate(**arguments)
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -295,7 +365,9 @@ def test_mistakes_are_one_clear_line(change, message):
 def test_the_whole_table_can_be_used_and_a_large_top_k_keeps_all():
     """The last token has no position, for it is never read; the tokens before it fill the table."""
     graph, state = build(config("learned", num_layers=1))
-    (row,) = generate(nnx.merge(graph, state), [[1, 2]], LENGTH - 1, key=KEY, temperature=1e-3, top_k=VOCAB + 5)
+    (row,) = generate(
+        nnx.merge(graph, state), [[1, 2]], LENGTH - 1, key=KEY, temperature=1e-3, top_k=VOCAB + 5
+    )
     read = np.array([[1, 2, *row[:-1]]], np.int32)
     assert read.shape == (1, LENGTH)
     logits = jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, read)

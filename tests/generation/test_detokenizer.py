@@ -16,7 +16,10 @@ TOKENIZERS = {
 
 
 def pieces(row, tokens, size):
-    return [*(row.add(tokens[start : start + size]) for start in range(0, len(tokens), size)), row.finish()]
+    return [
+        *(row.add(tokens[start : start + size]) for start in range(0, len(tokens), size)),
+        row.finish(),
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
@@ -41,7 +44,10 @@ def test_each_token_is_decoded_a_few_times_however_long_the_text(name):
         return tokenizer.decode(tokens)
 
     row = Continuation(decode, tokens[:1], stop=["Viktor, "])
-    assert "".join(pieces(row, tokens[1:], 2)) == tokenizer.decode(tokens)[len(tokenizer.decode(tokens[:1])) :]
+    assert (
+        "".join(pieces(row, tokens[1:], 2))
+        == tokenizer.decode(tokens)[len(tokenizer.decode(tokens[:1])) :]
+    )
     assert sum(decoded) < 6 * len(tokens)
 
 
@@ -61,7 +67,13 @@ def test_a_character_of_tokens_that_are_torn_one_by_one_is_shown_whole():
 
 def test_what_is_no_utf8_is_shown_in_the_end():
     row = Continuation(Bytes().decode, [65])
-    assert [row.add([66]), row.add([0xFF]), row.add([67]), row.add([0xE6]), row.finish()] == ["B", "", "�C", "", "�"]
+    assert [row.add([66]), row.add([0xFF]), row.add([67]), row.add([0xE6]), row.finish()] == [
+        "B",
+        "",
+        "�C",
+        "",
+        "�",
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])

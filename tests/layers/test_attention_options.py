@@ -15,8 +15,20 @@ from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 from tests.encodings.cases import jit
 
-SIZES = {"model_dim": 8, "num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "compute_dtype": "float64"}
-OPTIONS = {"qk_norm": True, "output_norm": True, "output_gate": True, "kv_shift": True, "convolution": 3}
+SIZES = {
+    "model_dim": 8,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 3,
+    "compute_dtype": "float64",
+}
+OPTIONS = {
+    "qk_norm": True,
+    "output_norm": True,
+    "output_gate": True,
+    "kv_shift": True,
+    "convolution": 3,
+}
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1], [3, 3, 3, 3, 3, 3, 5]], np.int32)
 BATCH, LENGTH = SEGMENTS.shape
 
@@ -30,7 +42,9 @@ def create(**options):
     module = AttentionOptions(BlockConfig(**SIZES, **options), rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     graph, state = nnx.split(module)
-    return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), state))
+    return nnx.merge(
+        graph, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), state)
+    )
 
 
 def arrays():
@@ -71,17 +85,25 @@ def convolved(x, kernel):
 
 
 def normed(x, scale):
-    return over(x, lambda b, t, head: x[b, t, head] / math.sqrt((x[b, t, head] ** 2).mean() + 1e-6) * scale[head])
+    return over(
+        x,
+        lambda b, t, head: (
+            x[b, t, head] / math.sqrt((x[b, t, head] ** 2).mean() + 1e-6) * scale[head]
+        ),
+    )
 
 
 def test_before_attention(x64):
     module = create(**OPTIONS)
     x, q, k, v, _ = arrays()
-    parameters = {name: np.asarray(leaf) for (name, *_), leaf in nnx.to_flat_state(nnx.state(module))}
+    parameters = {
+        name: np.asarray(leaf) for (name, *_), leaf in nnx.to_flat_state(nnx.state(module))
+    }
     arrays_after = module.before(*map(jnp.asarray, (x, q, k, v)), SEGMENTS)[:3]
     k, v = shifted(x, k, parameters["key_shift"]), shifted(x, v, parameters["value_shift"])
     q, k, v = (
-        convolved(actual, parameters[f"{name}_convolution"]) for name, actual in zip("qkv", (q, k, v), strict=True)
+        convolved(actual, parameters[f"{name}_convolution"])
+        for name, actual in zip("qkv", (q, k, v), strict=True)
     )
     exact = normed(q, parameters["q_scale"]), normed(k, parameters["k_scale"]), v
     for actual, expected in zip(arrays_after, exact, strict=True):
@@ -92,23 +114,35 @@ def test_after_attention(x64):
     module = create(output_norm=True, output_gate=True)
     x, *_, out = arrays()
     kernel, bias = (np.asarray(leaf[...]) for leaf in (module.gate.kernel, module.gate.bias))
-    gates = over(out, lambda b, t, head: [sigmoid(g) for g in (x[b, t] @ kernel + bias).reshape(4, 3)[head]])
+    gates = over(
+        out, lambda b, t, head: [sigmoid(g) for g in (x[b, t] @ kernel + bias).reshape(4, 3)[head]]
+    )
     exact = normed(out, np.asarray(module.output_scale[...])) * gates
-    np.testing.assert_allclose(module.after(jnp.asarray(x), jnp.asarray(out)), exact, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        module.after(jnp.asarray(x), jnp.asarray(out)), exact, rtol=0, atol=1e-12
+    )
 
 
 def decoder(encoding, **options):
     block = BlockConfig(**SIZES, **options)
     config = DecoderConfig(
-        vocab_size=11, max_length=16, encoding=EncodingConfig.parse(encoding), block=block, num_layers=2
+        vocab_size=11,
+        max_length=16,
+        encoding=EncodingConfig.parse(encoding),
+        block=block,
+        num_layers=2,
     )
     model = Decoder(config, rngs=nnx.Rngs(0))
     graph, state = nnx.split(model)
     rng = np.random.default_rng(2)
-    return graph, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.3 * rng.normal(size=leaf.shape), state)
+    return graph, jax.tree.map(
+        lambda leaf: np.asarray(leaf, np.float64) + 0.3 * rng.normal(size=leaf.shape), state
+    )
 
 
-@pytest.mark.parametrize("encoding", ["cope(npos_max=4)", pytest.param("path+fox", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "encoding", ["cope(npos_max=4)", pytest.param("path+fox", marks=pytest.mark.slow)]
+)
 def test_decoding_gives_what_the_whole_gives(encoding, x64):
     """Prompts of two lengths, padded in front, then one token at a time."""
     graph, state = decoder(encoding, **OPTIONS)
@@ -121,13 +155,19 @@ def test_decoding_gives_what_the_whole_gives(encoding, x64):
     def whole(state, tokens):
         return nnx.merge(graph, state)(tokens)
 
-    logits, cache = jit(lambda state: nnx.merge(graph, state).prefill(padded, 9, lengths_B=lengths))(state)
+    logits, cache = jit(
+        lambda state: nnx.merge(graph, state).prefill(padded, 9, lengths_B=lengths)
+    )(state)
     step = jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
     for more in range(3):
         for row, length in enumerate(lengths):
             exact = whole(state, tokens[row : row + 1])[0, length - 1 + more]
             np.testing.assert_allclose(logits[row], exact, rtol=0, atol=1e-11)
-        logits, cache = step(state, np.stack([tokens[row, n + more] for row, n in enumerate(lengths)])[:, None], cache)
+        logits, cache = step(
+            state,
+            np.stack([tokens[row, n + more] for row, n in enumerate(lengths)])[:, None],
+            cache,
+        )
 
 
 def test_packed_documents_do_not_leak(x64):

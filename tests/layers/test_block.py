@@ -66,7 +66,9 @@ def test_the_sublayers_are_dropped_independently():
     shares = [np.isclose(added, value).mean() for value in (0, KEPT, 10 * KEPT, 11 * KEPT)]
     expected = [RATE**2, (1 - RATE) * RATE, RATE * (1 - RATE), (1 - RATE) ** 2]
     assert sum(shares) == 1
-    assert all(near(share, chance, added.size) for share, chance in zip(shares, expected, strict=True)), shares
+    assert all(
+        near(share, chance, added.size) for share, chance in zip(shares, expected, strict=True)
+    ), shares
 
 
 def test_attention_weights_are_dropped():
@@ -94,7 +96,9 @@ def test_a_block_drops_attention_weights_too():
     constant(block.mlp.outer, 0)
     added = runner(block, jnp.zeros((BATCH, LENGTH, WIDTH)))(jax.random.key(0))
     # The second token weighs its two keys alike: it adds 0, 1 or 2 halves, each KEPT times KEPT.
-    np.testing.assert_allclose(np.unique(added[:, 1].round(4)), [0, KEPT**2 / 2, KEPT**2], rtol=1e-4)
+    np.testing.assert_allclose(
+        np.unique(added[:, 1].round(4)), [0, KEPT**2 / 2, KEPT**2], rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -130,8 +134,12 @@ def test_norms_of_bfloat16_are_computed_in_float32(kind):
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 def test_the_residual_stream_keeps_the_compute_type(activation):
     config = BlockConfig(model_dim=WIDTH, activation=activation, compute_dtype="bfloat16")
-    block = nnx.eval_shape(lambda: Block(config, EncodingConfig(), config.attention_shape(None), 1, rngs=nnx.Rngs(0)))
+    block = nnx.eval_shape(
+        lambda: Block(config, EncodingConfig(), config.attention_shape(None), 1, rngs=nnx.Rngs(0))
+    )
     graphdef, state = nnx.split(block)
     x = jax.ShapeDtypeStruct((1, LENGTH, WIDTH), jnp.bfloat16)
-    out = jax.eval_shape(lambda state, x: nnx.merge(graphdef, state)(x, none(), Context(PLACES)), state, x)
+    out = jax.eval_shape(
+        lambda state, x: nnx.merge(graphdef, state)(x, none(), Context(PLACES)), state, x
+    )
     assert out.dtype == jnp.bfloat16 and out.shape == x.shape

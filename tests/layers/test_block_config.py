@@ -10,7 +10,10 @@ from cope_jax.registry import configure
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"model_dim": 10, "num_heads": 4}, "model_dim=10 is not a multiple of num_heads=4: give head_dim"),
+        (
+            {"model_dim": 10, "num_heads": 4},
+            "model_dim=10 is not a multiple of num_heads=4: give head_dim",
+        ),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"dropout": -0.1}, r"dropout must lie in \[0, 1\), got -0.1"),
         ({"model_dim": 0}, "block.model_dim must be at least 1, got 0"),
@@ -33,7 +36,13 @@ def test_mistakes_are_one_clear_line(options, message):
 
 def test_the_shape_of_attention():
     shape = BlockConfig(model_dim=12, num_heads=4).attention_shape(99)
-    assert (shape.num_heads, shape.kv_heads, shape.head_dim, shape.width, shape.max_length) == (4, 4, 3, 12, 99)
+    assert (shape.num_heads, shape.kv_heads, shape.head_dim, shape.width, shape.max_length) == (
+        4,
+        4,
+        3,
+        12,
+        99,
+    )
     shape = BlockConfig(model_dim=10, num_heads=4, num_kv_heads=2, head_dim=8).attention_shape(None)
     assert (shape.kv_heads, shape.head_dim, shape.width, shape.max_length) == (2, 8, 10, None)
 
@@ -43,7 +52,9 @@ def test_key_value_heads_divide_the_heads():
         BlockConfig(num_heads=4, num_kv_heads=3).attention_shape(None)
 
 
-@pytest.mark.parametrize("name, value", [("norm", "foo"), ("norm_position", "mid"), ("compute_dtype", "float16")])
+@pytest.mark.parametrize(
+    "name, value", [("norm", "foo"), ("norm_position", "mid"), ("compute_dtype", "float16")]
+)
 def test_choices_are_checked_in_python_too(name, value):
     with pytest.raises(ConfigError, match=f"unknown block.{name} '{value}'"):
         BlockConfig(**{name: value})

@@ -15,7 +15,9 @@ from tests.oracle import elmo as oracle
 
 WORDS = ["a", "naïve", "unbelievably", "", "日本"]
 CONFIGS = {
-    "elmo": CharCNNConfig(embed_dim=3, filters=((1, 2), (2, 3), (4, 2)), num_highways=2, projection=4),
+    "elmo": CharCNNConfig(
+        embed_dim=3, filters=((1, 2), (2, 3), (4, 2)), num_highways=2, projection=4
+    ),
     "small": CharCNNConfig(embed_dim=3, filters=((3, 5),), num_highways=0, projection=None),
 }
 
@@ -29,8 +31,12 @@ def inputs():
 def by_oracle(params, config, characters):
     filters = [(params[f"filters/{k}"], params[f"biases/{k}"]) for k in range(len(config.filters))]
     parts = ("carry/kernel", "carry/bias", "transform/kernel", "transform/bias")
-    highways = [tuple(params[f"highways/{k}/{name}"] for name in parts) for k in range(config.num_highways)]
-    projection = (params["projection/kernel"], params["projection/bias"]) if config.projection else None
+    highways = [
+        tuple(params[f"highways/{k}/{name}"] for name in parts) for k in range(config.num_highways)
+    ]
+    projection = (
+        (params["projection/kernel"], params["projection/bias"]) if config.projection else None
+    )
     return oracle.word(characters, params["embedding_KE"], filters, highways, projection)
 
 
@@ -59,10 +65,14 @@ def test_filters_are_pytorchs_convolutions(x64):
         return (y * weights).sum(), y
 
     (_, vectors), gradient = jit(jax.value_and_grad(total, has_aux=True))(state)
-    values = {name: torch.tensor(value, requires_grad=True) for name, value in numbers(state).items()}
+    values = {
+        name: torch.tensor(value, requires_grad=True) for name, value in numbers(state).items()
+    }
     e = values["embedding_KE"][torch.tensor(characters[0], dtype=torch.long)].transpose(1, 2)
     maxima = [
-        torch.nn.functional.conv1d(e, values[f"filters/{k}"].permute(2, 1, 0), values[f"biases/{k}"]).max(dim=2)[0]
+        torch.nn.functional.conv1d(
+            e, values[f"filters/{k}"].permute(2, 1, 0), values[f"biases/{k}"]
+        ).max(dim=2)[0]
         for k in range(2)
     ]
     expected = torch.relu(torch.cat(maxima, dim=1))
@@ -113,7 +123,10 @@ def test_sentences_get_marks_and_lose_them():
     assert rows[1, 2].tolist() == [259, 258, 260, 261, 261, 261]
     assert not rows[1, 3:].any()
     vectors = np.arange(16.0).reshape(1, 2, 8, 1)
-    assert [sentence[0, :, 0].tolist() for sentence in numbering.strip_marks(vectors, lengths)] == [[1, 2], [9]]
+    assert [sentence[0, :, 0].tolist() for sentence in numbering.strip_marks(vectors, lengths)] == [
+        [1, 2],
+        [9],
+    ]
     assert numbering.batch_sentences([], 6)[0].shape == (0, 2, 6)
 
 
@@ -126,7 +139,9 @@ def test_sentences_get_marks_and_lose_them():
         (lambda: CharCNNConfig(filters=((1, 0),)), r"characters.filters must be pairs"),
         (lambda: CharCNNConfig(embed_dim=0), r"characters.embed_dim must be at least 1"),
         (
-            lambda: nnx.eval_shape(lambda: CharCNN(CONFIGS["small"], rngs=nnx.Rngs(0))(jnp.ones((1, 1, 2), jnp.int32))),
+            lambda: nnx.eval_shape(
+                lambda: CharCNN(CONFIGS["small"], rngs=nnx.Rngs(0))(jnp.ones((1, 1, 2), jnp.int32))
+            ),
             "words of 2 characters are shorter than a filter of 3",
         ),
     ],

@@ -22,7 +22,9 @@ CELLS = {
     "lstm": Cell("lstm", width=3, forget_bias=1.0),
     "projection": Cell("lstm", width=3, projection=2),
     # So tight that both are met, and not everywhere.
-    "clips": Cell("lstm", width=3, projection=2, cell_clip=0.4, projection_clip=0.1, forget_bias=1.0),
+    "clips": Cell(
+        "lstm", width=3, projection=2, cell_clip=0.4, projection_clip=0.1, forget_bias=1.0
+    ),
 }
 WEIGHTS = np.random.default_rng(3).normal(size=(3, LENGTH, 3))
 
@@ -46,7 +48,11 @@ def by_oracle(cell, params, x, carry, reverse):
             "forget_bias": cell.forget_bias,
         }
     return oracle.batch(
-        lambda row, *state: layer(row, *arguments, *state, **options), x, LENGTHS, carry, reverse=reverse
+        lambda row, *state: layer(row, *arguments, *state, **options),
+        x,
+        LENGTHS,
+        carry,
+        reverse=reverse,
     )
 
 
@@ -62,7 +68,9 @@ def total(outputs):
 @pytest.mark.parametrize("name", CELLS)
 def test_values_and_gradients_are_the_oracles(name, reverse, x64):
     cell = CELLS[name]
-    graphdef, state = nnx.split(noisy(lambda: Recurrent(cell, INPUTS, rngs=nnx.Rngs(0)), np.float64))
+    graphdef, state = nnx.split(
+        noisy(lambda: Recurrent(cell, INPUTS, rngs=nnx.Rngs(0)), np.float64)
+    )
     x, carry = problem(cell)
 
     @jit
@@ -118,7 +126,9 @@ def test_two_halves_with_the_state_are_the_whole(name):
 
 def torch_layer(torch, kind, bidirectional, **options):
     torch.manual_seed(0)
-    layer = kind(INPUTS, 3, batch_first=True, bidirectional=bidirectional, dtype=torch.float64, **options)
+    layer = kind(
+        INPUTS, 3, batch_first=True, bidirectional=bidirectional, dtype=torch.float64, **options
+    )
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(std=0.5)
@@ -139,9 +149,15 @@ def from_torch(direction, layer, suffix):
 def test_both_directions_are_those_of_pytorch(name, x64):
     """Ragged rows are packed there; gradients of parameters and inputs are compared, too."""
     torch = pytest.importorskip("torch", reason="PyTorch, the reference here, is not installed")
-    cell = {"tanh": Cell("tanh", 3), "lstm": Cell(width=3), "projection": Cell(width=3, projection=2)}[name]
+    cell = {
+        "tanh": Cell("tanh", 3),
+        "lstm": Cell(width=3),
+        "projection": Cell(width=3, projection=2),
+    }[name]
     options = {"proj_size": 2} if name == "projection" else {}
-    reference = torch_layer(torch, torch.nn.RNN if name == "tanh" else torch.nn.LSTM, True, **options)
+    reference = torch_layer(
+        torch, torch.nn.RNN if name == "tanh" else torch.nn.LSTM, True, **options
+    )
     layer = noisy(lambda: Bidirectional(cell, INPUTS, rngs=nnx.Rngs(0)), np.float64)
     from_torch(layer.forward, reference, "")
     from_torch(layer.backward, reference, "_reverse")
@@ -159,7 +175,9 @@ def test_both_directions_are_those_of_pytorch(name, x64):
 
     (_, (y, carry)), (dstate, dx) = run(state, x)
     x_torch = torch.tensor(x, requires_grad=True)
-    packed = torch.nn.utils.rnn.pack_padded_sequence(x_torch, torch.tensor(LENGTHS), batch_first=True)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        x_torch, torch.tensor(LENGTHS), batch_first=True
+    )
     packed, last = reference(packed)
     expected, _ = torch.nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
     (expected * torch.tensor(weights)).sum().backward()
@@ -174,13 +192,19 @@ def test_both_directions_are_those_of_pytorch(name, x64):
         close(actual[f"{side}/state_PG"], getattr(reference, f"weight_hh_l0{suffix}").grad.T, 1e-12)
         close(actual[f"{side}/bias_G"], getattr(reference, f"bias_hh_l0{suffix}").grad, 1e-12)
         if name == "projection":
-            close(actual[f"{side}/outer_NP"], getattr(reference, f"weight_hr_l0{suffix}").grad.T, 1e-12)
+            close(
+                actual[f"{side}/outer_NP"],
+                getattr(reference, f"weight_hr_l0{suffix}").grad.T,
+                1e-12,
+            )
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_what_stands_behind_the_end_is_not_read(reverse):
     """Not even a NaN: neither in what comes out nor in any gradient."""
-    graphdef, state = nnx.split(noisy(lambda: Recurrent(CELLS["projection"], INPUTS, rngs=nnx.Rngs(0))))
+    graphdef, state = nnx.split(
+        noisy(lambda: Recurrent(CELLS["projection"], INPUTS, rngs=nnx.Rngs(0)))
+    )
     x = problem(CELLS["projection"])[0].astype(np.float32)
     real = (np.arange(LENGTH) < LENGTHS[:, None])[..., None]
 
@@ -219,7 +243,10 @@ def test_clear_keeps_the_rows_that_are_not_reset():
         ({"width": 0}, r"cell.width must be at least 1, got 0"),
         ({"cell_clip": -1.0}, r"cell.cell_clip must be at least 0, got -1.0"),
         ({"name": "tanh", "projection": 2}, r"a tanh cell has no projection"),
-        ({"projection_clip": 0.1}, r"cell.projection_clip=0.1 needs a projection: set cell.projection"),
+        (
+            {"projection_clip": 0.1},
+            r"cell.projection_clip=0.1 needs a projection: set cell.projection",
+        ),
     ],
 )
 def test_wrong_cells(options, message):

@@ -24,7 +24,9 @@ SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1]], np.int32)
 def randomised(module, seed=2):
     graph, state = nnx.split(module)
     rng = np.random.default_rng(seed)
-    return graph, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.3 * rng.normal(size=leaf.shape), state)
+    return graph, jax.tree.map(
+        lambda leaf: np.asarray(leaf, np.float64) + 0.3 * rng.normal(size=leaf.shape), state
+    )
 
 
 def by_loops(layer, x_LD):
@@ -49,33 +51,53 @@ def by_loops(layer, x_LD):
     decay = beta = None
     if kind.delta:
         most = 2 if layer.config.negative_eigenvalues else 1
-        beta = np.array([[most * sigmoid(y) for y in row] for row in x_LD @ np.asarray(layer.beta[...])])
-    if kind.decay == "channel":
-        logits = x_LD @ np.asarray(layer.decay_in[...]) @ np.asarray(layer.decay_out[...]) + np.asarray(
-            layer.decay_bias[...]
+        beta = np.array(
+            [[most * sigmoid(y) for y in row] for row in x_LD @ np.asarray(layer.beta[...])]
         )
-        decay = np.array([[log_sigmoid(y) / 16 for y in row] for row in logits]).reshape(length, heads, -1)
+    if kind.decay == "channel":
+        logits = x_LD @ np.asarray(layer.decay_in[...]) @ np.asarray(
+            layer.decay_out[...]
+        ) + np.asarray(layer.decay_bias[...])
+        decay = np.array([[log_sigmoid(y) / 16 for y in row] for row in logits]).reshape(
+            length, heads, -1
+        )
     elif kind.decay == "head":
         logits, rates = (
             x_LD @ np.asarray(layer.decay[...]) + np.asarray(layer.decay_bias[...]),
             np.exp(layer.log_rate[...]),
         )
-        decay = -np.array([[rate * softplus(y) for rate, y in zip(rates, row, strict=True)] for row in logits])[
-            ..., None
-        ]
-    out = recurrence(unit(projected("query")), unit(projected("key")), projected("value"), decay, beta, SEGMENTS[0])
+        decay = -np.array(
+            [[rate * softplus(y) for rate, y in zip(rates, row, strict=True)] for row in logits]
+        )[..., None]
+    out = recurrence(
+        unit(projected("query")),
+        unit(projected("key")),
+        projected("value"),
+        decay,
+        beta,
+        SEGMENTS[0],
+    )
     scale, gate = (
         np.asarray(layer.scale[...]),
         x_LD @ np.asarray(layer.gate.kernel[...]) + np.asarray(layer.gate.bias[...]),
     )
-    normed = [[head / math.sqrt((head**2).mean() + 1e-6) * scale[h] for h, head in enumerate(token)] for token in out]
-    gated = np.array(normed).reshape(length, -1) * np.array([[y * sigmoid(y) for y in row] for row in gate])
+    normed = [
+        [head / math.sqrt((head**2).mean() + 1e-6) * scale[h] for h, head in enumerate(token)]
+        for token in out
+    ]
+    gated = np.array(normed).reshape(length, -1) * np.array(
+        [[y * sigmoid(y) for y in row] for row in gate]
+    )
     return gated @ np.asarray(layer.out.kernel[...]) + np.asarray(layer.out.bias[...])
 
 
-@pytest.mark.parametrize("kind, more", [*((kind, {}) for kind in KINDS), ("delta", {"negative_eigenvalues": True})])
+@pytest.mark.parametrize(
+    "kind, more", [*((kind, {}) for kind in KINDS), ("delta", {"negative_eigenvalues": True})]
+)
 def test_the_layer_equals_its_loops(kind, more, x64):
-    graph, state = randomised(RecurrentMixer(BlockConfig(**SIZES, mixer=kind, **more), 1.0, rngs=nnx.Rngs(0)))
+    graph, state = randomised(
+        RecurrentMixer(BlockConfig(**SIZES, mixer=kind, **more), 1.0, rngs=nnx.Rngs(0))
+    )
     layer, x = nnx.merge(graph, state), np.random.default_rng(0).normal(size=(1, 7, 8))
     mixed, _ = layer._mix(jnp.asarray(x), SEGMENTS, None)
     np.testing.assert_allclose(mixed[0], by_loops(layer, x[0]), rtol=0, atol=1e-12)
@@ -93,7 +115,8 @@ def decoder(kind, encoding="learned"):
 
 
 @pytest.mark.parametrize(
-    "kind", ["gated_delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gla", "linear"))]
+    "kind",
+    ["gated_delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gla", "linear"))],
 )
 def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
     graph, state = decoder(kind)
@@ -101,7 +124,9 @@ def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
     exact = jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, tokens)
     padded = np.concatenate([np.zeros((1, 2), np.int32), tokens[:, :5]], axis=1)
     length = np.array([5], np.int32)
-    logits, cache = jit(lambda state: nnx.merge(graph, state).prefill(padded, 10, lengths_B=length))(state)
+    logits, cache = jit(
+        lambda state: nnx.merge(graph, state).prefill(padded, 10, lengths_B=length)
+    )(state)
     step = jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
     for now in range(5, 9):
         np.testing.assert_allclose(logits, exact[:, now - 1], rtol=0, atol=1e-11)
@@ -119,7 +144,13 @@ def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
     "block",
     [
         {"mixer": "gated_delta"},
-        {"qk_norm": True, "output_norm": True, "output_gate": True, "kv_shift": True, "convolution": 3},
+        {
+            "qk_norm": True,
+            "output_norm": True,
+            "output_gate": True,
+            "kv_shift": True,
+            "convolution": 3,
+        },
     ],
     ids=["gated_delta", "options around attention"],
 )
@@ -136,7 +167,9 @@ def test_decoding_in_bfloat16_gives_what_the_whole_gives(block):
     exact = np.asarray(model(tokens), np.float32)
     logits, cache = model.prefill(tokens[:, :5], 10)
     for now in range(5, 9):
-        np.testing.assert_allclose(np.asarray(logits, np.float32), exact[:, now - 1], rtol=0, atol=0.05)
+        np.testing.assert_allclose(
+            np.asarray(logits, np.float32), exact[:, now - 1], rtol=0, atol=0.05
+        )
         if now < 8:
             logits, cache = model.decode(tokens[:, now : now + 1], cache)
 
@@ -148,7 +181,12 @@ def test_what_has_no_effect_is_refused_in_one_line(x64):
     with pytest.raises(ConfigError, match=r"block\.mixer=gla has no attention weights"):
         nnx.merge(*decoder("gla")).maps(tokens)
     for options in ({"num_kv_heads": 1}, {"qk_norm": True}):
-        with pytest.raises(ConfigError, match=r"block.mixer=linear has no grouped heads and no options around"):
+        with pytest.raises(
+            ConfigError, match=r"block.mixer=linear has no grouped heads and no options around"
+        ):
             RecurrentMixer(BlockConfig(**SIZES, mixer="linear", **options), 1.0, rngs=nnx.Rngs(0))
-    with pytest.raises(ConfigError, match=r"block.negative_eigenvalues has no effect with mixer=gla: use a delta rule"):
+    with pytest.raises(
+        ConfigError,
+        match=r"block.negative_eigenvalues has no effect with mixer=gla: use a delta rule",
+    ):
         BlockConfig(**SIZES, mixer="gla", negative_eigenvalues=True)

@@ -21,14 +21,18 @@ LENGTHS = (9, 5, 7)  # of the rows of the batch: real tokens
 jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 
 
-def config(encoding: str = "learned", dtype: str = "float32", dropout: float = 0.0, **options: Any) -> BertConfig:
+def config(
+    encoding: str = "learned", dtype: str = "float32", dropout: float = 0.0, **options: Any
+) -> BertConfig:
     """Two layers of width 8."""
     block = bert_block(WIDTH, HEADS, mlp_dim=12, dropout=dropout, compute_dtype=dtype)
     sizes = {"vocab_size": VOCAB, "max_length": 11, "num_layers": LAYERS, "block": block}
     return BertConfig(**(sizes | options), encoding=EncodingConfig.parse(encoding))
 
 
-def random_state(model: Any, seed: int = 0, dtype: Any = np.float64, scale: float = 0.4) -> tuple[Any, nnx.State]:
+def random_state(
+    model: Any, seed: int = 0, dtype: Any = np.float64, scale: float = 0.4
+) -> tuple[Any, nnx.State]:
     """The structure of `model()`, and parameters that are all random and matter."""
     graphdef, state = nnx.split(nnx.eval_shape(model))
     rng = np.random.default_rng(seed)
@@ -56,7 +60,9 @@ def batch(seed: int = 0, dtype: Any = np.float32) -> dict[str, np.ndarray]:
     return {
         # Not 0: PyTorch gives no gradient to the padding's row of a table.
         "inputs": rng.integers(1, VOCAB, shape, dtype=np.int32),
-        "segments": np.where(np.arange(LENGTH)[None] >= np.array([[4], [2], [7]]), 1, 0).astype(np.int32),
+        "segments": np.where(np.arange(LENGTH)[None] >= np.array([[4], [2], [7]]), 1, 0).astype(
+            np.int32
+        ),
         "mask": real.astype(np.int32),
         "targets": rng.integers(0, VOCAB, shape, dtype=np.int32),
         "weights": weights,
@@ -66,15 +72,28 @@ def batch(seed: int = 0, dtype: Any = np.float32) -> dict[str, np.ndarray]:
 
 def named(state: Any) -> dict[str, np.ndarray]:
     """The parameters by path, in float64."""
-    return {"/".join(map(str, path)): np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(state)}
+    return {
+        "/".join(map(str, path)): np.asarray(leaf[...], np.float64)
+        for path, leaf in nnx.to_flat_state(state)
+    }
 
 
-def expected_states(config: BertConfig, params: dict[str, np.ndarray], row: dict[str, np.ndarray]) -> list[np.ndarray]:
+def expected_states(
+    config: BertConfig, params: dict[str, np.ndarray], row: dict[str, np.ndarray]
+) -> list[np.ndarray]:
     """The oracle's states of every layer, of one row of a batch without its padding."""
     length = int(row["mask"].sum())
-    encoder = {path.removeprefix("encoder/"): value for path, value in params.items() if path.startswith("encoder/")}
+    encoder = {
+        path.removeprefix("encoder/"): value
+        for path, value in params.items()
+        if path.startswith("encoder/")
+    }
     layers = [
-        {path.removeprefix("blocks/"): value[layer] for path, value in encoder.items() if path.startswith("blocks/")}
+        {
+            path.removeprefix("blocks/"): value[layer]
+            for path, value in encoder.items()
+            if path.startswith("blocks/")
+        }
         for layer in range(config.num_layers)
     ]
     shared, each = config.encoding.split("layer")
@@ -85,16 +104,28 @@ def expected_states(config: BertConfig, params: dict[str, np.ndarray], row: dict
             return Rule()
         (name, options) = encoding.parts[0]
         spec = f"{name}({','.join(f'{option}={value}' for option, value in options.items())})"
-        bare = {path.removeprefix("encoding/"): value for path, value in values.items() if path.startswith("encoding/")}
+        bare = {
+            path.removeprefix("encoding/"): value
+            for path, value in values.items()
+            if path.startswith("encoding/")
+        }
         return rule_of(spec, bare, sizes)
 
     rules = [rule(each, layer) for layer in layers]
     return oracle.encoder(
-        row["inputs"][:length], row["segments"][:length], encoder, layers, HEADS, rule(shared, encoder), rules
+        row["inputs"][:length],
+        row["segments"][:length],
+        encoder,
+        layers,
+        HEADS,
+        rule(shared, encoder),
+        rules,
     )
 
 
-def expected_measures(config: BertConfig, params: dict[str, Array], fields: dict[str, np.ndarray]) -> dict[str, Any]:
+def expected_measures(
+    config: BertConfig, params: dict[str, Array], fields: dict[str, np.ndarray]
+) -> dict[str, Any]:
     """The oracle's (sum, weight) of each measure of a batch."""
     mlm, nsp, mlm_wrong, nsp_wrong = 0.0, 0.0, 0, 0
     for number in range(len(fields["inputs"])):

@@ -23,11 +23,15 @@ ROUNDING = 2e-6
 jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 
 
-def config(encoding: str = "cope(npos_max=4)", block: dict[str, Any] | None = None, **options: Any) -> DecoderConfig:
+def config(
+    encoding: str = "cope(npos_max=4)", block: dict[str, Any] | None = None, **options: Any
+) -> DecoderConfig:
     """A decoder of two layers and width 8; `block` replaces choices of every block."""
     defaults = {"vocab_size": VOCAB, "max_length": LENGTH, "num_layers": LAYERS}
     parsed = EncodingConfig.parse(encoding)
-    return DecoderConfig(**defaults | options, encoding=parsed, block=dataclasses.replace(BLOCK, **block or {}))
+    return DecoderConfig(
+        **defaults | options, encoding=parsed, block=dataclasses.replace(BLOCK, **block or {})
+    )
 
 
 def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef, nnx.State]:
@@ -39,7 +43,9 @@ def build(config: DecoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State
     """A decoder whose parameters all are random and matter: no bias is 0, no scale 1."""
     graphdef, state = abstract(config)
     rng = np.random.default_rng(seed)
-    values = jax.tree.map(lambda a: rng.normal(scale=0.5, size=a.shape).astype(a.dtype), nnx.to_pure_dict(state))
+    values = jax.tree.map(
+        lambda a: rng.normal(scale=0.5, size=a.shape).astype(a.dtype), nnx.to_pure_dict(state)
+    )
     nnx.replace_by_pure_dict(state, values)
     return graphdef, state
 
@@ -56,7 +62,10 @@ def tokens(batch: int = 2, length: int = LENGTH, seed: int = 0) -> np.ndarray:
 
 def named(state: nnx.State) -> dict[str, np.ndarray]:
     """The parameters by path."""
-    return {"/".join(map(str, path)): np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(state)}
+    return {
+        "/".join(map(str, path)): np.asarray(leaf[...], np.float64)
+        for path, leaf in nnx.to_flat_state(state)
+    }
 
 
 def expected(
@@ -73,15 +82,29 @@ def expected(
     `shared` is the encoding of the model, and `per_layer` that of each layer.
     """
     shape, block = config.block.attention_shape(config.max_length), config.block
-    sizes = Sizes(shape.num_heads, shape.kv_heads, shape.head_dim, block.model_dim, config.max_length)
+    sizes = Sizes(
+        shape.num_heads, shape.kv_heads, shape.head_dim, block.model_dim, config.max_length
+    )
     layers = [
-        {path.removeprefix("blocks/"): value[layer] for path, value in params.items() if path.startswith("blocks/")}
+        {
+            path.removeprefix("blocks/"): value[layer]
+            for path, value in params.items()
+            if path.startswith("blocks/")
+        }
         for layer in range(config.num_layers)
     ]
 
     def rule(spec, values):
-        bare = {path.removeprefix("encoding/"): value for path, value in values.items() if path.startswith("encoding/")}
-        return rule_of(spec, {_plain(path): value for path, value in bare.items()}, sizes) if spec else Rule()
+        bare = {
+            path.removeprefix("encoding/"): value
+            for path, value in values.items()
+            if path.startswith("encoding/")
+        }
+        return (
+            rule_of(spec, {_plain(path): value for path, value in bare.items()}, sizes)
+            if spec
+            else Rule()
+        )
 
     choices = Choices(
         shape.num_heads,
@@ -93,7 +116,9 @@ def expected(
         bool(config.tape),
     )
     layer_rules = [rule(per_layer, layer) for layer in layers]
-    return decoder(row, params, layers, choices, rule(shared, params), layer_rules, positions, segments)
+    return decoder(
+        row, params, layers, choices, rule(shared, params), layer_rules, positions, segments
+    )
 
 
 def _plain(path: str) -> str:

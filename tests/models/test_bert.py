@@ -63,7 +63,9 @@ def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
     assert states_JBLD.shape[0] == LAYERS + 1
     for number, length in enumerate(LENGTHS):
         for states, layer in zip(
-            states_JBLD[:, number, :length], expected_states(choices, params, row_of(fields, number)), strict=True
+            states_JBLD[:, number, :length],
+            expected_states(choices, params, row_of(fields, number)),
+            strict=True,
         ):
             np.testing.assert_allclose(states, layer, rtol=0, atol=1e-11)
     exact = expected_measures(choices, params, fields)
@@ -113,7 +115,9 @@ def test_padding_is_not_seen():
         else:
             np.testing.assert_array_equal(actual[..., REAL, :], exact[..., REAL, :])
     without = fields | {"mask": np.ones_like(fields["mask"])}
-    assert np.abs(outputs(without)[2] - outputs(fields)[2])[1:].max() > 1e-3, "the test would not see padding"
+    assert np.abs(outputs(without)[2] - outputs(fields)[2])[1:].max() > 1e-3, (
+        "the test would not see padding"
+    )
 
 
 def test_every_token_sees_every_other():
@@ -121,7 +125,9 @@ def test_every_token_sees_every_other():
     for index in (0, LENGTH - 1):
         changed = fields["inputs"].copy()
         changed[0, index] = (changed[0, index] + 1) % VOCAB
-        moved = np.abs(outputs(fields | {"inputs": changed})[0] - outputs(fields)[0])[-1].max(axis=-1)
+        moved = np.abs(outputs(fields | {"inputs": changed})[0] - outputs(fields)[0])[-1].max(
+            axis=-1
+        )
         assert moved[0].min() > 1e-5 and moved[1:].max() == 0
 
 
@@ -137,8 +143,14 @@ def test_dropout_is_on_the_embeddings_and_in_every_block():
     def without(state, states_JBLD):
         encoder = nnx.merge(graphdef, state).encoder
         graph, stacked = nnx.split(encoder.blocks)
-        blocks = [nnx.merge(graph, jax.tree.map(lambda leaf, k=k: leaf[k], stacked)) for k in range(LAYERS)]
-        return [block(x, encoder.encoding, context) for block, x in zip(blocks, states_JBLD[:-1], strict=True)]
+        blocks = [
+            nnx.merge(graph, jax.tree.map(lambda leaf, k=k: leaf[k], stacked))
+            for k in range(LAYERS)
+        ]
+        return [
+            block(x, encoder.encoding, context)
+            for block, x in zip(blocks, states_JBLD[:-1], strict=True)
+        ]
 
     plain, dropped = (outputs(fields, key)[0] for key in (None, jax.random.key(0)))
     kept = dropped[0] != 0
@@ -152,7 +164,9 @@ def test_dropout_is_on_the_embeddings_and_in_every_block():
 
 def test_dropout_depends_on_the_key_alone():
     fields = batch()
-    plain, first, again, other = (outputs(fields, key)[0][1:] for key in (None, *map(jax.random.key, (0, 0, 1))))
+    plain, first, again, other = (
+        outputs(fields, key)[0][1:] for key in (None, *map(jax.random.key, (0, 0, 1)))
+    )
     np.testing.assert_array_equal(first, again)
     for left, right in [(plain, first), (first, other)]:
         assert np.abs(left - right).max(axis=-1)[:, REAL].min() > 1e-4
@@ -188,18 +202,24 @@ def measured(fields, predictions):
 def test_empty_rows_count_for_nothing():
     """As the last batch of an evaluation has them."""
     fields = batch()
-    empty = {name: np.concatenate([value, np.zeros_like(value[:2])]) for name, value in fields.items()}
+    empty = {
+        name: np.concatenate([value, np.zeros_like(value[:2])]) for name, value in fields.items()
+    }
     for name, value in measured(fields, 3).items():
         np.testing.assert_allclose(measured(empty, 3)[name], value, rtol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(
-    "size, encoder, whole", [("base", 109_482_240, 110_106_428), ("large", 335_141_888, 336_226_108)]
+    "size, encoder, whole",
+    [("base", 109_482_240, 110_106_428), ("large", 335_141_888, 336_226_108)],
 )
 def test_parameter_counts_are_the_published_ones(size, encoder, whole):
     choices = BertConfig(**BertOptions.of_size(size).fields(), vocab_size=30522)
     model = nnx.eval_shape(lambda: Bert(choices, rngs=nnx.Rngs(0)))
-    counts = [sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module))) for module in (model.encoder, model)]
+    counts = [
+        sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module)))
+        for module in (model.encoder, model)
+    ]
     assert counts == [encoder, whole]
 
 
@@ -208,7 +228,11 @@ def test_sizes_are_the_published_ones():
     assert SIZES["tiny"] == (2, 128, 2) and SIZES["mini"] == (4, 256, 4)
     for size, (layers, width, heads) in SIZES.items():
         options = BertOptions.of_size(size, predictions=7)
-        assert (options.num_layers, options.block.model_dim, options.block.num_heads) == (layers, width, heads)
+        assert (options.num_layers, options.block.model_dim, options.block.num_heads) == (
+            layers,
+            width,
+            heads,
+        )
         assert options.predictions == 7 and options.block.attention_shape(None).head_dim == 64
     with pytest.raises(ConfigError, match="unknown size of BERT 'bass': did you mean 'base'"):
         BertOptions.of_size("bass")
@@ -224,7 +248,9 @@ def test_flops_of_the_heads_are_shared_by_the_tokens():
 def test_initial_parameters():
     """Matrices have stddev 0.02, cut at two; biases are 0, scales 1; the loss is chance's."""
     choices = BertConfig(vocab_size=500, max_length=50, num_layers=2, block=bert_block(32, 2))
-    fields = {name: np.tile(value, (10, 1) if value.ndim == 2 else 10) for name, value in batch().items()}
+    fields = {
+        name: np.tile(value, (10, 1) if value.ndim == 2 else 10) for name, value in batch().items()
+    }
 
     @jit
     def run():
@@ -241,14 +267,20 @@ def test_initial_parameters():
         elif path.endswith("encoding/learned/table"):
             assert abs(value.std() / 0.02 - 1) < 0.1, path
         else:
-            assert np.abs(value).max() <= 0.04 and abs(value.std() / cut - 1) < 5 / (2 * value.size) ** 0.5, path
+            assert (
+                np.abs(value).max() <= 0.04
+                and abs(value.std() / cut - 1) < 5 / (2 * value.size) ** 0.5
+            ), path
     assert abs(metrics["mlm_loss"][0] / metrics["mlm_loss"][1] - np.log(500)) < 0.1
     assert abs(metrics["nsp_loss"][0] / metrics["nsp_loss"][1] - np.log(2)) < 0.1
 
 
 @pytest.mark.parametrize("encoding", ["relative", "rope+fox"])
 def test_encodings_for_causal_attention_are_refused(encoding):
-    with pytest.raises(ConfigError, match="the encoding is for causal attention, and this model sees tokens on both"):
+    with pytest.raises(
+        ConfigError,
+        match="the encoding is for causal attention, and this model sees tokens on both",
+    ):
         graphdef, state = build(config(encoding))
         jax.eval_shape(lambda: nnx.merge(graphdef, state).metrics(batch()))
 
@@ -269,7 +301,9 @@ def test_float64_needs_64_bit_jax():
         nnx.eval_shape(lambda: Bert(config(dtype="float64"), rngs=nnx.Rngs(0)))
 
 
-@pytest.mark.parametrize("field, wrong", [("inputs", -1), ("inputs", VOCAB), ("segments", -2), ("segments", 2)])
+@pytest.mark.parametrize(
+    "field, wrong", [("inputs", -1), ("inputs", VOCAB), ("segments", -2), ("segments", 2)]
+)
 def test_a_token_or_segment_that_is_none_is_loud(field, wrong):
     fields = batch()
     changed = fields[field].copy()
@@ -294,9 +328,18 @@ def test_a_token_or_segment_that_is_none_is_loud(field, wrong):
             "bert_tagger does not support block.norm_position='pre'",
         ),
         (lambda: config(remat="ful"), "unknown bert.remat 'ful': did you mean 'full'"),
-        (lambda: BertTaggerConfig(vocab_size=2, num_classes=2, layers="mixed"), "bert_tagger.layers 'mixed'"),
-        (lambda: BertTaggerConfig(vocab_size=2, num_classes=0), "bert_tagger.num_classes must be at least 1"),
-        (lambda: BertClassifierConfig(vocab_size=2, num_classes=2, head_dropout=1.0), "head_dropout must lie in"),
+        (
+            lambda: BertTaggerConfig(vocab_size=2, num_classes=2, layers="mixed"),
+            "bert_tagger.layers 'mixed'",
+        ),
+        (
+            lambda: BertTaggerConfig(vocab_size=2, num_classes=0),
+            "bert_tagger.num_classes must be at least 1",
+        ),
+        (
+            lambda: BertClassifierConfig(vocab_size=2, num_classes=2, head_dropout=1.0),
+            "head_dropout must lie in",
+        ),
         (lambda: bert_block(8, 2, norm_epsilon=0.0), r"norm_epsilon must lie in \(0, 1\)"),
     ],
 )
@@ -307,14 +350,18 @@ def test_mistakes_are_one_clear_line(create, message):
 
 
 def test_tables_start_at_one_over_the_root_of_the_width_unless_told():
-    choices = BertConfig(vocab_size=500, max_length=4, num_layers=1, block=bert_block(32, 2, initial_stddev=None))
+    choices = BertConfig(
+        vocab_size=500, max_length=4, num_layers=1, block=bert_block(32, 2, initial_stddev=None)
+    )
     table = jit(lambda: Bert(choices, rngs=nnx.Rngs(0)).encoder.words.embedding[...])()
     assert abs(table.std() * 32**0.5 / 0.8796 - 1) < 0.03  # what cutting at two deviations leaves
 
 
 def test_fields_of_other_shapes_are_one_clear_line():
     model = nnx.eval_shape(lambda: Bert(config(), rngs=nnx.Rngs(0)))
-    with pytest.raises(ConfigError, match=r"tokens \(2, 5\), mask \(2, 4\) must have the same 2 axes$"):
+    with pytest.raises(
+        ConfigError, match=r"tokens \(2, 5\), mask \(2, 4\) must have the same 2 axes$"
+    ):
         model.encoder(np.zeros((2, 5), np.int32), mask_BL=np.ones((2, 4), np.int32))
 
 

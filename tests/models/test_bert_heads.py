@@ -14,7 +14,17 @@ from cope_jax.layers.basic import logits as last_logits
 from cope_jax.layout import WHOLE
 from cope_jax.models.bert import Bert, bert_block
 from cope_jax.models.bert_heads import BertClassifier, BertClassifierConfig, BertTagger
-from tests.models.bert_cases import LAYERS, LENGTH, VOCAB, batch, build, config, jit, named, random_state
+from tests.models.bert_cases import (
+    LAYERS,
+    LENGTH,
+    VOCAB,
+    batch,
+    build,
+    config,
+    jit,
+    named,
+    random_state,
+)
 
 TASK = types.SimpleNamespace(vocab_size=VOCAB, num_classes=3, num_tags=3)
 
@@ -29,7 +39,10 @@ def head_batch(cls):
     fields = batch()
     common = {name: fields[name] for name in ("inputs", "segments", "mask")}
     if cls is BertClassifier:
-        return common | {"targets": np.array([2, 0, 1], np.int32), "weights": np.array([1, 1, 0], np.float32)}
+        return common | {
+            "targets": np.array([2, 0, 1], np.int32),
+            "weights": np.array([1, 1, 0], np.float32),
+        }
     starts = np.array([[1, 2, 5], [1, 3, 0], [2, 4, 5]], np.int32)
     weights = np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1]], np.float32)
     return (
@@ -42,13 +55,18 @@ def head_batch(cls):
 def test_fields_of_other_shapes_are_one_clear_line():
     _, graphdef, state = head(BertTagger)
     with pytest.raises(
-        ConfigError, match=r"^bert_tagger: starts \(3, 3\), targets \(3, 2\), weights \(3, 3\) must have"
+        ConfigError,
+        match=r"^bert_tagger: starts \(3, 3\), targets \(3, 2\), weights \(3, 3\) must have",
     ):
-        nnx.merge(graphdef, state).metrics(head_batch(BertTagger) | {"targets": np.zeros((3, 2), np.int32)})
+        nnx.merge(graphdef, state).metrics(
+            head_batch(BertTagger) | {"targets": np.zeros((3, 2), np.int32)}
+        )
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("cls, options", [(BertClassifier, {}), (BertTagger, {}), (BertTagger, {"layers": "mix"})])
+@pytest.mark.parametrize(
+    "cls, options", [(BertClassifier, {}), (BertTagger, {}), (BertTagger, {"layers": "mix"})]
+)
 def test_heads_read_the_encoder(cls, options, frozen):
     """Logits follow from the states; a frozen encoder has neither gradient nor dropout."""
     choices, graphdef, state = head(cls, frozen=frozen, **options)
@@ -100,7 +118,9 @@ def test_a_place_outside_of_the_sequence_is_loud(wrong):
     graphdef, state = build(config(), dtype=np.float32)
     fields, indices = batch(), np.array([[1, wrong], [2, 0], [0, 1]], np.int32)
     inputs = fields["segments"], fields["mask"]
-    predict = jit(lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, indices_BP=indices)[0])
+    predict = jit(
+        lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, indices_BP=indices)[0]
+    )
     tagger, state_of_tagger = head(BertTagger)[1:]
     tag = jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], indices, *inputs))
     for logits in (predict(state), tag(state_of_tagger)):
@@ -140,10 +160,18 @@ def test_dropout_of_heads():
     for frozen in (True, False):
         block = bert_block(8, 2, mlp_dim=12, dropout=0.5)
         choices = BertClassifierConfig(
-            vocab_size=VOCAB, num_classes=3, num_layers=1, block=block, head_dropout=0.0, frozen=frozen, max_length=9
+            vocab_size=VOCAB,
+            num_classes=3,
+            num_layers=1,
+            block=block,
+            head_dropout=0.0,
+            frozen=frozen,
+            max_length=9,
         )
         assert choices.stochastic != frozen
-        graphdef, state = random_state(lambda c=choices: BertClassifier(c, rngs=nnx.Rngs(0)), dtype=np.float32)
+        graphdef, state = random_state(
+            lambda c=choices: BertClassifier(c, rngs=nnx.Rngs(0)), dtype=np.float32
+        )
 
         @jit
         def run(state, key, graphdef=graphdef):

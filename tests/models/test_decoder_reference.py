@@ -77,7 +77,9 @@ class as_float64:
 def ours(dtype, folder):
     """(config, parameters, logits, loss, gradient) of our decoder on what is in the folder."""
     config, params = formats.load(folder)
-    config = dataclasses.replace(config, block=dataclasses.replace(config.block, compute_dtype=dtype))
+    config = dataclasses.replace(
+        config, block=dataclasses.replace(config.block, compute_dtype=dtype)
+    )
     graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     nnx.replace_by_pure_dict(state, jax.tree.map(lambda array: np.asarray(array, dtype), params))
 
@@ -96,12 +98,18 @@ def ours(dtype, folder):
 def equal(actual, expected, dtype, message=""):
     scale = max(1.0, float(np.abs(expected).max()))
     assert np.asarray(actual).dtype == dtype
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message)
+    np.testing.assert_allclose(
+        actual, expected, rtol=0, atol=TOLERANCES[dtype] * scale, err_msg=message
+    )
 
 
 @pytest.mark.parametrize(
     "name, dtype",
-    [*((name, "float64") for name in CASES), ("gpt2", "float32"), ("llama, tied, biased, stretched", "float32")],
+    [
+        *((name, "float64") for name in CASES),
+        ("gpt2", "float32"),
+        ("llama, tied, biased, stretched", "float32"),
+    ],
 )
 def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_path):
     folder = write(tmp_path / "model", CASES[name], tensors(CASES[name], dtype))
@@ -109,7 +117,9 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_
     words = torch.tensor(tokens()).long()
     run = theirs(words, labels=words)
     # Its own loss is float32 whatever the type.
-    entropy = torch.nn.functional.cross_entropy(run.logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+    entropy = torch.nn.functional.cross_entropy(
+        run.logits[:, :-1].flatten(0, 1), words[:, 1:].flatten()
+    )
     np.testing.assert_allclose(run.loss.detach().numpy(), entropy.detach().numpy(), rtol=1e-6)
     entropy.backward()
     gradients = {parameter: value.grad.numpy() for parameter, value in theirs.named_parameters()}
@@ -122,7 +132,9 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_
     of_files = load_file(tmp_path / "gradient" / "model.safetensors")
     assert of_files.keys() == gradients.keys()
     for parameter, expected in gradients.items():
-        assert np.abs(expected).max() > 1e-4 or parameter.endswith("k_proj.bias"), f"{parameter} does not matter"
+        assert np.abs(expected).max() > 1e-4 or parameter.endswith("k_proj.bias"), (
+            f"{parameter} does not matter"
+        )
         equal(of_files[parameter], expected, dtype, parameter)
 
 

@@ -23,7 +23,9 @@ CHOICES = {
         num_layers=3,
     ),
     "tape": config(
-        "cope(npos_max=4,gate=separate_key)", {"qk_norm": True, "output_gate": True, "convolution": 2}, tape=3
+        "cope(npos_max=4,gate=separate_key)",
+        {"qk_norm": True, "output_gate": True, "convolution": 2},
+        tape=3,
     ),
     "fire, recomputed": config("fire(hidden=4,threshold=3.0)", remat="full"),
 }
@@ -61,7 +63,9 @@ def test_each_row_of_a_padded_batch_is_as_if_alone(name):
         return full[[0, 1], LENGTHS - 1 + after]
 
     def following(start, end):
-        return np.stack([row[length + start : length + end] for row, length in zip(rows, LENGTHS, strict=True)])
+        return np.stack(
+            [row[length + start : length + end] for row, length in zip(rows, LENGTHS, strict=True)]
+        )
 
     logits, prompts = prefill(state, padded, LENGTHS)
     equal(logits, at(0))
@@ -110,7 +114,9 @@ def test_the_program_does_not_grow_with_depth(first):
 
         def run(state, cache):
             decoder = nnx.merge(graph, state)
-            return decoder.prefill(tokens(), 9) if first else decoder.decode(tokens(length=1), cache)
+            return (
+                decoder.prefill(tokens(), 9) if first else decoder.decode(tokens(length=1), cache)
+            )
 
         return len(equations(run, state, cache))
 
@@ -119,7 +125,9 @@ def test_the_program_does_not_grow_with_depth(first):
 
 def test_bfloat16_is_for_products_only():
     """The cache has the compute type; logits are those of the full pass to its eight bits."""
-    state, forward, prefill, decode = programs(config("cope(npos_max=4,gate=value)", {"compute_dtype": "bfloat16"}))
+    state, forward, prefill, decode = programs(
+        config("cope(npos_max=4,gate=value)", {"compute_dtype": "bfloat16"})
+    )
     _, cache = prefill(state, tokens()[:, :-1])
     assert {leaf.dtype for leaf in jax.tree.leaves(cache.entries)} == {jnp.dtype("bfloat16")}
     logits, _ = decode(state, tokens()[:, -1:], cache)
@@ -152,7 +160,10 @@ def test_too_long_a_prompt_is_an_error_while_tracing(encoding, capacity, message
     "lengths, message",
     [
         ([0, 3], f"lengths_B must be between 1 and {LENGTH}, the length of the prompts, got 0"),
-        (np.array([3, LENGTH + 1]), f"must be between 1 and {LENGTH}, the length of the prompts, got {LENGTH + 1}"),
+        (
+            np.array([3, LENGTH + 1]),
+            f"must be between 1 and {LENGTH}, the length of the prompts, got {LENGTH + 1}",
+        ),
         ([3], "lengths_B must be int32[2], one length for each prompt, got int64[1]"),
         ([1.5, 3.0], "lengths_B must be int32[2], one length for each prompt, got float64[2]"),
     ],
@@ -167,4 +178,6 @@ def test_wrong_lengths_are_one_clear_line(lengths, message):
 def test_lengths_from_one_to_all_are_right_as_any_integers():
     decoder = model(config())
     for lengths in ([1, LENGTH], np.array([1, LENGTH]), jnp.array([1, LENGTH])):
-        assert jax.eval_shape(lambda lengths=lengths: decoder.prefill(tokens(), LENGTH, lengths_B=lengths))
+        assert jax.eval_shape(
+            lambda lengths=lengths: decoder.prefill(tokens(), LENGTH, lengths_B=lengths)
+        )

@@ -46,7 +46,9 @@ def model(dtype=np.float32, **options):
 
 def random_words(rng, *shape):
     letters = [list("abcdefghé")[k] for k in rng.integers(0, 9, np.prod(shape))]
-    return characters([a + b for a, b in zip(letters, reversed(letters), strict=True)], SIZE).reshape(*shape, SIZE)
+    return characters(
+        [a + b for a, b in zip(letters, reversed(letters), strict=True)], SIZE
+    ).reshape(*shape, SIZE)
 
 
 def batch(length=LENGTH, dtype=np.float32):
@@ -60,18 +62,31 @@ def batch(length=LENGTH, dtype=np.float32):
 
 
 def vectors(params, words):
-    filters = [(params[f"characters/filters/{k}"], params[f"characters/biases/{k}"]) for k in range(2)]
+    filters = [
+        (params[f"characters/filters/{k}"], params[f"characters/biases/{k}"]) for k in range(2)
+    ]
     highways = [tuple(params[f"characters/highways/0/{name}"] for name in PARTS)]
     projection = params["characters/projection/kernel"], params["characters/projection/bias"]
-    return np.array([oracle.word(w, params["characters/embedding_KE"], filters, highways, projection) for w in words])
+    return np.array(
+        [
+            oracle.word(w, params["characters/embedding_KE"], filters, highways, projection)
+            for w in words
+        ]
+    )
 
 
 def stack(params, direction):
-    return [tuple(params[f"directions/{direction}/{layer}/{name}"] for name in LSTM) for layer in range(2)]
+    return [
+        tuple(params[f"directions/{direction}/{layer}/{name}"] for name in LSTM)
+        for layer in range(2)
+    ]
 
 
 def row_of(carry, row):
-    return [[tuple(np.asarray(state[row], np.float64) for state in layer) for layer in side] for side in carry]
+    return [
+        [tuple(np.asarray(state[row], np.float64) for state in layer) for layer in side]
+        for side in carry
+    ]
 
 
 @pytest.mark.newest
@@ -88,10 +103,14 @@ def test_layers_of_ragged_sentences_are_the_oracles_with_carried_states(residual
         for row, length in enumerate(lengths):
             x = vectors(params, rows[row, :length])
             before = row_of(carry, row)
-            expected, last = oracle.bilm(x, stack(params, 0), stack(params, 1), before, CLIPS, residual)
+            expected, last = oracle.bilm(
+                x, stack(params, 0), stack(params, 1), before, CLIPS, residual
+            )
             close(layers[:, row, :length], expected, 1e-12)
             assert not np.asarray(layers[:, row, length:]).any()
-            jax.tree.map(lambda a, b: close(a, b, 1e-12), row_of(after, row), [list(side) for side in last])
+            jax.tree.map(
+                lambda a, b: close(a, b, 1e-12), row_of(after, row), [list(side) for side in last]
+            )
         carry = after
     cells = np.abs(np.concatenate([np.ravel(layer[0]) for side in carry for layer in side]))
     outputs = np.abs(np.concatenate([np.ravel(layer[1]) for side in carry for layer in side]))
@@ -142,27 +161,44 @@ def test_the_gradient_is_pytorchs(x64):
     p = {name: torch.tensor(number, requires_grad=True) for name, number in numbers(tested).items()}
     loss = torch.zeros((), dtype=torch.float64)
     for direction, prefix in enumerate(("", "backward_")):
-        e = p["characters/embedding_KE"][torch.tensor(fields[f"{prefix}inputs"]).long()].flatten(0, 1).transpose(1, 2)
+        e = (
+            p["characters/embedding_KE"][torch.tensor(fields[f"{prefix}inputs"]).long()]
+            .flatten(0, 1)
+            .transpose(1, 2)
+        )
         maxima = []
         for k in range(2):
             w, b = p[f"characters/filters/{k}"], p[f"characters/biases/{k}"]
             maxima.append(torch.nn.functional.conv1d(e, w.permute(2, 1, 0), b).max(dim=2)[0])
         x = torch.relu(torch.cat(maxima, dim=1))
-        w_carry, b_carry, w_transform, b_transform = (p[f"characters/highways/0/{key}"] for key in PARTS)
+        w_carry, b_carry, w_transform, b_transform = (
+            p[f"characters/highways/0/{key}"] for key in PARTS
+        )
         gate = torch.sigmoid(x @ w_carry + b_carry)
         x = gate * torch.relu(x @ w_transform + b_transform) + (1 - gate) * x
-        x = (x @ p["characters/projection/kernel"] + p["characters/projection/bias"]).reshape(BATCH, LENGTH, -1)
+        x = (x @ p["characters/projection/kernel"] + p["characters/projection/bias"]).reshape(
+            BATCH, LENGTH, -1
+        )
         for layer in range(2):
             lstm = torch.nn.LSTM(3, 4, proj_size=3, batch_first=True, dtype=torch.float64)
-            inner, inside, bias, outer = (p[f"directions/{direction}/{layer}/{key}"] for key in LSTM)
+            inner, inside, bias, outer = (
+                p[f"directions/{direction}/{layer}/{key}"] for key in LSTM
+            )
             forget = torch.zeros_like(bias)
             forget[4:8] = 1  # is added when it runs
-            named = {"weight_ih_l0": inner.T, "weight_hh_l0": inside.T, "bias_ih_l0": bias, "bias_hh_l0": forget}
+            named = {
+                "weight_ih_l0": inner.T,
+                "weight_hh_l0": inside.T,
+                "bias_ih_l0": bias,
+                "bias_hh_l0": forget,
+            }
             y = torch.func.functional_call(lstm, named | {"weight_hr_l0": outer.T}, x)[0]
             x = y + x if layer else y
         logits = x @ p["softmax/table_VD"].T + p["softmax/bias_V"]
         targets = torch.tensor(fields[f"{prefix}targets"]).long()
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        losses = torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), targets, reduction="none"
+        )
         loss = loss + (losses * torch.tensor(fields[f"{prefix}weights"])).sum()
     loss.backward()
     close(value, loss.detach(), 1e-12)
@@ -170,7 +206,9 @@ def test_the_gradient_is_pytorchs(x64):
         close(number, p[name].grad, 1e-10)
 
 
-@pytest.mark.parametrize(("size", "count"), [("small", 13_593_312), ("medium", 28_027_744), ("original", 93_600_864)])
+@pytest.mark.parametrize(
+    ("size", "count"), [("small", 13_593_312), ("medium", 28_027_744), ("original", 93_600_864)]
+)
 def test_the_encoders_have_the_published_sizes(size, count):
     config = ElmoConfig(**dataclasses.asdict(ElmoOptions.preset(size)), vocab_size=0)
     state = nnx.state(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
@@ -214,14 +252,18 @@ def test_a_residual_adds_what_the_layer_has_read_with_dropout():
     tested = noisy(lambda: Elmo(dataclasses.replace(CONFIG, dropout=0.5), rngs=nnx.Rngs(0)))
     tested.directions[0][1].outer_NP[...] = jnp.zeros((4, 3))
     x, carry = jnp.ones((BATCH, 40, 3)), tested.initial_carry(BATCH)
-    _, below, top = map(np.asarray, jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2)))
+    _, below, top = map(
+        np.asarray, jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2))
+    )
     kept = top != 0
     assert 0.15 < kept.mean() < 0.35
     close(top[kept], 2 * below[kept], 1e-6)
 
 
 def test_all_words_sampled_are_the_full_softmax():
-    sampled = jit(lambda key: model(num_sampled=VOCAB).metrics(batch(), (), key)[0])(jax.random.key(0))
+    sampled = jit(lambda key: model(num_sampled=VOCAB).metrics(batch(), (), key)[0])(
+        jax.random.key(0)
+    )
     expected = jit(lambda: model().metrics(batch())[0])()
     close(sampled["loss"], expected["loss"], 1e-5)
     assert "token_error" not in sampled
@@ -229,7 +271,9 @@ def test_all_words_sampled_are_the_full_softmax():
 
 
 def test_options_are_completed_by_the_task():
-    config = ElmoOptions.preset("small", dropout=0.2).complete(types.SimpleNamespace(vocab_size=9), None, 10, WHOLE)
+    config = ElmoOptions.preset("small", dropout=0.2).complete(
+        types.SimpleNamespace(vocab_size=9), None, 10, WHOLE
+    )
     assert isinstance(config, ElmoConfig)
     assert (config.vocab_size, config.cell_dim, config.dropout) == (9, 1024, 0.2)
 
@@ -252,8 +296,14 @@ def test_flops_are_those_of_the_matrices_and_filters():
         (lambda: ElmoOptions(projection_dim=0), "elmo.projection_dim must be at least 1, got 0"),
         (lambda: ElmoOptions(cell_clip=-1.0), "elmo.cell_clip must be at least 0"),
         (lambda: ElmoOptions(filters=((1, 2, 3),)), "characters.filters must be pairs"),
-        (lambda: model(vocab_size=0).metrics(batch()), "vocab_size=0 has no output layer and cannot be trained"),
-        (lambda: model().metrics({"inputs": 0, "targets": 0, "weights": 0}), "needs 'backward_inputs' in its batches"),
+        (
+            lambda: model(vocab_size=0).metrics(batch()),
+            "vocab_size=0 has no output layer and cannot be trained",
+        ),
+        (
+            lambda: model().metrics({"inputs": 0, "targets": 0, "weights": 0}),
+            "needs 'backward_inputs' in its batches",
+        ),
     ],
 )
 def test_wrong_input(call, message):

@@ -30,7 +30,11 @@ def result(encoding, num_layers, norm_position="pre"):
         return decoder(tokens()), decoder.maps(tokens())
 
     logits, maps = run(state)
-    return named(state), np.asarray(logits), {name: np.asarray(value) for name, value in maps.items()}
+    return (
+        named(state),
+        np.asarray(logits),
+        {name: np.asarray(value) for name, value in maps.items()},
+    )
 
 
 def test_shapes():
@@ -46,7 +50,11 @@ def test_attention_is_a_distribution_over_the_past():
     attention = result(f"{COPE}+rope", LAYERS)[2]["attention"]
     np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-6)
     past = np.tri(LENGTH, dtype=bool)
-    assert (attention >= 0).all() and (attention[..., ~past] == 0).all() and (attention[..., past] > 0).all()
+    assert (
+        (attention >= 0).all()
+        and (attention[..., ~past] == 0).all()
+        and (attention[..., past] > 0).all()
+    )
 
 
 def test_gates_and_positions_are_those_of_eq_4():
@@ -54,7 +62,9 @@ def test_gates_and_positions_are_those_of_eq_4():
     gates, past = maps["gates"], np.tri(LENGTH, dtype=bool)
     assert (gates[..., past] > 0).all() and (gates <= 1).all() and (gates[..., ~past] == 0).all()
     counts = np.flip(np.cumsum(np.flip(gates, -1), axis=-1), -1)
-    np.testing.assert_allclose(maps["positions"], np.minimum(counts, NPOS_MAX - 1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        maps["positions"], np.minimum(counts, NPOS_MAX - 1), rtol=1e-5, atol=1e-6
+    )
     assert (counts > NPOS_MAX - 1).any() and (maps["positions"] <= NPOS_MAX - 1).all()
 
 
@@ -69,7 +79,11 @@ def test_layers_and_heads_differ():
 def test_attention_is_what_the_layer_used(norm_position):
     """In a model of one layer, mixing the values by the map gives the model's logits."""
     params, logits, maps = result(COPE, 1, norm_position)
-    block = {path.removeprefix("blocks/"): value[0] for path, value in params.items() if path.startswith("blocks/")}
+    block = {
+        path.removeprefix("blocks/"): value[0]
+        for path, value in params.items()
+        if path.startswith("blocks/")
+    }
     pre = norm_position == "pre"
 
     def norm(rows, name, values=block):
@@ -80,13 +94,18 @@ def test_attention_is_what_the_layer_used(norm_position):
         normed = norm(x, "attention_norm") if pre else x
         v_MGK = np.stack([linear(at, block, "attention/value").reshape(2, 4) for at in normed])
         for i in range(LENGTH):
-            mixed = [sum(attention_HLM[h, i, j] * v_MGK[j, h // 2] for j in range(LENGTH)) for h in range(HEADS)]
+            mixed = [
+                sum(attention_HLM[h, i, j] * v_MGK[j, h // 2] for j in range(LENGTH))
+                for h in range(HEADS)
+            ]
             x[i] = x[i] + linear(np.concatenate(mixed), block, "attention/out")
         x = x if pre else norm(x, "attention_norm")
         inner = norm(x, "mlp_norm") if pre else x
         x = [at + feed_forward(n, block, "gelu") for at, n in zip(x, inner, strict=True)]
         x = norm(x, "norm", params) if pre else norm(x, "mlp_norm")
-        np.testing.assert_allclose(expected, np.stack(x) @ params["out/kernel"], rtol=ROUNDING, atol=ROUNDING)
+        np.testing.assert_allclose(
+            expected, np.stack(x) @ params["out/kernel"], rtol=ROUNDING, atol=ROUNDING
+        )
 
 
 def test_positions_reach_the_maps():

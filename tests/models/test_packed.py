@@ -30,13 +30,16 @@ def batch_of(documents, packing="documents"):
 def padded(batch, rows):
     """With as many rows, so that one program serves."""
     return {
-        name: np.pad(field, [(0, rows - len(field)), *[(0, 0)] * (field.ndim - 1)]) for name, field in batch.items()
+        name: np.pad(field, [(0, rows - len(field)), *[(0, 0)] * (field.ndim - 1)])
+        for name, field in batch.items()
     }
 
 
 @pytest.mark.parametrize("encoding", ["learned+cope(npos_max=4)", "relative+rope", "none"])
 def test_packed_documents_are_read_as_if_alone(documents, encoding):
-    graphdef, state = cases.build(cases.config(encoding, max_length=LENGTH, tape=3 if encoding == "none" else 0))
+    graphdef, state = cases.build(
+        cases.config(encoding, max_length=LENGTH, tape=3 if encoding == "none" else 0)
+    )
     metrics = cases.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
 
     def loss(batch):
@@ -88,8 +91,12 @@ def test_training_takes_the_positions_of_the_batch_before_any_sampled_ones(docum
 
 def test_evaluation_does_too():
     task = tasks.create("text", vocab_size=300, length=8, packing="documents", sweep=(64,))
-    program = tiny.measuring(mean_position, sampler=lambda key, batch, length: np.full((1, length), 99, np.int32))
-    evaluator = Evaluator(program, task, {"test": 1000, "length=64": 1000}, batch_size=4, data_seed=0)
+    program = tiny.measuring(
+        mean_position, sampler=lambda key, batch, length: np.full((1, length), 99, np.int32)
+    )
+    evaluator = Evaluator(
+        program, task, {"test": 1000, "length=64": 1000}, batch_size=4, data_seed=0
+    )
     for split, (errors,) in evaluator({}).items():
         batch = task.dataset(split, task.size(split))
         expected = (batch["weights"] * batch["positions"]).sum() / batch["weights"].sum()

@@ -22,9 +22,15 @@ from tests.models.cases import config
 def test_every_file_registers_a_model():
     """By a line of the package: importing the file elsewhere would register it, too."""
     package = pathlib.Path(models.__file__)
-    files = {path.stem for path in package.parent.glob("*.py") if "@MODELS.register(" in path.read_text()}
-    lines = [node for node in ast.parse(package.read_text()).body if isinstance(node, ast.ImportFrom)]
-    imported = {alias.name for node in lines if node.module == models.__name__ for alias in node.names}
+    files = {
+        path.stem for path in package.parent.glob("*.py") if "@MODELS.register(" in path.read_text()
+    }
+    lines = [
+        node for node in ast.parse(package.read_text()).body if isinstance(node, ast.ImportFrom)
+    ]
+    imported = {
+        alias.name for node in lines if node.module == models.__name__ for alias in node.names
+    }
     registered = {models.MODELS.get(name).__module__.rpartition(".")[2] for name in models.names()}
     assert files == registered <= imported, "import the new file in cope_jax/models/__init__.py"
 
@@ -71,9 +77,14 @@ def test_fields_of_other_shapes_are_one_clear_line():
     with pytest.raises(ConfigError, match=r"^decoder: tokens \(3,\) must have 2 axes$"):
         model(jnp.zeros(3, jnp.int32))
     for shape in ((0, 3), (2, 0)):
-        with pytest.raises(ConfigError, match=re.escape(f"decoder: tokens {shape} is empty: give a sequence with a")):
+        with pytest.raises(
+            ConfigError,
+            match=re.escape(f"decoder: tokens {shape} is empty: give a sequence with a"),
+        ):
             model(jnp.zeros(shape, jnp.int32))
     batch = {name: jnp.zeros((1, 3), jnp.int32) for name in ("inputs", "targets")}
-    message = r"^decoder: inputs \(1, 3\), targets \(1, 3\), weights \(1, 2\) must have the same 2 axes$"
+    message = (
+        r"^decoder: inputs \(1, 3\), targets \(1, 3\), weights \(1, 2\) must have the same 2 axes$"
+    )
     with pytest.raises(ConfigError, match=message):
         model.metrics(batch | {"weights": jnp.ones((1, 2))})

@@ -59,7 +59,9 @@ def run(name, batch, carry=None, dtype=np.float32):
     tested = model(name, dtype)
     carry = tested.initial_carry(BATCH) if carry is None else carry
     return metrics(name)(
-        nnx.state(tested), {k: v if v.dtype == np.int32 else v.astype(dtype) for k, v in batch.items()}, carry
+        nnx.state(tested),
+        {k: v if v.dtype == np.int32 else v.astype(dtype) for k, v in batch.items()},
+        carry,
     )
 
 
@@ -75,7 +77,9 @@ def by_oracle(config, params, tokens, lengths, direction):
         if config.cell == "lstm":
             layer, options = oracle.lstm_layer, {"forget_bias": config.forget_bias}
         x, _ = oracle.batch(
-            lambda row, *state, w=w, layer=layer, options=options: layer(row, *w, *state, **options),
+            lambda row, *state, w=w, layer=layer, options=options: layer(
+                row, *w, *state, **options
+            ),
             x,
             lengths,
             carry,
@@ -97,7 +101,9 @@ def test_measures_are_the_oracles(name, x64):
         _, logits = by_oracle(config, params, batch[f"{prefix}inputs"], whole, direction)
         indices = list(np.ndindex(BATCH, LENGTH))
         targets, weights = batch[f"{prefix}targets"], batch[f"{prefix}weights"].astype(np.float64)
-        losses.append(sum(weights[at] * oracle.cross_entropy(logits[at], targets[at]) for at in indices))
+        losses.append(
+            sum(weights[at] * oracle.cross_entropy(logits[at], targets[at]) for at in indices)
+        )
         wrong.append(sum(weights[at] * (logits[at].argmax() != targets[at]) for at in indices))
         weight.append(weights.sum())
     close(metrics["loss"], (sum(losses), sum(weight)), 1e-12)
@@ -119,7 +125,10 @@ def test_states_of_ragged_rows_are_the_oracles(name, x64):
     """The narrower embedding is filled up with zeros, and what is behind the end is 0."""
     config, tested, tokens = CONFIGS[name], model(name, np.float64), stream()["inputs"]
     states = np.asarray(jit(lambda tokens: tested.states(tokens, lengths_B=LENGTHS))(tokens))
-    runs = [by_oracle(config, numbers(tested), tokens, LENGTHS, d)[0] for d in range(2 if config.bidirectional else 1)]
+    runs = [
+        by_oracle(config, numbers(tested), tokens, LENGTHS, d)[0]
+        for d in range(2 if config.bidirectional else 1)
+    ]
     real = np.arange(LENGTH) < LENGTHS[:, None]
     for layer, parts in enumerate(zip(*runs, strict=True)):
         expected = np.concatenate(parts, axis=-1) * real[..., None]
@@ -132,7 +141,9 @@ def test_it_is_pytorchs(name, x64):
     """States of every layer, loss, and all gradients."""
     torch = pytest.importorskip("torch", reason="PyTorch, the reference here, is not installed")
     config, tested, batch = CONFIGS[name], model(name, np.float64), stream()
-    params = {key: torch.tensor(value, requires_grad=True) for key, value in numbers(tested).items()}
+    params = {
+        key: torch.tensor(value, requires_grad=True) for key, value in numbers(tested).items()
+    }
     x = torch.nn.functional.embedding(torch.tensor(batch["inputs"]), params["embedding_VD"])
     states = [x]
     for number in range(config.num_layers):
@@ -156,9 +167,9 @@ def test_it_is_pytorchs(name, x64):
 
     graphdef, state = nnx.split(tested)
     weights = batch | {"weights": batch["weights"].astype(np.float64)}
-    value, gradient = jit(jax.value_and_grad(lambda state: nnx.merge(graphdef, state).metrics(weights)[0]["loss"][0]))(
-        state
-    )
+    value, gradient = jit(
+        jax.value_and_grad(lambda state: nnx.merge(graphdef, state).metrics(weights)[0]["loss"][0])
+    )(state)
     close(value, loss.detach(), 1e-12)
     ours = jit(lambda: tested.states(batch["inputs"]))()
     for layer, expected in enumerate(states):
@@ -170,7 +181,10 @@ def test_it_is_pytorchs(name, x64):
 @pytest.mark.parametrize("name", ["lstm", "both"])
 def test_two_batches_with_the_state_are_one_twice_as_long(name):
     batch = stream(length=2 * LENGTH)
-    halves = [{k: v[:, columns] for k, v in batch.items()} for columns in (slice(None, LENGTH), slice(LENGTH, None))]
+    halves = [
+        {k: v[:, columns] for k, v in batch.items()}
+        for columns in (slice(None, LENGTH), slice(LENGTH, None))
+    ]
     whole, last = run(name, batch)
     first, carry = run(name, halves[0])
     second, end = run(name, halves[1], carry)
@@ -182,7 +196,8 @@ def test_reset_clears_the_state_of_its_rows():
     batch = stream()
     _, carry = run("lstm", batch)
     fresh, kept, mixed = (
-        run("lstm", batch | {"reset": np.array(reset, np.float32)}, carry)[1] for reset in ([1] * 3, [0] * 3, [1, 0, 0])
+        run("lstm", batch | {"reset": np.array(reset, np.float32)}, carry)[1]
+        for reset in ([1] * 3, [0] * 3, [1, 0, 0])
     )
     chex.assert_trees_all_equal(fresh, run("lstm", batch)[1])
     chex.assert_trees_all_equal(kept, run("lstm", batch, carry)[1])
@@ -234,7 +249,9 @@ def test_dropout_is_on_the_embedding_between_layers_and_on_the_top(direction):
         return states, [tested.embedding_VD[...][tokens], *(layer(x)[0] for layer, x in layers)]
 
     kept = []
-    for dropped, calm in zip(*map(lambda arrays: [*map(np.asarray, arrays)], run(jax.random.key(0))), strict=True):
+    for dropped, calm in zip(
+        *map(lambda arrays: [*map(np.asarray, arrays)], run(jax.random.key(0))), strict=True
+    ):
         kept.append(dropped != 0)
         assert 0.35 < kept[-1].mean() < 0.65
         close(dropped, np.where(kept[-1], 2 * calm, 0), 1e-6)
@@ -247,7 +264,9 @@ def test_training_drops_and_samples():
     plain = run("both", stream())[0]
     first, second = loss(jax.random.key(0)), loss(jax.random.key(1))
     assert first != second != plain["loss"][0]
-    sampled = noisy(lambda: RNNLM(dataclasses.replace(CONFIGS["both"], num_sampled=VOCAB), rngs=nnx.Rngs(0)))
+    sampled = noisy(
+        lambda: RNNLM(dataclasses.replace(CONFIGS["both"], num_sampled=VOCAB), rngs=nnx.Rngs(0))
+    )
     metrics = jit(lambda key: sampled.metrics(stream(), (), key)[0])(jax.random.key(0))
     close(metrics["loss"], plain["loss"], 1e-6)
     assert "token_error" not in metrics
@@ -257,7 +276,11 @@ def test_training_drops_and_samples():
 def test_it_learns_a_text_with_a_memory():
     """0 1 0 2 0 1 0 2 …: what follows a 0 is known from two words before."""
     text = np.tile(np.array([0, 1, 0, 2], np.int32), 20)[None]
-    batch = {"inputs": text[:, :-1], "targets": text[:, 1:], "weights": np.ones((1, 79), np.float32)}
+    batch = {
+        "inputs": text[:, :-1],
+        "targets": text[:, 1:],
+        "weights": np.ones((1, 79), np.float32),
+    }
     graphdef, state = nnx.split(
         RNNLM(RNNLMConfig(vocab_size=3, embed_dim=8, hidden_dim=8, num_layers=1), rngs=nnx.Rngs(0))
     )
@@ -291,11 +314,15 @@ def test_generation_takes_the_most_probable_words_one_after_the_other():
         assert row.tolist() == best[len(prompt) - 1 : -1].tolist()
     drawn = [generate(tested, prompts, 4, key=jax.random.key(seed)).tolist() for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert generate(tested, prompts, 4, key=jax.random.key(5), top_k=1).tolist() == generated.tolist()
+    assert (
+        generate(tested, prompts, 4, key=jax.random.key(5), top_k=1).tolist() == generated.tolist()
+    )
 
 
 def test_options_are_completed_by_the_task():
-    config = RNNLMOptions(hidden_dim=8).complete(types.SimpleNamespace(vocab_size=9), None, 10, WHOLE)
+    config = RNNLMOptions(hidden_dim=8).complete(
+        types.SimpleNamespace(vocab_size=9), None, 10, WHOLE
+    )
     assert isinstance(config, RNNLMConfig)
     assert (config.vocab_size, config.hidden_dim) == (9, 8)
 
@@ -315,7 +342,10 @@ def test_flops_are_six_for_each_number_of_a_matrix(name):
         ({"cell": "gru"}, "unknown rnn_lm.cell 'gru'"),
         ({"hidden_dim": 0}, "rnn_lm.hidden_dim must be at least 1"),
         ({"dropout": 1.0}, r"rnn_lm.dropout must lie in \[0, 1\), got 1.0"),
-        ({"tie_embeddings": True, "hidden_dim": 5}, "embed_dim=256 and hidden_dim=5: make them equal"),
+        (
+            {"tie_embeddings": True, "hidden_dim": 5},
+            "embed_dim=256 and hidden_dim=5: make them equal",
+        ),
         ({"num_sampled": -1}, "rnn_lm.num_sampled must be at least 0"),
     ],
 )
@@ -326,6 +356,8 @@ def test_wrong_options(options, message):
 
 def test_both_directions_need_the_reversed_text():
     with pytest.raises(ConfigError, match="needs 'backward_inputs' in its batches"):
-        model("both").metrics({name: value for name, value in stream().items() if "backward" not in name})
+        model("both").metrics(
+            {name: value for name, value in stream().items() if "backward" not in name}
+        )
     with pytest.raises(ConfigError, match=r"generate\.temperature"):
         generate(model("lstm"), [[1]], 2, key=jax.random.key(0), temperature=-1)

@@ -21,17 +21,29 @@ SIZES = {"num_tags": TAGS, "vocab_size": VOCAB, "dropout": 0.0}
 CONFIGS = {
     "words": TaggerConfig(**SIZES, word_dim=3, recurrent=(2,)),
     "all": TaggerConfig(
-        **SIZES, word_dim=3, characters=2, vectors=True, vector_shape=(3, 2), recurrent=(2, 3), penalty=0.1
+        **SIZES,
+        word_dim=3,
+        characters=2,
+        vectors=True,
+        vector_shape=(3, 2),
+        recurrent=(2, 3),
+        penalty=0.1,
     ),
-    "probe": TaggerConfig(**SIZES, word_dim=0, vectors=True, vector_shape=(3, 2), layer=-2, recurrent=()),
-    "normed": TaggerConfig(**SIZES, word_dim=0, vectors=True, vector_shape=(3, 2), layer_norm=True, recurrent=()),
+    "probe": TaggerConfig(
+        **SIZES, word_dim=0, vectors=True, vector_shape=(3, 2), layer=-2, recurrent=()
+    ),
+    "normed": TaggerConfig(
+        **SIZES, word_dim=0, vectors=True, vector_shape=(3, 2), layer_norm=True, recurrent=()
+    ),
 }
 
 
 def batch(dtype=np.float32):
     rng = np.random.default_rng(0)
     real = np.arange(4) < np.array(LENGTHS)[:, None]
-    words = characters(["ab", "é", "c", "long", "x", "y", "", ""], 6).reshape(2, 4, 6) * real[..., None]
+    words = (
+        characters(["ab", "é", "c", "long", "x", "y", "", ""], 6).reshape(2, 4, 6) * real[..., None]
+    )
     return {
         "inputs": rng.integers(0, VOCAB, (2, 4), dtype=np.int32),
         "characters": words.astype(np.int32),
@@ -50,7 +62,10 @@ def model(name, dtype=np.float32):
 def metrics(name):
     graphdef, _ = nnx.split(model(name))
     return jit(
-        lambda state, fields: (nnx.merge(graphdef, state)(fields), nnx.merge(graphdef, state).metrics(fields)[0])
+        lambda state, fields: (
+            nnx.merge(graphdef, state)(fields),
+            nnx.merge(graphdef, state).metrics(fields)[0],
+        )
     )
 
 
@@ -81,8 +96,13 @@ def by_oracle(config, params, fields):
         for number, width in enumerate(config.recurrent):
             sides = []
             for side, step in (("forward", 1), ("backward", -1)):
-                w = [params[f"recurrent/{number}/{side}/{key}"] for key in ("inner_DG", "state_PG", "bias_G")]
-                y, _ = recurrent.lstm_layer(x[::step], *w, np.zeros(width), np.zeros(width), forget_bias=1.0)
+                w = [
+                    params[f"recurrent/{number}/{side}/{key}"]
+                    for key in ("inner_DG", "state_PG", "bias_G")
+                ]
+                y, _ = recurrent.lstm_layer(
+                    x[::step], *w, np.zeros(width), np.zeros(width), forget_bias=1.0
+                )
                 sides.append(y[::step])
             x = np.concatenate(sides, axis=1)
         logits.append(x @ params["out/kernel"] + params["out/bias"])
@@ -99,12 +119,17 @@ def test_values_are_the_oracles(name, x64):
     for row, length in enumerate(LENGTHS):
         close(logits[row, :length], expected[row], 1e-12)
         targets = fields["targets"][row, :length]
-        loss += [recurrent.cross_entropy(z, target) for z, target in zip(expected[row], targets, strict=True)]
+        loss += [
+            recurrent.cross_entropy(z, target)
+            for z, target in zip(expected[row], targets, strict=True)
+        ]
         wrong.append(expected[row].argmax(-1) != targets)
     close(measures["tag_loss"], (sum(loss), sum(LENGTHS)), 1e-12)
     close(measures["token_error"], (sum(map(sum, wrong)), sum(LENGTHS)), 1e-12)
     close(measures["sequence_error"], (sum(map(any, wrong)), 2), 1e-12)
-    penalty = CONFIGS[name].penalty * (params["mix/weights_J"] ** 2).sum() if CONFIGS[name].penalty else 0
+    penalty = (
+        CONFIGS[name].penalty * (params["mix/weights_J"] ** 2).sum() if CONFIGS[name].penalty else 0
+    )
     close(measures["penalty"], (penalty * sum(LENGTHS), sum(LENGTHS)), 1e-12)
     assert set(measures) == {*Tagger.losses, "token_error", "sequence_error"}
 
@@ -115,7 +140,9 @@ def test_what_stands_behind_the_words_does_not_matter(name):
     real = fields["weights"] > 0
     other = dict(fields, vectors=np.where(real[..., None, None], fields["vectors"], np.float32(50)))
     other["inputs"] = np.where(real, fields["inputs"], np.int32(5))
-    actual, expected = (metrics(name)(nnx.state(model(name)), variant)[1] for variant in (other, fields))
+    actual, expected = (
+        metrics(name)(nnx.state(model(name)), variant)[1] for variant in (other, fields)
+    )
     jax.tree.map(lambda a, b: close(a, b, 1e-6), actual, expected)
 
 
@@ -133,7 +160,8 @@ def test_a_word_without_a_tag_is_read():
     other = dict(fields, inputs=fields["inputs"].copy())
     other["inputs"][0, 1] = (other["inputs"][0, 1] + 1) % VOCAB
     actual, expected = (
-        np.asarray(metrics("words")(nnx.state(model("words")), variant)[0]) for variant in (other, fields)
+        np.asarray(metrics("words")(nnx.state(model("words")), variant)[0])
+        for variant in (other, fields)
     )
     assert (np.abs(actual - expected)[0] > 1e-6).any(axis=-1).all()
 
@@ -163,7 +191,10 @@ def test_dropout_is_on_the_input_between_the_layers_and_on_the_top(dropped, monk
     assert [call[:2] for call in calls] == [(5, 0.5), (4, 0.5), (6, 0.5)]
     assert len({key for _, _, key in calls}) == 3
     fields = batch()
-    changed = fields | {"inputs": (fields["inputs"] + 1) % VOCAB, "characters": fields["characters"][::-1]}
+    changed = fields | {
+        "inputs": (fields["inputs"] + 1) % VOCAB,
+        "characters": fields["characters"][::-1],
+    }
     calls.clear()
     np.testing.assert_array_equal(logits, tested(changed, jax.random.key(0)))
     if dropped == 2:
@@ -183,13 +214,17 @@ def test_options_are_completed_by_the_task():
     assert (config.num_tags, config.vocab_size, config.vector_shape) == (4, 9, (3, 8))
     assert TaggerOptions().complete(task, None, 10, WHOLE).vector_shape is None
     with pytest.raises(ConfigError, match="needs vectors, which the task does not have"):
-        TaggerOptions(vectors=True).complete(types.SimpleNamespace(num_tags=4, vocab_size=9), None, 10, WHOLE)
+        TaggerOptions(vectors=True).complete(
+            types.SimpleNamespace(num_tags=4, vocab_size=9), None, 10, WHOLE
+        )
 
 
 def test_flops_are_six_for_each_number_of_a_matrix():
     for name in ("words", "probe"):
         sizes = {key: value.size for key, value in numbers(model(name)).items() if value.ndim == 2}
-        assert CONFIGS[name].flops_per_token(4) == 6 * sum(n for key, n in sizes.items() if "embedding" not in key)
+        assert CONFIGS[name].flops_per_token(4) == 6 * sum(
+            n for key, n in sizes.items() if "embedding" not in key
+        )
 
 
 @pytest.mark.parametrize(
@@ -198,11 +233,20 @@ def test_flops_are_six_for_each_number_of_a_matrix():
         ({"name": "taggers"}, "unknown tagger.name 'taggers': did you mean 'tagger'"),
         ({"word_dim": 0}, "tagger reads nothing"),
         ({"layer": 1}, "need vectors: set tagger.vectors"),
-        ({"vectors": True, "layer": 1, "penalty": 0.1}, "need the mix of all layers: leave out tagger.layer"),
-        ({"vectors": True, "layer": 0, "layer_norm": True}, "need the mix of all layers: leave out tagger.layer"),
+        (
+            {"vectors": True, "layer": 1, "penalty": 0.1},
+            "need the mix of all layers: leave out tagger.layer",
+        ),
+        (
+            {"vectors": True, "layer": 0, "layer_norm": True},
+            "need the mix of all layers: leave out tagger.layer",
+        ),
         ({"recurrent": (3, 0)}, "tagger.recurrent must be at least 1, got 0"),
         ({"dropout": 1.0}, r"tagger.dropout must lie in \[0, 1\)"),
-        ({"vectors": True, "vector_shape": (3, 2), "layer": 3}, "tagger.layer=3 is out of range: give -3 to 2"),
+        (
+            {"vectors": True, "vector_shape": (3, 2), "layer": 3},
+            "tagger.layer=3 is out of range: give -3 to 2",
+        ),
         ({"vectors": True}, r"tagger.vector_shape must be \(layers, width\), got None"),
     ],
 )

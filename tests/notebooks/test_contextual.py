@@ -37,10 +37,14 @@ def notebook() -> Any:
 def encoder(tmp_path) -> Path:
     """A BERT that has learned nothing, in the files of a published one."""
     sentences = [
-        " ".join(sentence) for document in sentences_by_corpus.documents("both", None, "train") for sentence in document
+        " ".join(sentence)
+        for document in sentences_by_corpus.documents("both", None, "train")
+        for sentence in document
     ]
     pieces = WordPiece.train(sentences, 512).pieces
-    config = BertConfig(vocab_size=len(pieces), max_length=32, num_layers=1, block=bert_block(16, 2))
+    config = BertConfig(
+        vocab_size=len(pieces), max_length=32, num_layers=1, block=bert_block(16, 2)
+    )
     params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(Bert(config, rngs=nnx.Rngs(0)))))()
     bert_files.save(tmp_path / "encoder", config, params, pieces)
     return tmp_path / "encoder"
@@ -54,22 +58,36 @@ def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook keeps its run
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # nothing is installed
     shrink(notebook, TINY | {"PRETRAINED": str(encoder)})
-    NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(
+        notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
 
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
-    printed = {name: "".join(o.text for o in of_cell if o.get("name") == "stdout") for name, of_cell in outputs.items()}
-    first, second = (ast.literal_eval(line[line.index("{") :]) for line in printed["layers"].strip().splitlines())
+    printed = {
+        name: "".join(o.text for o in of_cell if o.get("name") == "stdout")
+        for name, of_cell in outputs.items()
+    }
+    first, second = (
+        ast.literal_eval(line[line.index("{") :]) for line in printed["layers"].strip().splitlines()
+    )
     assert first == {"static": 1.0}
-    assert second["words"] == 1.0 and second["layer 2"] < 1.0, "only layers above the words know the context"
+    assert second["words"] == 1.0 and second["layer 2"] < 1.0, (
+        "only layers above the words know the context"
+    )
     for name, layers in (("neighbours", 3), ("pretrained-neighbours", 2)):
         table = outputs[name][0].data["text/plain"]
         assert table.count("layer 1") == 2, "of both sentences"
         assert sum(table.count(word) for word in ("words", "embeddings", "layer ")) >= 2 * layers
-    assert [name for name, of_cell in outputs.items() if any("image/png" in o.get("data", {}) for o in of_cell)] == [
-        "senses"
-    ]
+    assert [
+        name
+        for name, of_cell in outputs.items()
+        if any("image/png" in o.get("data", {}) for o in of_cell)
+    ] == ["senses"]
     complaints = [
-        o.text for of_cell in outputs.values() for o in of_cell if o.get("name") == "stderr" and "Warn" in o.text
+        o.text
+        for of_cell in outputs.values()
+        for o in of_cell
+        if o.get("name") == "stderr" and "Warn" in o.text
     ]
     assert not complaints
 
@@ -115,7 +133,12 @@ def test_is_committed_without_outputs(notebook):
 def shrink(notebook: Any, values: dict[str, Any]) -> None:
     """Assigns the values behind the cell of the parameters, all of which it must know."""
     cell = cell_of(notebook, "parameters")
-    known = {name.id for line in ast.parse(cell.source).body for name in ast.walk(line) if isinstance(name, ast.Name)}
+    known = {
+        name.id
+        for line in ast.parse(cell.source).body
+        for name in ast.walk(line)
+        if isinstance(name, ast.Name)
+    }
     assert values.keys() <= known
     cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())
 

@@ -50,10 +50,15 @@ def test_runs_without_a_warning(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook keeps its runs
     notebook = read(name)
     shrink(notebook, TINY[name])
-    NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(
+        notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
 
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
-    shown = {name: [kind for output in of_cell for kind in output.get("data", {})] for name, of_cell in outputs.items()}
+    shown = {
+        name: [kind for output in of_cell for kind in output.get("data", {})]
+        for name, of_cell in outputs.items()
+    }
     assert [name for name, kinds in shown.items() if "image/png" in kinds] == PICTURES[name]
     if name == "quickstart":
         assert "layer 1, head 1" in outputs["inspect"][0].data["text/plain"]
@@ -61,7 +66,10 @@ def test_runs_without_a_warning(name, tmp_path, monkeypatch):
         assert "full and blockwise agree" in outputs["check"][0].text
         assert "token_count" in outputs["train"][-1].data["text/plain"]
     complaints = [
-        o.text for of_cell in outputs.values() for o in of_cell if o.get("name") == "stderr" and "Warn" in o.text
+        o.text
+        for of_cell in outputs.values()
+        for o in of_cell
+        if o.get("name") == "stderr" and "Warn" in o.text
     ]
     assert not complaints
 
@@ -70,19 +78,28 @@ def test_the_notebooks_own_experiments_are_valid():
     names: dict[str, Any] = {}
     exec(next(cell.source for cell in read("own_encoding").cells if cell.id == "parameters"), names)
     for name, options in names["TASKS"].items():
-        assert cj.config(f"{name}:small", encoding="cope", task={"options": options}).task.name == name
+        assert (
+            cj.config(f"{name}:small", encoding="cope", task={"options": options}).task.name == name
+        )
         cj.tasks.create(name, **options)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_is_committed_without_outputs(name):
-    run = [cell.id for cell in read(name).cells if cell.get("outputs") or cell.get("execution_count")]
+    run = [
+        cell.id for cell in read(name).cells if cell.get("outputs") or cell.get("execution_count")
+    ]
     assert not run, "clear the outputs before committing"
 
 
 def shrink(notebook: Any, values: dict[str, Any]) -> None:
     """Assigns the values behind the cell of the parameters, all of which it must know."""
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    known = {name.id for line in ast.parse(cell.source).body for name in ast.walk(line) if isinstance(name, ast.Name)}
+    known = {
+        name.id
+        for line in ast.parse(cell.source).body
+        for name in ast.walk(line)
+        if isinstance(name, ast.Name)
+    }
     assert values.keys() <= known
     cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())

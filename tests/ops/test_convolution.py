@@ -21,7 +21,9 @@ def test_it_is_the_sum_over_the_last_tokens_of_the_segment(width, cuts, rng, x64
     before, outputs, first = None, [], 0
     for size in cuts:
         here = slice(first, first + size)
-        y, before = causal_convolution(jnp.asarray(x[:, here]), jnp.asarray(kernel), segments[:, here], before)
+        y, before = causal_convolution(
+            jnp.asarray(x[:, here]), jnp.asarray(kernel), segments[:, here], before
+        )
         outputs.append(y)
         first += size
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), exact, rtol=0, atol=1e-14)

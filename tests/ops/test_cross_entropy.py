@@ -48,7 +48,9 @@ def test_targets_may_be_integers_of_any_type(dtype):
     measures = token_measures(logits_BLV, jnp.array([[4, 5]], dtype), jnp.ones((1, 2)))
     assert measures["token_error"][0] == 1
     known = cross_entropy(logits_BLV, jnp.array([[4, 5]], dtype))
-    np.testing.assert_allclose(known, jax.nn.logsumexp(logits_BLV, axis=-1) - jnp.array([[0.0, 9.0]]), rtol=1e-6)
+    np.testing.assert_allclose(
+        known, jax.nn.logsumexp(logits_BLV, axis=-1) - jnp.array([[0.0, 9.0]]), rtol=1e-6
+    )
 
 
 def test_the_probability_and_the_share_of_valid_tokens(rng):

@@ -33,7 +33,9 @@ def test_the_key_decides():
 def test_entries_are_dropped_one_by_one():
     y = np.asarray(dropout(ONES, 0.5, jax.random.key(0)))
     for axes in [(0, 1), (0, 2), (1, 2)]:
-        assert np.all((y.mean(axes) > 0.2) & (y.mean(axes) < 1.8)), "whole rows or columns share their fate"
+        assert np.all((y.mean(axes) > 0.2) & (y.mean(axes) < 1.8)), (
+            "whole rows or columns share their fate"
+        )
 
 
 def test_padding_does_not_change_what_is_drawn_for_the_first_tokens():
@@ -54,7 +56,12 @@ def test_infinities_do_not_leak():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_type_is_kept(dtype):
-    assert jax.eval_shape(lambda x: dropout(x, 0.5, jax.random.key(0)), jnp.ones((1, 1, 3), dtype)).dtype == dtype
+    assert (
+        jax.eval_shape(
+            lambda x: dropout(x, 0.5, jax.random.key(0)), jnp.ones((1, 1, 3), dtype)
+        ).dtype
+        == dtype
+    )
 
 
 def drawn(seed=0, rate=0.5, batch=2, heads=3, q=range(40), k=range(50)):
@@ -65,7 +72,10 @@ def drawn(seed=0, rate=0.5, batch=2, heads=3, q=range(40), k=range(50)):
 
 
 def test_no_key_or_nothing_to_drop_is_no_dropout():
-    assert Dropout.create(None, 0.5, 1, 1) is None and Dropout.create(jax.random.key(0), 0.0, 1, 1) is None
+    assert (
+        Dropout.create(None, 0.5, 1, 1) is None
+        and Dropout.create(jax.random.key(0), 0.0, 1, 1) is None
+    )
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -80,7 +90,9 @@ def test_a_pair_is_drawn_by_its_places_alone():
     """So any blocks, in any order and with gaps, draw what all pairs at once do."""
     whole = drawn()
     for q, k in [([3], [7]), (np.arange(8, 21), np.arange(33, 36)), ([30, 2, 9], [49, 0, 1, 1])]:
-        np.testing.assert_array_equal(drawn(q=q, k=k), whole[:, :, np.asarray(q)[:, None], np.asarray(k)])
+        np.testing.assert_array_equal(
+            drawn(q=q, k=k), whole[:, :, np.asarray(q)[:, None], np.asarray(k)]
+        )
 
 
 def test_pairs_heads_examples_and_keys_are_independent():
@@ -99,7 +111,9 @@ def test_pairs_heads_examples_and_keys_are_independent():
     mirrored = np.tril(scale == scale.swapaxes(2, 3), -1).sum() / (scale.size * 39 / 80)
     assert abs(mirrored - 0.5) < 2.5 / (scale.size / 2) ** 0.5
     for axis in (2, 3):
-        assert np.all(np.abs(scale.mean(axis) - 1) < 5 / 40**0.5), "whole rows or columns share their fate"
+        assert np.all(np.abs(scale.mean(axis) - 1) < 5 / 40**0.5), (
+            "whole rows or columns share their fate"
+        )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -84,7 +84,9 @@ def test_right_numbers_are_rows_to_the_last_bit():
     numbers = np.array([[2, 0], [1, 1]], np.int32)
     places = np.array([[2, 0, 0, 1], [1, 1, 2, 0]], np.int32)
     np.testing.assert_array_equal(jit(lookup)(TABLE, numbers), TABLE[numbers])
-    np.testing.assert_array_equal(jit(take_tokens)(X, places), np.stack([X[b][places[b]] for b in range(2)]))
+    np.testing.assert_array_equal(
+        jit(take_tokens)(X, places), np.stack([X[b][places[b]] for b in range(2)])
+    )
 
 
 @pytest.mark.parametrize("wrong", [-1, -3, -4, 3, 100])

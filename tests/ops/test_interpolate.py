@@ -107,7 +107,9 @@ def test_autodiff_of_the_formula_agrees():
         equal(gradient, other)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.vmap, lambda f: jax.vmap(jax.vmap(f))], ids=["eager", "1", "2"])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.vmap, lambda f: jax.vmap(jax.vmap(f))], ids=["eager", "1", "2"]
+)
 def test_vmap_and_jit_change_nothing(wrap):
     arrays = [jnp.asarray(a) for a in problem()]
     wrapped = wrap(value_and_pull)
@@ -128,7 +130,11 @@ def test_one_row_of_values_for_many_places():
 
     y, dz = run(z, p, dy)
     equal(y, hat(np.stack([z, z]), p))
-    equal(dz, differences(lambda at: float(np.sum(dy * hat(np.stack([at["z"]] * 2), p))), {"z": z})["z"], atol=1e-9)
+    equal(
+        dz,
+        differences(lambda at: float(np.sum(dy * hat(np.stack([at["z"]] * 2), p))), {"z": z})["z"],
+        atol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -167,7 +173,9 @@ def test_sums_over_rows_are_what_is_looked_up(dtype):
 def on_tpu(monkeypatch):
     """Traces what a TPU would run."""
     jax.clear_caches()  # what was traced before is for a CPU, and what is traced now for none
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, tpu, default: tpu(*arguments))
+    monkeypatch.setattr(
+        jax.lax, "platform_dependent", lambda *arguments, tpu, default: tpu(*arguments)
+    )
     yield
     jax.clear_caches()
 
@@ -188,7 +196,9 @@ def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
 
 @pytest.mark.newest
 def test_a_tpu_reads_a_table_of_one_entry(on_tpu):
-    y, dz, dp = jit(lambda *arrays: value_and_pull(*arrays))(np.array([[2.5]]), np.zeros((1, 3)), np.ones((1, 3)))
+    y, dz, dp = jit(lambda *arrays: value_and_pull(*arrays))(
+        np.array([[2.5]]), np.zeros((1, 3)), np.ones((1, 3))
+    )
     assert (y.tolist(), dz.tolist(), dp.tolist()) == ([[2.5] * 3], [[3.0]], [[0.0] * 3])
 
 
@@ -202,6 +212,9 @@ def test_second_derivatives_are_those_of_the_formula():
     tangents = tuple(np.random.default_rng(2).normal(size=a.shape) for a in (z, p))
     exact = jit(lambda z, p: jax.jvp(gradient, (z, p), tangents)[1])(z, p)
     step = 1e-6
-    more, less = (gradient(*(a + sign * step * t for a, t in zip((z, p), tangents, strict=True))) for sign in (1, -1))
+    more, less = (
+        gradient(*(a + sign * step * t for a, t in zip((z, p), tangents, strict=True)))
+        for sign in (1, -1)
+    )
     for product, above, below in zip(exact, more, less, strict=True):
         equal(product, (above - below) / (2 * step), atol=1e-7)

@@ -44,7 +44,9 @@ def ours(given, segments=None, state=None):
 
 def exact(given, example, segments=SEGMENTS):
     row = {name: array[example] for name, array in given.items()}
-    return recurrence(row["q"], row["k"], row["v"], row.get("decay"), row.get("beta"), segments[example])
+    return recurrence(
+        row["q"], row["k"], row["v"], row.get("decay"), row.get("beta"), segments[example]
+    )
 
 
 @pytest.mark.parametrize("size", [3, 4, 64])
@@ -80,7 +82,9 @@ def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
 def test_calls_in_a_row_give_what_one_call_gives(kind, x64):
     given, outputs, state, first = arrays(kind), [], None, 0
     for size in (1, 4, 1, 5):
-        window = {name: jnp.asarray(array[:, first : first + size]) for name, array in given.items()}
+        window = {
+            name: jnp.asarray(array[:, first : first + size]) for name, array in given.items()
+        }
         out, state = ours(window, SEGMENTS[:, first : first + size], state)
         outputs.append(out)
         first += size

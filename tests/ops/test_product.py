@@ -17,17 +17,28 @@ def test_values_and_gradients(shape, inputs, outputs, rng, x64):
     dy = rng.normal(size=y.shape)
     dx, dw = pull(jnp.asarray(dy))
     np.testing.assert_allclose(dx, dy @ w.T, rtol=0, atol=1e-13)
-    exact = sum(np.outer(row, drow) for row, drow in zip(x.reshape(-1, 3), dy.reshape(-1, outputs), strict=True))
+    exact = sum(
+        np.outer(row, drow)
+        for row, drow in zip(x.reshape(-1, 3), dy.reshape(-1, outputs), strict=True)
+    )
     np.testing.assert_allclose(dw, exact, rtol=0, atol=1e-13)
 
 
 def test_forward_mode_and_vmap(rng, x64):
     x, w, dx, dw = (jnp.asarray(rng.normal(size=shape)) for shape in ((4, 3), (3, 5)) * 2)
-    np.testing.assert_allclose(jax.jvp(linear, (x, w), (dx, dw))[1], dx @ w + x @ dw, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        jax.jvp(linear, (x, w), (dx, dw))[1], dx @ w + x @ dw, rtol=0, atol=1e-14
+    )
     xs, ws = jnp.stack([x, dx], axis=1), jnp.stack([w, dw])
-    np.testing.assert_allclose(jax.vmap(linear, (1, None))(xs, w), [x @ w, dx @ w], rtol=0, atol=1e-14)
-    np.testing.assert_allclose(jax.vmap(linear, (None, 0))(x, ws), [x @ w, x @ dw], rtol=0, atol=1e-14)
-    np.testing.assert_allclose(jax.vmap(linear, (1, 0))(xs, ws), [x @ w, dx @ dw], rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        jax.vmap(linear, (1, None))(xs, w), [x @ w, dx @ w], rtol=0, atol=1e-14
+    )
+    np.testing.assert_allclose(
+        jax.vmap(linear, (None, 0))(x, ws), [x @ w, x @ dw], rtol=0, atol=1e-14
+    )
+    np.testing.assert_allclose(
+        jax.vmap(linear, (1, 0))(xs, ws), [x @ w, dx @ dw], rtol=0, atol=1e-14
+    )
 
 
 def test_types_stay():

@@ -34,10 +34,14 @@ def test_all_classes_drawn_are_the_full_softmax(num_sampled, x64):
         def whole(*arguments):
             return full(*arguments).sum()
 
-        return [jax.value_and_grad(loss, argnums=(0, 1, 2))(*arguments) for loss in (sampled, whole)]
+        return [
+            jax.value_and_grad(loss, argnums=(0, 1, 2))(*arguments) for loss in (sampled, whole)
+        ]
 
     actual, expected = run(*map(jnp.asarray, ARGUMENTS))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-13), actual, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-13), actual, expected
+    )
 
 
 def test_a_loss_is_the_formula_of_what_is_drawn(x64):
@@ -45,7 +49,11 @@ def test_a_loss_is_the_formula_of_what_is_drawn(x64):
     def run(key):
         drawn, arrival = sample_classes(key, 5, VOCAB)
         counts = expected_count(jnp.arange(VOCAB, dtype=jnp.int32), arrival, VOCAB)
-        return drawn, counts, sampled_cross_entropy(*map(jnp.asarray, ARGUMENTS), jnp.asarray(TARGETS), key, 5)
+        return (
+            drawn,
+            counts,
+            sampled_cross_entropy(*map(jnp.asarray, ARGUMENTS), jnp.asarray(TARGETS), key, 5),
+        )
 
     drawn, counts, losses = map(np.asarray, run(jax.random.key(3)))
     counts = counts.astype(np.float64)
@@ -79,7 +87,9 @@ def test_draws_differ_within_and_the_first_follows_zipfs_law():
 def test_the_corrected_sum_has_the_mean_of_the_full_one(num_sampled):
     """The mean of Σ e^s/Q over drawn classes is Σ e^s over all, to five standard errors."""
     drawn, arrival = many(num_sampled)
-    counts = np.asarray(jax.vmap(lambda d, a: expected_count(d, a, VOCAB))(drawn, arrival), np.float64)
+    counts = np.asarray(
+        jax.vmap(lambda d, a: expected_count(d, a, VOCAB))(drawn, arrival), np.float64
+    )
     values = np.exp(TABLE @ X[0, 0] + BIAS)
     sums = (values[np.asarray(drawn)] / counts).sum(axis=1)
     error = sums.std() / len(sums) ** 0.5
@@ -107,11 +117,15 @@ def test_bfloat16_is_read_and_summed_in_float32():
 
     @jit
     def run(x, table):
-        return sampled_cross_entropy(x, table, jnp.asarray(bias), jnp.asarray(TARGETS), jax.random.key(0), 5)
+        return sampled_cross_entropy(
+            x, table, jnp.asarray(bias), jnp.asarray(TARGETS), jax.random.key(0), 5
+        )
 
     losses = run(x, table)
     assert losses.dtype == jnp.float32
-    np.testing.assert_allclose(losses, run(x.astype(np.float32), table.astype(np.float32)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        losses, run(x.astype(np.float32), table.astype(np.float32)), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_the_only_class_drawn_may_be_the_target():
@@ -120,7 +134,9 @@ def test_the_only_class_drawn_may_be_the_target():
     def run(key):
         def loss(bias):
             target = jnp.zeros((1, 1), jnp.int32)
-            return sampled_cross_entropy(jnp.ones((1, 1, 1)), jnp.ones((2, 1)), bias, target, key, 1)[0, 0]
+            return sampled_cross_entropy(
+                jnp.ones((1, 1, 1)), jnp.ones((2, 1)), bias, target, key, 1
+            )[0, 0]
 
         return sample_classes(key, 1, 2)[0][0], *jax.value_and_grad(loss)(jnp.zeros(2))
 

@@ -51,7 +51,9 @@ def test_long_sums_of_gates_keep_their_last_bits():
     np.testing.assert_array_equal(sums(gates.astype(np.float32)), reverse_cumsum(gates))
     gates = rng.uniform(0.9, 1, (3, 4096)).astype(np.float32)
     # At most 32 + 128 additions stand behind an entry, and each rounds by 2⁻²⁴ of it.
-    np.testing.assert_allclose(sums(gates), reverse_cumsum(gates.astype(np.float64)), rtol=160 * 2.0**-24)
+    np.testing.assert_allclose(
+        sums(gates), reverse_cumsum(gates.astype(np.float64)), rtol=160 * 2.0**-24
+    )
 
 
 @pytest.mark.parametrize("length", [8, 200])
@@ -65,7 +67,12 @@ def test_products_are_asked_for_in_full_precision(length):
 
 @pytest.mark.parametrize(
     "shape, dtype",
-    [((5,), jnp.float32), ((2, 3, 4, 150), jnp.bfloat16), ((0, 7), jnp.float32), ((2, 0), jnp.float32)],
+    [
+        ((5,), jnp.float32),
+        ((2, 3, 4, 150), jnp.bfloat16),
+        ((0, 7), jnp.float32),
+        ((2, 0), jnp.float32),
+    ],
 )
 def test_shape_and_type_are_kept(shape, dtype):
     y = jax.eval_shape(suffix_sum, jax.ShapeDtypeStruct(shape, dtype))
@@ -103,5 +110,7 @@ def test_sums_of_angles_start_again_with_a_segment(cuts, rng, x64):
             exact[b, t] = last + turns[b, t]
     difference = np.concatenate(sums, axis=1) - exact
     np.testing.assert_allclose(difference, np.round(difference), rtol=0, atol=1e-12)
-    gradient = jit(jax.grad(lambda turns: sum_of_turns(turns, jnp.asarray(starts))[:, 8].sum()))(turns)
+    gradient = jit(jax.grad(lambda turns: sum_of_turns(turns, jnp.asarray(starts))[:, 8].sum()))(
+        turns
+    )
     assert gradient[0, :, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] and np.all(gradient[1] == 1)

@@ -70,7 +70,10 @@ def attention(
     rules = causal, window, q_segments, k_segments, mask
     seen = [[j for j in range(keys) if visible(i, j, length, keys, *rules)] for i in range(length)]
     rotated_k = [
-        [rule.rotate(k_MGK[j, group], Token(int(k_positions[j]), since[j], group, True)) for j in range(keys)]
+        [
+            rule.rotate(k_MGK[j, group], Token(int(k_positions[j]), since[j], group, True))
+            for j in range(keys)
+        ]
         for group in range(groups)
     ]
     tokens, logits = {}, {}
@@ -78,12 +81,18 @@ def attention(
         group = head // (heads // groups)
         for i in range(length):
             itself = i + keys - length  # the key of the query's own token
-            tokens[head, i] = Token(int(q_positions[i]), since[itself] if itself >= 0 else x[:0], group, False)
+            tokens[head, i] = Token(
+                int(q_positions[i]), since[itself] if itself >= 0 else x[:0], group, False
+            )
             q = rule.rotate(q_LHK[i, head], tokens[head, i])
             for j in seen[i]:
-                logit = float(q @ rotated_k[group][j]) * (1 / math.sqrt(width) if scale is None else scale)
+                logit = float(q @ rotated_k[group][j]) * (
+                    1 / math.sqrt(width) if scale is None else scale
+                )
                 logit += 0.0 if bias is None else float(bias[head, i, j])
-                logits[head, i, j] = logit if soft_cap is None else soft_cap * math.tanh(logit / soft_cap)
+                logits[head, i, j] = (
+                    logit if soft_cap is None else soft_cap * math.tanh(logit / soft_cap)
+                )
     hidden = [{} for _ in range(length)]
     if rule.hidden is not None:
         hidden = rule.hidden([{j: logits[0, i, j] for j in seen[i]} for i in range(length)])
@@ -107,7 +116,10 @@ def attention(
                 for j in seen[i]
             ]
             added = rule.added(head, q_LHK[i, head], tokens[head, i], about)
-            final = [key.logit + bias - hidden[i].get(key.index, 0.0) for key, bias in zip(about, added, strict=True)]
+            final = [
+                key.logit + bias - hidden[i].get(key.index, 0.0)
+                for key, bias in zip(about, added, strict=True)
+            ]
             weights = softmax(final) if rule.weights is None else rule.weights(head, final, about)
             for j, weight in zip(seen[i], weights, strict=True):
                 out_LHK[i, head] += weight * v_MGK[j, group]
@@ -157,7 +169,10 @@ def cope_backward(
         A = dict(zip(seen, softmax([L[j] + pos[j] for j in seen]), strict=True))
         D = float(dout_LK[i] @ sum(A[j] * v_MK[j] for j in seen))
         dS = {j: A[j] * (float(dout_LK[i] @ v_MK[j]) - D) for j in seen}
-        dp = {j: dS[j] * (z[math.ceil(p[j])] - z[math.floor(p[j])]) if P[j] <= size - 1 else 0.0 for j in seen}
+        dp = {
+            j: dS[j] * (z[math.ceil(p[j])] - z[math.floor(p[j])]) if P[j] <= size - 1 else 0.0
+            for j in seen
+        }
         dz = [sum(dS[j] * max(0.0, 1 - abs(p[j] - n)) for j in seen) for n in range(size)]
         for j in seen:
             C = sum(dp[other] for other in seen if other <= j)

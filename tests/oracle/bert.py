@@ -46,16 +46,22 @@ def encoder(
     return states
 
 
-def block(x: Sequence[Array], params: Params, heads: int, rule: Rule, positions: Sequence[int]) -> list[Array]:
+def block(
+    x: Sequence[Array], params: Params, heads: int, rule: Rule, positions: Sequence[int]
+) -> list[Array]:
     """LN(x + attention(x)), then LN(x + mlp(x)); every token sees every token."""
     q, k, v = (
         np.stack([dense(row, params, f"attention/{name}").reshape(heads, -1) for row in x])
         for name in ("query", "key", "value")
     )
-    out_LHK = attention(q, k, v, rule, x_MD=np.stack(x), q_positions=positions, k_positions=positions, causal=False)
+    out_LHK = attention(
+        q, k, v, rule, x_MD=np.stack(x), q_positions=positions, k_positions=positions, causal=False
+    )
     result = []
     for row, attended in zip(x, out_LHK, strict=True):
-        row = layer_norm(row + dense(attended.reshape(-1), params, "attention/out"), params, "attention_norm")
+        row = layer_norm(
+            row + dense(attended.reshape(-1), params, "attention/out"), params, "attention_norm"
+        )
         hidden = np.array([gelu(unit) for unit in dense(row, params, "mlp/inner")])
         result.append(layer_norm(row + dense(hidden, params, "mlp/outer"), params, "mlp_norm"))
     return result
@@ -69,7 +75,10 @@ def pool(state: Array, params: Params) -> Array:
 def masked_logits(state: Array, params: Params) -> Array:
     """E LN(gelu(W x + b)) + c of one token."""
     hidden = np.array([gelu(unit) for unit in dense(state, params, "transform")])
-    return params["encoder/words/embedding"] @ layer_norm(hidden, params, "transform_norm") + params["bias_V"]
+    return (
+        params["encoder/words/embedding"] @ layer_norm(hidden, params, "transform_norm")
+        + params["bias_V"]
+    )
 
 
 def cross_entropy(logits: Array, target: int) -> float:
@@ -92,4 +101,7 @@ def layer_norm(x: Array, params: Params, name: str, epsilon: float = 1e-12) -> A
     """(x − mean) / √(variance + ε), scaled and shifted."""
     centred = x - sum(x) / len(x)
     variance = sum(value**2 for value in centred) / len(x)
-    return centred / math.sqrt(variance + epsilon) * params[f"{name}/norm/scale"] + params[f"{name}/norm/bias"]
+    return (
+        centred / math.sqrt(variance + epsilon) * params[f"{name}/norm/scale"]
+        + params[f"{name}/norm/bias"]
+    )

@@ -52,9 +52,15 @@ def decoder(
     """
     positions = range(len(tokens)) if positions is None else positions
     table = params["embedding/embedding"]
-    x = [shared.embed(table[token], int(position)) for token, position in zip(tokens, positions, strict=True)]
+    x = [
+        shared.embed(table[token], int(position))
+        for token, position in zip(tokens, positions, strict=True)
+    ]
     e = (
-        [np.stack([angles_of(position, choices.head_dim)] * choices.heads) for position in positions]
+        [
+            np.stack([angles_of(position, choices.head_dim)] * choices.heads)
+            for position in positions
+        ]
         if choices.tape
         else None
     )
@@ -82,12 +88,16 @@ def turned(x_LHK: Array, e: Sequence[Array]) -> Array:
     for i, (x_HK, e_HK) in enumerate(zip(x_LHK, e, strict=True)):
         for head in range(len(x_HK)):
             for c in range(half):
-                y = complex(x_HK[head, c], x_HK[head, c + half]) * complex(e_HK[head, c], e_HK[head, c + half])
+                y = complex(x_HK[head, c], x_HK[head, c + half]) * complex(
+                    e_HK[head, c], e_HK[head, c + half]
+                )
                 out[i, head, c], out[i, head, c + half] = y.real, y.imag
     return out
 
 
-def moved(e: Sequence[Array], attended: Sequence[Array], fed: Sequence[Array], params: Params) -> list[Array]:
+def moved(
+    e: Sequence[Array], attended: Sequence[Array], fed: Sequence[Array], params: Params
+) -> list[Array]:
     """Positions after a block: e ← e + M (A e), then e ← e + W_down (silu(W_token f) ⊙ W_up e)."""
     result = []
     for e_HK, a_HK, f_D in zip(e, attended, fed, strict=True):
@@ -116,7 +126,9 @@ def block(
     normed = normalise(x, params, "mlp_norm", choices.norm) if pre else x
     fed = [feed_forward(at, params, choices.activation) for at in normed]
     x = [row + added for row, added in zip(x, fed, strict=True)]
-    return x if pre else normalise(x, params, "mlp_norm", choices.norm), e and moved(e, sums, fed, params)
+    return x if pre else normalise(x, params, "mlp_norm", choices.norm), e and moved(
+        e, sums, fed, params
+    )
 
 
 def self_attention(
@@ -131,7 +143,9 @@ def self_attention(
     """(W_o attend(W_q x, W_k x, W_v x), the same sums of positions)."""
     heads = {"query": choices.heads, "key": choices.kv_heads, "value": choices.kv_heads}
     q, k, v = (
-        np.stack([linear(row, params, f"attention/{name}").reshape(count, choices.head_dim) for row in x])
+        np.stack(
+            [linear(row, params, f"attention/{name}").reshape(count, choices.head_dim) for row in x]
+        )
         for name, count in heads.items()
     )
     if e:
@@ -180,7 +194,9 @@ def linear(x: Array, params: Params, name: str) -> Array:
     return x @ params[f"{name}/kernel"] + params.get(f"{name}/bias", 0.0)
 
 
-def normalise(x: Sequence[Array], params: Params, name: str, kind: str, epsilon: float = 1e-6) -> list[Array]:
+def normalise(
+    x: Sequence[Array], params: Params, name: str, kind: str, epsilon: float = 1e-6
+) -> list[Array]:
     """Each token less its mean, over its standard deviation, or over its root mean square."""
     scale, bias = params[f"{name}/norm/scale"], params.get(f"{name}/norm/bias", 0.0)
     result = []

@@ -6,7 +6,9 @@ import numpy as np
 
 
 def gradients(
-    function: Callable[[Mapping[str, np.ndarray]], float], at: Mapping[str, np.ndarray], step: float = 1e-5
+    function: Callable[[Mapping[str, np.ndarray]], float],
+    at: Mapping[str, np.ndarray],
+    step: float = 1e-5,
 ) -> dict[str, np.ndarray]:
     """(f(x + h) − f(x − h)) / 2h for every entry of every array; exact to about 1e-10 where f is
     smooth in float64.
@@ -47,9 +49,18 @@ def slopes(
     >>> name, abs(slope), abs(round(difference, 6))
     ('a', 6.0, 6.0)
     """
-    at, rng = {name: np.array(value, np.float64) for name, value in at.items()}, np.random.default_rng(1)
+    at, rng = (
+        {name: np.array(value, np.float64) for name, value in at.items()},
+        np.random.default_rng(1),
+    )
     for name, value in at.items():
         for _ in range(count):
             direction = rng.choice([-1.0, 1.0], value.shape) / max(value.size, 1) ** 0.5
-            above, below = (function(at | {name: value + sign * step * direction}) for sign in (1, -1))
-            yield name, float(np.sum(gradients_of[name] * direction)), float(above - below) / (2 * step)
+            above, below = (
+                function(at | {name: value + sign * step * direction}) for sign in (1, -1)
+            )
+            yield (
+                name,
+                float(np.sum(gradients_of[name] * direction)),
+                float(above - below) / (2 * step),
+            )

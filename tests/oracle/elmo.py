@@ -19,7 +19,9 @@ def word(characters, table, filters, highways, projection):
         for number in range(len(b)):
             values = []
             for start in range(len(e) - len(w) + 1):
-                values.append(sum(e[start + k] @ w[k, :, number] for k in range(len(w))) + b[number])
+                values.append(
+                    sum(e[start + k] @ w[k, :, number] for k in range(len(w))) + b[number]
+                )
             maxima.append(max(max(values), 0.0))
     x = np.array(maxima)
     for w_carry, b_carry, w_transform, b_transform in highways:
@@ -35,7 +37,15 @@ def direction(x, layers, carry, clips, residual=True):
     outputs, lasts = [], []
     for number, (w_x, w_h, b, w_p) in enumerate(layers):
         y, last = lstm_layer(
-            x, w_x, w_h, b, *carry[number], w_p=w_p, cell_clip=clips[0], projection_clip=clips[1], forget_bias=1.0
+            x,
+            w_x,
+            w_h,
+            b,
+            *carry[number],
+            w_p=w_p,
+            cell_clip=clips[0],
+            projection_clip=clips[1],
+            forget_bias=1.0,
         )
         x = y + x if residual and number else y
         outputs.append(x)

@@ -17,7 +17,11 @@ from tests.oracle.token_rules import TOKEN_RULES
 
 def of_distance(bias: Callable[[int, Vector, int, int], float]) -> Rule:
     """The rule that adds bias(head, q, query position, key position) to each logit."""
-    return Rule(added=lambda head, q, token, keys: [bias(head, q, token.position, key.position) for key in keys])
+    return Rule(
+        added=lambda head, q, token, keys: [
+            bias(head, q, token.position, key.position) for key in keys
+        ]
+    )
 
 
 def none(params: Params, sizes: Sizes) -> Rule:
@@ -94,7 +98,9 @@ def stretched(frequency: float, llama3: tuple[float, float, float, float] | None
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
-def yarn_kept(c: int, frequency: float, rotated: int, base: float, yarn: Sequence[float], ramp: str) -> float:
+def yarn_kept(
+    c: int, frequency: float, rotated: int, base: float, yarn: Sequence[float], ramp: str
+) -> float:
     """1 for the bands that YaRN leaves alone, 0 for those that it slows down by the factor."""
     _, length, slow, fast = (*yarn, 1.0, 32.0)[:4]
     if ramp == "turns":
@@ -185,13 +191,20 @@ def t5_bucket(distance: int, num_buckets: int, max_distance: int) -> int:
     if distance < half:
         return max(distance, 0)
     steps = 0  # the largest with (n/half)^rest >= (max/half)^steps
-    while steps < rest - 1 and distance**rest * half ** (steps + 1) >= max_distance ** (steps + 1) * half**rest:
+    while (
+        steps < rest - 1
+        and distance**rest * half ** (steps + 1) >= max_distance ** (steps + 1) * half**rest
+    ):
         steps += 1
     return half + steps
 
 
 def t5(
-    params: Params, sizes: Sizes, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
+    params: Params,
+    sizes: Sizes,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+    bidirectional: bool = False,
 ) -> Rule:
     """bias[bucket(i−j), h]; with two sides, keys after the query have the upper buckets."""
     assert params["table"].shape == (num_buckets, sizes.heads)
@@ -203,7 +216,9 @@ def t5(
             return params["table"][half + bucket if j > i else bucket, head]
 
         return of_distance(bias)
-    return of_distance(lambda head, q, i, j: params["table"][t5_bucket(i - j, num_buckets, max_distance), head])
+    return of_distance(
+        lambda head, q, i, j: params["table"][t5_bucket(i - j, num_buckets, max_distance), head]
+    )
 
 
 def kerple(params: Params, sizes: Sizes) -> Rule:
@@ -215,7 +230,9 @@ def kerple(params: Params, sizes: Sizes) -> Rule:
 
 def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.0) -> Rule:
     """f(ψ(|i−j|) / ψ(max(|m|·threshold, i, j)))_h, ψ(x) = log(|c|x + 1), f a ReLU network."""
-    w1, b1, w2, b2 = (params[name] for name in ("hidden_kernel", "hidden_bias", "out_kernel", "out_bias"))
+    w1, b1, w2, b2 = (
+        params[name] for name in ("hidden_kernel", "hidden_bias", "out_kernel", "out_bias")
+    )
     assert w1.shape == (hidden,) and w2.shape == (hidden, sizes.heads)
 
     def psi(x):
@@ -231,7 +248,9 @@ def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.
     return of_distance(bias)
 
 
-def cope_gates(params: Params, sizes: Sizes, gate: str, head: int, q: Vector, keys: Sequence[Key]) -> list[float]:
+def cope_gates(
+    params: Params, sizes: Sizes, gate: str, head: int, q: Vector, keys: Sequence[Key]
+) -> list[float]:
     """Eq 3: g_ij = σ(q_i·k_j); or with separate keys, k = x W_g; or with values as keys."""
     if gate == "query_key":
         return [sigmoid(key.logit) for key in keys]
@@ -263,7 +282,11 @@ def cope(
     def embedding(p):
         if position == "mlp":
             units = [
-                max(float(params["hidden_kernel"][f]) * p / (npos_max - 1) + float(params["hidden_bias"][f]), 0.0)
+                max(
+                    float(params["hidden_kernel"][f]) * p / (npos_max - 1)
+                    + float(params["hidden_bias"][f]),
+                    0.0,
+                )
                 for f in range(hidden)
             ]
             return sum(unit * params["table"][f] for f, unit in enumerate(units))
@@ -292,7 +315,11 @@ def cope(
 
 
 def cope_two_sided(
-    params: Params, sizes: Sizes, npos_max: int = 64, share_table: bool = False, scale_position_logits: bool = False
+    params: Params,
+    sizes: Sizes,
+    npos_max: int = 64,
+    share_table: bool = False,
+    scale_position_logits: bool = False,
 ) -> Rule:
     """Positions are sums of gates outward from the query, its gate included, a table a side."""
     left = params["tables"][0]
@@ -305,12 +332,18 @@ def cope_two_sided(
         i, logits = token.position, []
         for key in keys:
             low, high = min(i, key.position), max(i, key.position)
-            between = [gate for gate, other in zip(gates, keys, strict=True) if low <= other.position <= high]
+            between = [
+                gate
+                for gate, other in zip(gates, keys, strict=True)
+                if low <= other.position <= high
+            ]
             p = min(sum(between), npos_max - 1)
             table = right if key.position > i else left
             below, above = math.floor(p), math.ceil(p)
             e = (p - below) * table[above] + (1 - p + below) * table[below]
-            logits.append(float(q @ e) / (math.sqrt(sizes.head_dim) if scale_position_logits else 1.0))
+            logits.append(
+                float(q @ e) / (math.sqrt(sizes.head_dim) if scale_position_logits else 1.0)
+            )
         return logits
 
     return Rule(added=added)

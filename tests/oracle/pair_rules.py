@@ -5,7 +5,9 @@ import math
 from tests.oracle.rules import Params, Rule, Sizes, log_sigmoid, sigmoid, softmax
 
 
-def stick_breaking(params: Params, sizes: Sizes, see_itself: bool = False, remainder: str = "zero") -> Rule:
+def stick_breaking(
+    params: Params, sizes: Sizes, see_itself: bool = False, remainder: str = "zero"
+) -> Rule:
     """a_ij = σ(s_ij) Π (1 − σ(s_il)) over nearer keys; by default without the query's token."""
     del params, sizes
 
@@ -32,7 +34,10 @@ def tra(params: Params, sizes: Sizes) -> Rule:
 
     def weights(head, logits, keys):
         del head
-        shares = [math.exp(logit) if key.logit > 0 else 0.0 for logit, key in zip(logits, keys, strict=True)]
+        shares = [
+            math.exp(logit) if key.logit > 0 else 0.0
+            for logit, key in zip(logits, keys, strict=True)
+        ]
         return [share / (sum(shares) or 1.0) for share in shares]
 
     return Rule(added=added, weights=weights)
@@ -56,7 +61,9 @@ def row_fox(params: Params, sizes: Sizes, gate: str = "separate", width: int = 8
     return Rule(added=added)
 
 
-def cope_signed(params: Params, sizes: Sizes, npos_max: int = 64, scale_position_logits: bool = False) -> Rule:
+def cope_signed(
+    params: Params, sizes: Sizes, npos_max: int = 64, scale_position_logits: bool = False
+) -> Rule:
     """p = Σ_{l=j..i} tanh(s_il/2), clipped to ±(N−1); row p + N − 1 of the table, interpolated."""
 
     def added(head, q, token, keys):
@@ -67,7 +74,9 @@ def cope_signed(params: Params, sizes: Sizes, npos_max: int = 64, scale_position
             p = min(max(sum(steps[j:]), 1 - npos_max), npos_max - 1) + npos_max - 1
             below, above = math.floor(p), math.ceil(p)
             e = (p - below) * params["table"][above] + (1 - p + below) * params["table"][below]
-            logits.append(float(q @ e) / (math.sqrt(sizes.head_dim) if scale_position_logits else 1.0))
+            logits.append(
+                float(q @ e) / (math.sqrt(sizes.head_dim) if scale_position_logits else 1.0)
+            )
         return logits
 
     return Rule(added=added)

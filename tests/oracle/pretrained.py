@@ -27,8 +27,13 @@ def gpt2(tokens: Sequence[int], tensors: Tensors, config: Mapping[str, Any]) -> 
         layer = tensors_below(tensors, f"transformer.h.{number}.")
         rows = [layer_norm(row, layer["ln_1.weight"], layer["ln_1.bias"], epsilon) for row in x]
         three = [row @ layer["attn.c_attn.weight"] + layer["attn.c_attn.bias"] for row in rows]
-        q, k, v = (np.stack([np.split(row, 3)[which].reshape(heads, -1) for row in three]) for which in range(3))
-        attended = [row @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"] for row in attend(q, k, v)]
+        q, k, v = (
+            np.stack([np.split(row, 3)[which].reshape(heads, -1) for row in three])
+            for which in range(3)
+        )
+        attended = [
+            row @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"] for row in attend(q, k, v)
+        ]
         x = [row + more for row, more in zip(x, attended, strict=True)]
         for position, row in enumerate(x):
             normed = layer_norm(row, layer["ln_2.weight"], layer["ln_2.bias"], epsilon)
@@ -53,14 +58,17 @@ def llama(tokens: Sequence[int], tensors: Tensors, config: Mapping[str, Any]) ->
 
         rows = [rms_norm(row, layer["input_layernorm.weight"], epsilon) for row in x]
         q, k, v = (
-            np.stack([linear(f"self_attn.{name}_proj", row).reshape(-1, width) for row in rows]) for name in "qkv"
+            np.stack([linear(f"self_attn.{name}_proj", row).reshape(-1, width) for row in rows])
+            for name in "qkv"
         )
         q, k = turned(q, config), turned(k, config)
         attended = [linear("self_attn.o_proj", row) for row in attend(q, k, v)]
         x = [row + more for row, more in zip(x, attended, strict=True)]
         for position, row in enumerate(x):
             normed = rms_norm(row, layer["post_attention_layernorm.weight"], epsilon)
-            gate = np.array([unit / (1 + math.exp(-unit)) for unit in linear("mlp.gate_proj", normed)])
+            gate = np.array(
+                [unit / (1 + math.exp(-unit)) for unit in linear("mlp.gate_proj", normed)]
+            )
             x[position] = row + linear("mlp.down_proj", gate * linear("mlp.up_proj", normed))
     out = tensors.get("lm_head.weight", words)
     return np.stack([out @ rms_norm(row, tensors["model.norm.weight"], epsilon) for row in x])
@@ -75,7 +83,10 @@ def attend(q_LHK: Array, k_LGK: Array, v_LGK: Array) -> list[Array]:
         row = []
         for head in range(heads):
             group = head // share
-            weights = [math.exp(float(q_LHK[i, head] @ k_LGK[j, group]) / math.sqrt(width)) for j in range(i + 1)]
+            weights = [
+                math.exp(float(q_LHK[i, head] @ k_LGK[j, group]) / math.sqrt(width))
+                for j in range(i + 1)
+            ]
             row.append(sum(w * v_LGK[j, group] for j, w in enumerate(weights)) / sum(weights))
         result.append(np.concatenate(row))
     return result
@@ -104,7 +115,9 @@ def turned(x_LHK: Array, config: Mapping[str, Any]) -> Array:
 def layer_norm(row: Array, scale: Array, bias: Array, epsilon: float) -> Array:
     """The row less its mean, over its standard deviation."""
     centred = row - sum(row) / len(row)
-    return centred / math.sqrt(sum(value**2 for value in centred) / len(row) + epsilon) * scale + bias
+    return (
+        centred / math.sqrt(sum(value**2 for value in centred) / len(row) + epsilon) * scale + bias
+    )
 
 
 def rms_norm(row: Array, scale: Array, epsilon: float) -> Array:
@@ -119,4 +132,8 @@ def exact_gelu(x: float) -> float:
 
 def tensors_below(tensors: Tensors, prefix: str) -> dict[str, Array]:
     """The tensors whose names start so, without it."""
-    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in tensors.items()
+        if name.startswith(prefix)
+    }

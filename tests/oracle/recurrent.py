@@ -21,7 +21,9 @@ def tanh_layer(x, w_x, w_h, b, h):
     return np.array(states).reshape(-1, len(b)), (h,)
 
 
-def lstm_layer(x, w_x, w_h, b, c, h, *, w_p=None, cell_clip=np.inf, projection_clip=np.inf, forget_bias=0.0):
+def lstm_layer(
+    x, w_x, w_h, b, c, h, *, w_p=None, cell_clip=np.inf, projection_clip=np.inf, forget_bias=0.0
+):
     """(outputs of a sequence, (last cell, last output)); W and b have gates i, f, g, o."""
     n, outputs = len(c), []
     for x_t in x:

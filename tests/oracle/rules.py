@@ -89,13 +89,18 @@ def compose(rules: Sequence[Rule]) -> Rule:
         return run
 
     def added(head, q, token, keys):
-        return [sum(terms) for terms in zip(*(rule.added(head, q, token, keys) for rule in rules), strict=True)]
+        return [
+            sum(terms)
+            for terms in zip(*(rule.added(head, q, token, keys) for rule in rules), strict=True)
+        ]
 
     def only(name):
         return next((getattr(rule, name) for rule in rules if getattr(rule, name)), None)
 
     embed, rotate = chain([rule.embed for rule in rules]), chain([rule.rotate for rule in rules])
-    return Rule(embed, rotate, added, only("hidden"), only("weights"), bool(only("rest_to_own_value")))
+    return Rule(
+        embed, rotate, added, only("hidden"), only("weights"), bool(only("rest_to_own_value"))
+    )
 
 
 def sigmoid(x: float) -> float:

@@ -33,7 +33,8 @@ def fox(
         del q, token
         forget = [
             log_sigmoid(
-                float(params["bias"][head]) + (float(key.x[-1] @ params["kernel"][:, head]) if gate == "token" else 0)
+                float(params["bias"][head])
+                + (float(key.x[-1] @ params["kernel"][:, head]) if gate == "token" else 0)
             )
             for key in keys
         ]
@@ -83,7 +84,9 @@ def turning(step: Callable[[Vector, int], Sequence[float]], exclusive: bool = Fa
         before = list(token.x[:-1] if exclusive else token.x)
         angles = [0.0] * len(step(token.x[-1], token.group))
         for x in before:
-            angles = [angle + turn for angle, turn in zip(angles, step(x, token.group), strict=True)]
+            angles = [
+                angle + turn for angle, turn in zip(angles, step(x, token.group), strict=True)
+            ]
         return turned(vector, angles)
 
     return Rule(rotate=rotate)
@@ -100,7 +103,9 @@ def carope(params: Params, sizes: Sizes, stddev: float = 0.02) -> Rule:
     return turning(step)
 
 
-def grape(params: Params, sizes: Sizes, base: float = 10000.0, step: float = 1e-3, per_head: bool = False) -> Rule:
+def grape(
+    params: Params, sizes: Sizes, base: float = 10000.0, step: float = 1e-3, per_head: bool = False
+) -> Rule:
     """Angle c: θ_c Σ_{l<t} softplus(w·x_l + b), θ_c = e^parameter."""
     del base, step
 
@@ -112,7 +117,9 @@ def grape(params: Params, sizes: Sizes, base: float = 10000.0, step: float = 1e-
     return turning(increment, exclusive=True)
 
 
-def mapformer(params: Params, sizes: Sizes, rank: int = 2, world: float = 64.0, fastest: float = 2 * math.pi) -> Rule:
+def mapformer(
+    params: Params, sizes: Sizes, rank: int = 2, world: float = 64.0, fastest: float = 2 * math.pi
+) -> Rule:
     """Angle c: ω_c Σ_{l≤t} (W_out W_in x_l)_c."""
     del world, fastest
     assert params["into"].shape == (sizes.model_dim, rank)
@@ -120,7 +127,9 @@ def mapformer(params: Params, sizes: Sizes, rank: int = 2, world: float = 64.0, 
     def step(x, group):
         del group
         coordinates = x @ params["into"] @ params["out"]
-        return [float(params["frequencies"][c] * coordinates[c]) for c in range(sizes.head_dim // 2)]
+        return [
+            float(params["frequencies"][c] * coordinates[c]) for c in range(sizes.head_dim // 2)
+        ]
 
     return turning(step)
 
@@ -141,7 +150,9 @@ def darope(
         least = Fraction(1, 10**6)  # exact, because 1 − 10⁻⁶ in float64 has ten digits less
         share = min(max(Fraction(2 * token.position + 1, 2 * size), least), 1 - least)
         gate = float(token.x[-1] @ params["kernel"][:, token.group])
-        position = size * sigmoid(gate + float(params["alpha"][token.group]) * math.log(share / (1 - share)))
+        position = size * sigmoid(
+            gate + float(params["alpha"][token.group]) * math.log(share / (1 - share))
+        )
         angles = []
         for c in range(sizes.head_dim // 2):
             theta = base ** (-2 * c / sizes.head_dim)
@@ -197,8 +208,15 @@ def selective_rope(
     assert params["into"].shape == (sizes.model_dim, rank)
     count = sizes.head_dim // 2
     spaced = [theta * math.pi * c / max(count - 1, 1) for c in range(count)]
-    raw = [math.sqrt((1 - math.cos(a)) / (1 + math.cos(a))) for a in spaced] if temperature == "rfa" else []
-    rates = [largest * raw[c] / max(raw) if raw else largest * theta ** (-2 * c / sizes.head_dim) for c in range(count)]
+    raw = (
+        [math.sqrt((1 - math.cos(a)) / (1 + math.cos(a))) for a in spaced]
+        if temperature == "rfa"
+        else []
+    )
+    rates = [
+        largest * raw[c] / max(raw) if raw else largest * theta ** (-2 * c / sizes.head_dim)
+        for c in range(count)
+    ]
 
     def normalised(x):
         slices = np.split(x, sizes.heads)
@@ -217,7 +235,10 @@ def selective_rope(
                 step = float(phi[c]) * sigmoid(float(phi[c])) if silu else float(phi[c])
                 step += math.exp(params["log_bias"][token.group, c]) if bias else 0.0
                 if gate:
-                    logit = unit @ params["gate_kernel"][:, token.group] + params["gate_bias"][token.group]
+                    logit = (
+                        unit @ params["gate_kernel"][:, token.group]
+                        + params["gate_bias"][token.group]
+                    )
                     step *= sigmoid(float(logit))
                 angles[c] += rates[c] * step
         return turned(vector, angles)
@@ -225,7 +246,14 @@ def selective_rope(
     return Rule(rotate=rotate)
 
 
-def path(params: Params, sizes: Sizes, rank: int = 32, width: int = 3, forget: bool = False, bias: float = 0.0) -> Rule:
+def path(
+    params: Params,
+    sizes: Sizes,
+    rank: int = 32,
+    width: int = 3,
+    forget: bool = False,
+    bias: float = 0.0,
+) -> Rule:
     """From the nearest key to the farthest: the logit is k·c/√K, then c loses β w (w·c)."""
     del rank, width, bias
 
@@ -233,7 +261,9 @@ def path(params: Params, sizes: Sizes, rank: int = 32, width: int = 3, forget: b
         raw = [np.tensordot(x @ params["into"], params["out"][:, group], 1) for x in rows]
         mixed = convolved(raw, params["convolution"][:, group])
         w = np.array([unit * sigmoid(float(unit)) for unit in mixed])
-        beta = 2 * sigmoid(float(rows[-1] @ params["beta_kernel"][:, group]) + float(params["beta_bias"][group]))
+        beta = 2 * sigmoid(
+            float(rows[-1] @ params["beta_kernel"][:, group]) + float(params["beta_bias"][group])
+        )
         return w / math.sqrt(float(w @ w) + 1e-6), beta
 
     def added(head, q, token, keys):

@@ -32,7 +32,13 @@ CONFIG = {
     "model": {"num_layers": 1, "block": {"model_dim": 8}},
     "encodings": {"cope": {"npos_max": 4}},
     "optimizer": {"warmup_steps": 1},
-    "training": {"steps": 2, "batch_size": 4, "steps_per_dispatch": 1, "evaluate_every": 2, "checkpoint_every": 1},
+    "training": {
+        "steps": 2,
+        "batch_size": 4,
+        "steps_per_dispatch": 1,
+        "evaluate_every": 2,
+        "checkpoint_every": 1,
+    },
     "evaluation": {"examples": 4, "curve_examples": 4, "sweep_examples": 0, "batch_size": 4},
     "job": {"mesh": {"data": 1}},
 }
@@ -63,7 +69,9 @@ def folders(tmp_path):
     formats.save(tmp_path / "bert", bert, drawn, form="bert")
     (tmp_path / "elmo").mkdir()
     elmo_files.save_elmo(
-        Elmo(ELMO, rngs=nnx.Rngs(0)), tmp_path / "elmo" / "options.json", tmp_path / "elmo" / "lm_weights.hdf5"
+        Elmo(ELMO, rngs=nnx.Rngs(0)),
+        tmp_path / "elmo" / "options.json",
+        tmp_path / "elmo" / "lm_weights.hdf5",
     )
     return {name: tmp_path / name for name in ("gpt2", "llama", "cope_jax", "bert", "elmo")}
 
@@ -74,12 +82,17 @@ def test_a_run_is_known_without_an_array_and_its_parameters_come_without_moments
     monkeypatch.setattr(
         Checkpoints,
         "restore",
-        lambda self, like, *model, **options: asked.append(like) or read(self, like, *model, **options),
+        lambda self, like, *model, **options: (
+            asked.append(like) or read(self, like, *model, **options)
+        ),
     )
     loaded = load(folder)
     assert (loaded.kind, loaded.name, loaded.seeds, loaded.step) == ("run", "decoder", (3, 5), 2)
     assert loaded.experiment.encoding == "cope" and loaded.config.num_layers == 1
-    assert loaded.task.name == "selective_copy" and loaded.codec.decode(loaded.codec.encode("| |")) == "| |"
+    assert (
+        loaded.task.name == "selective_copy"
+        and loaded.codec.decode(loaded.codec.encode("| |")) == "| |"
+    )
     assert not asked
     first, second = loaded.params(3), loaded.params(5)
     assert jax.tree.structure(first) == jax.tree.structure(second)
@@ -99,17 +112,23 @@ def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment)
     assert json.loads((folder / "result.json").read_text())["records"] == again
     other = dataclasses.replace(experiment.config, encoding="rope")
     with pytest.raises(
-        ConfigError, match=r'is a run with other settings, encoding \("cope", not "rope"\): use the config of'
+        ConfigError,
+        match=r'is a run with other settings, encoding \("cope", not "rope"\): use the config of',
     ):
         Experiment(other).evaluate(folder)
-    with pytest.raises(ConfigError, match=r"holds a run with other settings, seeds \(\[3, 5\], not \[3\]\)"):
+    with pytest.raises(
+        ConfigError, match=r"holds a run with other settings, seeds \(\[3, 5\], not \[3\]\)"
+    ):
         experiment.train(folder, [3])
 
 
 @pytest.mark.parametrize(
-    ("hook", "message"), [("same_data", "the data differ from the data"), ("same_saved_files", "vocabulary")]
+    ("hook", "message"),
+    [("same_data", "the data differ from the data"), ("same_saved_files", "vocabulary")],
 )
-def test_a_run_is_not_measured_on_other_data_or_words_than_its_own(hook, message, run, experiment, monkeypatch):
+def test_a_run_is_not_measured_on_other_data_or_words_than_its_own(
+    hook, message, run, experiment, monkeypatch
+):
     monkeypatch.setattr(type(experiment.task), hook, lambda *_: False)
     with pytest.raises(ConfigError, match=message):
         experiment.evaluate(run[0])
@@ -117,14 +136,22 @@ def test_a_run_is_not_measured_on_other_data_or_words_than_its_own(hook, message
 
 def test_seeds_of_numpy_and_another_thread_train_alike(run, experiment, tmp_path):
     records = []
-    worker = threading.Thread(target=lambda: records.extend(experiment.train(tmp_path / "run", np.array([3, 5]))))
+    worker = threading.Thread(
+        target=lambda: records.extend(experiment.train(tmp_path / "run", np.array([3, 5])))
+    )
     worker.start()
     worker.join()
     assert [row["value"] for row in records] == [row["value"] for row in run[1]]
 
 
 def test_every_format_is_known_without_its_tensors(folders):
-    models = {"gpt2": "decoder", "llama": "decoder", "cope_jax": "decoder", "bert": "bert", "elmo": "elmo"}
+    models = {
+        "gpt2": "decoder",
+        "llama": "decoder",
+        "cope_jax": "decoder",
+        "bert": "bert",
+        "elmo": "elmo",
+    }
     for kind, folder in folders.items():
         whole = load(folder)
         model = whole.model()
@@ -144,7 +171,8 @@ def test_what_holds_no_model_is_one_line(run, tmp_path):
     with pytest.raises(ConfigError, match=r"^there is no folder nowhere: "):
         load("nowhere")
     with pytest.raises(
-        ConfigError, match=r"^.* holds no model: give a folder with the checkpoints of a run, with config.json"
+        ConfigError,
+        match=r"^.* holds no model: give a folder with the checkpoints of a run, with config.json",
     ):
         load(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no seed 4: choose from 3, 5$"):
@@ -174,13 +202,21 @@ def test_the_trained_models_of_the_package_are_small_and_solve_their_tasks():
         assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() in page
         assert about["environment"]["commit"] in page
     counting = load("counting")
-    assert (counting.step, counting.seeds, counting.output) == (1500, (1,), Path("runs/trained/counting"))
+    assert (counting.step, counting.seeds, counting.output) == (
+        1500,
+        (1,),
+        Path("runs/trained/counting"),
+    )
     batch = counting.task.dataset("in_distribution", 64)
     predicted_BL = np.argmax(counting.model()(batch["inputs"]), axis=-1)
     assert batch["weights"][predicted_BL != batch["targets"]].sum() <= 1
     text = load("shakespeare")
-    tokens_L = np.concatenate([text.codec.begin, text.codec.encode("ROMEO:\nO, she doth teach the torches")])
-    losses_L = -jax.nn.log_softmax(text.model()(tokens_L[None, :-1])[0])[np.arange(len(tokens_L) - 1), tokens_L[1:]]
+    tokens_L = np.concatenate(
+        [text.codec.begin, text.codec.encode("ROMEO:\nO, she doth teach the torches")]
+    )
+    losses_L = -jax.nn.log_softmax(text.model()(tokens_L[None, :-1])[0])[
+        np.arange(len(tokens_L) - 1), tokens_L[1:]
+    ]
     assert losses_L.mean() < 2  # nats; a byte at random has 5.5
 
 
@@ -189,21 +225,29 @@ def test_a_copy_without_its_vocabulary_stays_an_error(tmp_path):
     (folder / "tokenizer.json").unlink()
     copy = load(folder)
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"lacks tokenizer\.json, the tokenizer or vocabulary"):
+        with pytest.raises(
+            ConfigError, match=r"lacks tokenizer\.json, the tokenizer or vocabulary"
+        ):
             _ = copy.task
     (folder / "run.json").write_text("{}")
     with pytest.raises(
-        ConfigError, match=r"run.json is damaged \(it lacks config, seeds, step, seconds\): convert the run again"
+        ConfigError,
+        match=r"run.json is damaged \(it lacks config, seeds, step, seconds\): convert the run again",
     ):
         load(folder)
     about = json.loads((TRAINED / "shakespeare" / "run.json").read_text())
-    for wrong, message in (({"step": "x"}, "step must be int, not str"), ({"seeds": [-1]}, r"seeds are \[-1\]")):
+    for wrong, message in (
+        ({"step": "x"}, "step must be int, not str"),
+        ({"seeds": [-1]}, r"seeds are \[-1\]"),
+    ):
         (folder / "run.json").write_text(json.dumps(about | wrong))
         with pytest.raises(ConfigError, match=message):
             load(folder)
 
 
-def test_a_folder_of_ones_own_comes_before_a_trained_model_of_the_package(run, tmp_path, monkeypatch):
+def test_a_folder_of_ones_own_comes_before_a_trained_model_of_the_package(
+    run, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run[0], tmp_path / "counting")
     assert load("counting").seeds == (3, 5)

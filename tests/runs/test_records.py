@@ -71,7 +71,17 @@ def test_environment_says_what_the_figures_depend_on():
     facts = environment()
     assert facts["backend"] == "cpu"
     assert facts["device_count"] == 8
-    for name in ("python", "jax", "jaxlib", "flax", "optax", "numpy", "cope_jax", "device_kind", "platform"):
+    for name in (
+        "python",
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "numpy",
+        "cope_jax",
+        "device_kind",
+        "platform",
+    ):
         assert facts[name], name
     assert facts["cpu_count"] >= 1
     assert "commit" in facts

@@ -47,8 +47,12 @@ def logits(model_config, params):
     return np.asarray(jit(lambda state: nnx.merge(graphdef, state)(tokens()))(state))
 
 
-@pytest.mark.parametrize("name, encoding", [("gpt2", "learned"), ("llama, grouped", "rope(base=100.0)")])
-def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(name, encoding, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "name, encoding", [("gpt2", "learned"), ("llama, grouped", "rope(base=100.0)")]
+)
+def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(
+    name, encoding, tmp_path, capsys
+):
     folder = write(tmp_path, CASES[name], tensors(CASES[name], np.float32))
     here, task = learner(folder, f"{encoding}+cope(npos_max=4)")
     start = warm_start.start(folder, here, task)
@@ -65,12 +69,17 @@ def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(name, encodi
     batch = task.sample(np.random.default_rng(0), 2, "train")
     gradient = jit(jax.grad(lambda params: here.loss(params, batch, jax.random.key(0))[0]))(params)
     tables = [leaf for path, leaf in leaves(gradient) if "cope" in path]
-    assert [np.asarray(table).shape for table in tables] == [(2, 4, here.model.block.attention_shape(None).head_dim)]
+    assert [np.asarray(table).shape for table in tables] == [
+        (2, 4, here.model.block.attention_shape(None).head_dim)
+    ]
     assert (np.abs(np.asarray(tables[0])).max(axis=(1, 2)) > 1e-5).all()
 
 
 def leaves(tree):
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return [
+        (jax.tree_util.keystr(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 @pytest.fixture
@@ -93,13 +102,18 @@ def test_a_part_is_known_by_its_name_in_any_composition(saved, capsys):
     theirs, ours = params["blocks"]["encoding"], start["blocks"]["encoding"]
     np.testing.assert_array_equal(ours["relative"]["table"], theirs["relative"]["table"])
     np.testing.assert_array_equal(ours["cope"]["table"], theirs["cope"]["table"])
-    np.testing.assert_array_equal(start["encoding"]["learned"]["table"], params["encoding"]["learned"]["table"])
+    np.testing.assert_array_equal(
+        start["encoding"]["learned"]["table"], params["encoding"]["learned"]["table"]
+    )
     assert (
-        "new: nothing; left out: nothing; encoding: cope(npos_max=4)+learned+relative there" in capsys.readouterr().out
+        "new: nothing; left out: nothing; encoding: cope(npos_max=4)+learned+relative there"
+        in capsys.readouterr().out
     )
     here, task = learner(folder, "cope(npos_max=4)")
     start = warm_start.start(folder, here, task)
-    np.testing.assert_array_equal(start["blocks"]["encoding"]["cope"]["table"], theirs["cope"]["table"])
+    np.testing.assert_array_equal(
+        start["blocks"]["encoding"]["cope"]["table"], theirs["cope"]["table"]
+    )
     printed = capsys.readouterr()
     assert "new: nothing; left out: blocks.encoding.relative.table, encoding;" in printed.out
     assert [line.partition("with ")[2] for line in printed.err.splitlines()] == [
@@ -120,7 +134,9 @@ def test_what_acts_at_once_is_measured(name):
 def test_a_new_part_that_is_not_zero_as_drawn_is_told(saved, capsys):
     folder, _ = saved("learned")
     text = "learned + alibi + cope(npos_max=4)"
-    warm_start.start(folder, *learner(folder, "learned+alibi+cope(npos_max=4,gate=separate_key)"), text)
+    warm_start.start(
+        folder, *learner(folder, "learned+alibi+cope(npos_max=4,gate=separate_key)"), text
+    )
     printed = capsys.readouterr()
     assert printed.out.endswith(f"; encoding: learned there, {text} here\n")
     assert printed.err == (
@@ -132,13 +148,17 @@ def test_a_new_part_that_is_not_zero_as_drawn_is_told(saved, capsys):
 def test_equal_encodings_are_not_told(saved, capsys):
     folder, _ = saved("rope")
     warm_start.start(folder, *learner(folder, "rope"), "rope(base=10000.0)")
-    assert capsys.readouterr().out == f"start: decoder of {folder}; new: nothing; left out: nothing\n"
+    assert (
+        capsys.readouterr().out == f"start: decoder of {folder}; new: nothing; left out: nothing\n"
+    )
 
 
 def test_another_function_of_the_same_sizes_is_told(saved, capsys):
     folder, _ = saved("rope", tie_embeddings=True)
     here, task = learner(
-        folder, "rope(base=500.0)", **{"block.num_heads": 4, "block.num_kv_heads": 4, "block.head_dim": 2}
+        folder,
+        "rope(base=500.0)",
+        **{"block.num_heads": 4, "block.num_kv_heads": 4, "block.head_dim": 2},
     )
     warm_start.start(folder, here, task)
     warnings = capsys.readouterr().err
@@ -152,12 +172,24 @@ def test_another_function_of_the_same_sizes_is_told(saved, capsys):
 def test_what_does_not_fit_is_one_line(saved):
     folder, _ = saved("cope(npos_max=4)+rope")
     for encoding, message in [
-        ("cope(npos_max=5)+rope", r"^blocks\.encoding\.cope\.table is 2×4×4 in .* and 2×5×4 in this model"),
-        ("cope(npos_max=4,gate=separate_key)", r"^blocks\.encoding\.cope\.gate_key is absent in .* and \S+ in this"),
+        (
+            "cope(npos_max=5)+rope",
+            r"^blocks\.encoding\.cope\.table is 2×4×4 in .* and 2×5×4 in this model",
+        ),
+        (
+            "cope(npos_max=4,gate=separate_key)",
+            r"^blocks\.encoding\.cope\.gate_key is absent in .* and \S+ in this",
+        ),
     ]:
         with pytest.raises(ConfigError, match=message):
             warm_start.start(folder, *learner(folder, encoding))
-    with pytest.raises(ConfigError, match=r"^blocks\.attention_norm\.norm\.bias is 2×8 in .* and absent in this model"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^blocks\.attention_norm\.norm\.bias is 2×8 in .* and absent in this model",
+    ):
         warm_start.start(folder, *learner(folder, "cope(npos_max=4)", **{"block.norm": "rms"}))
-    with pytest.raises(ConfigError, match="holds no model: give a folder with the checkpoints of a run, with config"):
+    with pytest.raises(
+        ConfigError,
+        match="holds no model: give a folder with the checkpoints of a run, with config",
+    ):
         load(folder.parent)

@@ -35,7 +35,9 @@ def holder(tmp_path):
     """Another process, which holds the workdir."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", HOLDS, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
@@ -43,13 +45,19 @@ def holder(tmp_path):
 
 def test_a_bucket_is_no_workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="gs:/bucket/run is not a folder"), Workdir(Path("gs://bucket/run")).locked():
+    with (
+        pytest.raises(ConfigError, match="gs:/bucket/run is not a folder"),
+        Workdir(Path("gs://bucket/run")).locked(),
+    ):
         pass
     assert not list(tmp_path.iterdir())
 
 
 def test_a_second_run_in_a_workdir_is_refused_with_the_name_of_the_first(holder, tmp_path):
-    with pytest.raises(ConfigError, match="is in use by process") as error, Workdir(tmp_path / "run").locked():
+    with (
+        pytest.raises(ConfigError, match="is in use by process") as error,
+        Workdir(tmp_path / "run").locked(),
+    ):
         pass
     assert f"process {holder.pid} on {socket.gethostname()}: wait until it ends" in str(error.value)
     with Workdir(tmp_path / "another").locked():
@@ -61,7 +69,9 @@ def test_a_run_that_is_killed_leaves_no_lock(holder, tmp_path):
     holder.wait()
     for _ in range(2):
         with Workdir(tmp_path / "run").locked():
-            assert (tmp_path / "run" / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+            assert (
+                tmp_path / "run" / ".lock"
+            ).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
@@ -110,7 +120,10 @@ def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_pat
 def test_records_of_another_shape_are_one_line(content, tmp_path):
     path = tmp_path / "result.json"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=r"result.json is damaged \(.*\): delete it, and the command recreates it$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"result.json is damaged \(.*\): delete it, and the command recreates it$",
+    ):
         read_records(path)
 
 
@@ -145,7 +158,9 @@ def test_checkpoints_are_a_folder_in_a_possible_path(tmp_path):
 @pytest.mark.parametrize("seeds", ["[]", "5", "null", "[[0]]", "[-1]", "[0.5]", '["0"]', "[true]"])
 def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
     (tmp_path / "config.json").write_text(f'{{"config": {{}}, "seeds": {seeds}}}')
-    with pytest.raises(ConfigError, match=r"config.json is damaged \(seeds are .*\): write the seeds of the run"):
+    with pytest.raises(
+        ConfigError, match=r"config.json is damaged \(seeds are .*\): write the seeds of the run"
+    ):
         Workdir(tmp_path).settings()
 
 
@@ -155,7 +170,9 @@ def test_a_json_file_that_cannot_be_read_is_one_line(tmp_path):
         Workdir(tmp_path).settings()
 
 
-@pytest.mark.parametrize(("name", "message"), [("", "is empty, as with an unset"), ("~/runs", "does not replace ~ in")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("", "is empty, as with an unset"), ("~/runs", "does not replace ~ in")]
+)
 def test_folders_that_a_shell_has_not_filled_in_are_refused(name, message, monkeypatch):
     values = flags.FlagValues()
     flags.DEFINE_string("out", name, "A folder.", flag_values=values)
@@ -233,7 +250,9 @@ def test_an_unknown_backend_is_one_clear_line(platform):
     if done.returncode == 0:
         pytest.skip(f"there is a {platform} here")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: JAX cannot start its backend, JAX_PLATFORMS is {platform} (")
+    assert done.stderr.startswith(
+        f"error: JAX cannot start its backend, JAX_PLATFORMS is {platform} ("
+    )
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -307,7 +326,9 @@ with exits.no_late_words(), exits.clear_errors():
 
 def run(code, **environment):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
 
 
 def test_files_of_a_run_are_written_once_and_never_changed(tmp_path):
@@ -334,7 +355,9 @@ print("went on")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{interrupts.LINE}\n")
 
 
-@pytest.mark.parametrize(("module", "status"), [("jax._src.compiler", 130), ("importlib._bootstrap", 130), ("jaxy", 0)])
+@pytest.mark.parametrize(
+    ("module", "status"), [("jax._src.compiler", 130), ("importlib._bootstrap", 130), ("jaxy", 0)]
+)
 def test_ctrl_c_inside_jax_never_becomes_an_exception(module, status):
     code = f"""
 import signal

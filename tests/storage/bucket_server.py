@@ -108,7 +108,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 names = [name for name in server.names(bucket) if first <= name < last]
                 more = {"nextPageToken": names[PAGE]} if len(names) > PAGE else {}
                 items = [{"name": name, "size": "1"} for name in names[:PAGE]]
-                self._answer(200, json.dumps({"kind": "storage#objects", "items": items, **more}).encode())
+                self._answer(
+                    200, json.dumps({"kind": "storage#objects", "items": items, **more}).encode()
+                )
                 return
             content, generation = server.objects.get((bucket, name), (b"", 0))
             wanted = asked.get("ifGenerationMatch")
@@ -117,7 +119,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             elif self.command == "POST":
                 generation = next(server.generations)
                 server.objects[bucket, name] = body, generation
-                self._answer(200, json.dumps({"name": name, "generation": str(generation)}).encode())
+                self._answer(
+                    200, json.dumps({"name": name, "generation": str(generation)}).encode()
+                )
             elif not generation:
                 self._answer(404)
             elif self.command == "DELETE":

@@ -20,7 +20,9 @@ def temporary_files(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 2, "initial_delay": "0.01s", "max_delay": "0.02s"})
+    monkeypatch.setattr(
+        objects, "_RETRIES", {"max_retries": 2, "initial_delay": "0.01s", "max_delay": "0.02s"}
+    )
     objects._opened.cache_clear()
     with serving() as running:
         yield running

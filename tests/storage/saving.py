@@ -11,7 +11,10 @@ URL = "gs://bucket/runs/cope"
 
 
 def state(number):
-    return {"params": {"kernel": jnp.full((4, 3), number, jnp.float32)}, "key": jax.random.key(number)}
+    return {
+        "params": {"kernel": jnp.full((4, 3), number, jnp.float32)},
+        "key": jax.random.key(number),
+    }
 
 
 def save(folder, steps, scores=(), **options):

@@ -34,7 +34,9 @@ def test_files_are_copied_before_the_lock_ends(server):
 
 def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, quick):
     with mirror.locked(".lock"), mirrored(URL) as folder:
-        with pytest.raises(ConfigError, match=rf"^{URL} is in use by process {os.getpid()} on .*: wait until"):
+        with pytest.raises(
+            ConfigError, match=rf"^{URL} is in use by process {os.getpid()} on .*: wait until"
+        ):
             with Workdir(folder).locked():
                 pass
     with mirror.locked(".lock"):
@@ -43,13 +45,22 @@ def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, qui
 
 
 def test_a_lock_without_signs_of_life_ends(mirror, quick, capsys):
-    sign = {"holder": "process 1 on tpu-7", "process": 1, "machine": "elsewhere", "token": "x", "number": 4}
+    sign = {
+        "holder": "process 1 on tpu-7",
+        "process": 1,
+        "machine": "elsewhere",
+        "token": "x",
+        "number": 4,
+    }
     Bucket(URL).write(".lock", json.dumps(sign).encode())
     began = time.monotonic()
     with mirror.locked(".lock"):
         assert time.monotonic() - began > 0.6
         first, second = capsys.readouterr().err.splitlines()
-        assert first == f"{URL} is locked by process 1 on tpu-7: waiting up to 1 s to see whether it still runs"
+        assert (
+            first
+            == f"{URL} is locked by process 1 on tpu-7: waiting up to 1 s to see whether it still runs"
+        )
         assert second == f"{URL}: the other run is gone, so this one continues"
     Bucket(URL).write(".lock", b"damaged")
     with mirror.locked(".lock"):
@@ -75,7 +86,9 @@ def test_one_of_many_takes_a_lost_lock(server, quick):
             bucket_lock.Lock(Bucket(URL), ".lock", token)._acquire()
             taken.append(token)
 
-    threads = [threading.Thread(target=take, args=(str(number),), daemon=True) for number in range(4)]
+    threads = [
+        threading.Thread(target=take, args=(str(number),), daemon=True) for number in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -100,8 +113,12 @@ def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
 
 def test_a_store_without_conditions_is_refused(server, monkeypatch):
     write = Bucket.write
-    monkeypatch.setattr(Bucket, "write", lambda bucket, name, data, expected=None: write(bucket, name, data))
-    with pytest.raises(ConfigError, match=rf"^{URL} is in a store that ignores the conditions of writes, [^\n]*$"):
+    monkeypatch.setattr(
+        Bucket, "write", lambda bucket, name, data, expected=None: write(bucket, name, data)
+    )
+    with pytest.raises(
+        ConfigError, match=rf"^{URL} is in a store that ignores the conditions of writes, [^\n]*$"
+    ):
         with mirrored(URL) as folder, Workdir(folder).locked():
             pass
     assert server.names() == []
@@ -111,7 +128,11 @@ TAKEN = "in use by another run, because this one gave no sign of life for [^\n]*
 
 
 def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server):
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
+    with (
+        pytest.raises(StorageError, match=TAKEN),
+        mirrored(URL) as folder,
+        Workdir(folder).locked(),
+    ):
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "metrics.jsonl").write_text("{}\n")
         save(Path(folder), [1])
@@ -128,7 +149,11 @@ def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server,
         Bucket(URL).write(".lock", b'{"holder": "another"}')
 
     monkeypatch.setattr(checkpoint_bucket, "_write_arrays", lose)
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
+    with (
+        pytest.raises(StorageError, match=TAKEN),
+        mirrored(URL) as folder,
+        Workdir(folder).locked(),
+    ):
         save(Path(folder), [2], keep=1)
     assert [name for name in server.names() if "checkpoints/2" in name]
     assert complete(server) == [1]
@@ -142,7 +167,11 @@ def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server,
 @pytest.mark.parametrize("beats", [0, 10])
 def test_nor_results(beats, server, quick):
     """The loss shows at the end, or in the sign of life before."""
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
+    with (
+        pytest.raises(StorageError, match=TAKEN),
+        mirrored(URL) as folder,
+        Workdir(folder).locked(),
+    ):
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "result.json").write_text("{}\n")
         time.sleep(beats * bucket_lock.BEAT)
@@ -160,19 +189,32 @@ def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch, change)
         if not late or "/params.kernel/" in " ".join(server.names()):
             Bucket(URL).write("checkpoints/1/.complete", marker)
 
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, Workdir(folder).locked():
+    with (
+        pytest.raises(StorageError, match=TAKEN),
+        mirrored(URL) as folder,
+        Workdir(folder).locked(),
+    ):
         if not late:
             save(Path(folder), [1])
         monkeypatch.setattr(Mirror, "check_lock", lose)
         if late:
             save(Path(folder), [1])
         else:
-            getattr(checkpoint_bucket.CheckpointBucket(Mirror.of(Path(folder, "checkpoints")), "x"), change)(1)
+            getattr(
+                checkpoint_bucket.CheckpointBucket(Mirror.of(Path(folder, "checkpoints")), "x"),
+                change,
+            )(1)
     assert Bucket(URL).read("checkpoints/1/.complete")[0] == marker
 
 
 def test_a_process_of_another_user_is_alive(server):
-    sign = {"holder": "x", "process": 1, "machine": bucket_lock.machine(), "token": "x", "number": 0}
+    sign = {
+        "holder": "x",
+        "process": 1,
+        "machine": bucket_lock.machine(),
+        "token": "x",
+        "number": 0,
+    }
     assert not bucket_lock.is_gone(json.dumps(sign).encode())
 
 
@@ -197,7 +239,8 @@ def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatc
     monkeypatch.setattr(bucket_lock, "BEAT", 0.01)
     monkeypatch.setattr(Bucket, "write", lambda *_: None)
     with pytest.raises(
-        StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"
+        StorageError,
+        match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the",
     ):
         with Workdir(mirror.folder).locked():
             pass

@@ -21,7 +21,12 @@ def launch(server, tmp_path):
     variables = {"TENSORSTORE_GCS_HTTP_URL": server.url, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token"}
 
     def begin(workdir, *flags):
-        given = [f"--config={CONFIG}", "--config.encoding=cope", f"--workdir={workdir}", "--config.job.mesh.fsdp=2"]
+        given = [
+            f"--config={CONFIG}",
+            "--config.encoding=cope",
+            f"--workdir={workdir}",
+            "--config.job.mesh.fsdp=2",
+        ]
         given += ["--config.training.steps=24", "--config.job.mesh.data=1", *flags]
         return Processes(tmp_path / "compiled", 2, 1, *given, variables=variables)
 
@@ -29,7 +34,9 @@ def launch(server, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_in_a_bucket_ends_as_one_on_a_disk_that_was_not_stopped(launch, server, tmp_path):
+def test_a_stopped_run_in_a_bucket_ends_as_one_on_a_disk_that_was_not_stopped(
+    launch, server, tmp_path
+):
     straight = launch(tmp_path / "straight")
     assert [done.status for done in straight.wait()] == [0, 0]
     running = launch(URL)
@@ -60,7 +67,11 @@ def test_a_comparison_of_two_processes_in_a_bucket_is_trained_once(server, tmp_p
         f"--workdir={URL}",
         "--config.training.steps=8",
     ]
-    flags += ["--config.training.evaluate_every=4", "--config.job.mesh.fsdp=2", "--config.job.mesh.data=1"]
+    flags += [
+        "--config.training.evaluate_every=4",
+        "--config.job.mesh.fsdp=2",
+        "--config.job.mesh.data=1",
+    ]
     printed = []
     for _ in range(2):
         cache = tmp_path / "compiled"
@@ -69,5 +80,10 @@ def test_a_comparison_of_two_processes_in_a_bucket_is_trained_once(server, tmp_p
         printed.append(ended[0].err)
     assert "8/8" in printed[0] and "8/8" not in printed[1]
     names = Bucket(URL).names()
-    assert {"results.json", "table.md", "cells/cope/seed_0/result.json", "cells/rope/seed_0/result.json"} <= {*names}
+    assert {
+        "results.json",
+        "table.md",
+        "cells/cope/seed_0/result.json",
+        "cells/rope/seed_0/result.json",
+    } <= {*names}
     assert not [name for name in names if name.endswith(".lock")]

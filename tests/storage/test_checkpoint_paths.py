@@ -37,10 +37,15 @@ def test_the_path_of_a_run_is_not_a_pattern(name, tmp_path, monkeypatch):
 def test_a_pattern_that_cannot_be_avoided_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "t[mp]").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t[mp]"))
-    with pytest.raises(ConfigError, match=r"t\[mp\]/cope_jax-link-\w+ has a sign of a pattern in its path: set TMPDIR"):
+    with pytest.raises(
+        ConfigError,
+        match=r"t\[mp\]/cope_jax-link-\w+ has a sign of a pattern in its path: set TMPDIR",
+    ):
         save(tmp_path / "a[b]", 1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match=r"a\[b\] has a sign of a pattern in its path: rename it for a run of sev"):
+    with pytest.raises(
+        ConfigError, match=r"a\[b\] has a sign of a pattern in its path: rename it for a run of sev"
+    ):
         checkpoint_folder.CheckpointFolder(tmp_path / "a[b]")
 
 
@@ -49,7 +54,10 @@ def test_a_checkpoint_that_cannot_be_read_back_ends_the_run(tmp_path, monkeypatc
     save(tmp_path / "lr[1]", 1)
     # Orbax writes what it cannot read.
     monkeypatch.setattr(checkpoint_folder, "_is_pattern", lambda path: False)
-    with pytest.raises(StorageError, match=r"/2 was written but cannot be read \([^\n]*\): earlier [^\n]*--workdir$"):
+    with pytest.raises(
+        StorageError,
+        match=r"/2 was written but cannot be read \([^\n]*\): earlier [^\n]*--workdir$",
+    ):
         with Checkpoints(tmp_path / "lr[1]", keep=1) as checkpoints:
             for step in (2, 3):
                 checkpoints.save(step, create(step), PROGRESS)
@@ -57,13 +65,18 @@ def test_a_checkpoint_that_cannot_be_read_back_ends_the_run(tmp_path, monkeypatc
     gc.collect()
 
 
-def test_only_the_first_checkpoint_of_a_command_is_read_back_and_only_its_single_arrays(tmp_path, monkeypatch):
+def test_only_the_first_checkpoint_of_a_command_is_read_back_and_only_its_single_arrays(
+    tmp_path, monkeypatch
+):
     seen = []
     load = checkpoint_folder.CheckpointFolder.load
     monkeypatch.setattr(
         checkpoint_folder.CheckpointFolder,
         "load",
-        lambda store, step, like, partial: (seen.append((step, {*like})), load(store, step, like, partial))[1],
+        lambda store, step, like, partial: (
+            seen.append((step, {*like})),
+            load(store, step, like, partial),
+        )[1],
     )
     save(tmp_path, 2, 4, 6)
     assert seen == [(2, {"step", "half", "key"})]

@@ -17,7 +17,13 @@ from cope_jax.storage.checkpoints import Checkpoints
 from tests.training import tiny
 
 PROGRESS = {
-    "data": [{"next_index": 2**60 + 1, "inner": {"epochs": [1, 2], "name": "shuffle", "none": None, "on": True}}, {}],
+    "data": [
+        {
+            "next_index": 2**60 + 1,
+            "inner": {"epochs": [1, 2], "name": "shuffle", "none": None, "on": True},
+        },
+        {},
+    ],
     "seconds": 1.2345678901234567,
 }
 
@@ -59,7 +65,9 @@ def test_what_is_loaded_is_what_was_saved_to_the_last_bit(tmp_path):
     assert jnp.issubdtype(state["key"].dtype, jax.dtypes.prng_key)
     assert progress == PROGRESS
     assert isinstance(progress["data"][0]["next_index"], int)
-    assert {device for leaf in jax.tree.leaves(state) for device in leaf.devices()} == {jax.devices()[0]}
+    assert {device for leaf in jax.tree.leaves(state) for device in leaf.devices()} == {
+        jax.devices()[0]
+    }
 
 
 def test_where_nothing_was_saved_nothing_is_restored(tmp_path):
@@ -88,7 +96,9 @@ def test_a_step_is_saved_once(tmp_path):
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_checkpoint_whose_folder_was_renamed_is_not_taken_for_another_step(read_only, tmp_path, capfd):
+def test_a_checkpoint_whose_folder_was_renamed_is_not_taken_for_another_step(
+    read_only, tmp_path, capfd
+):
     save(tmp_path / "run", 2, 4)
     (tmp_path / "run" / "4").rename(tmp_path / "run" / "8")
     assert load(tmp_path / "run", read_only=read_only)[0] == 2
@@ -149,7 +159,9 @@ def test_an_error_of_a_write_is_raised_by_what_comes_next(tmp_path, monkeypatch)
 
 
 def split(devices):
-    mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh(
+        (devices,), ("data",), devices=jax.devices()[:devices], axis_types=(AxisType.Auto,)
+    )
     specs = {"kernel": P("data"), "key": P()}
     return {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
 
@@ -212,9 +224,14 @@ def impatient(monkeypatch):
 @LEFTOVERS
 @pytest.mark.parametrize(
     ("damage", "every"),
-    [(flip, False), *(pytest.param(damage, True, marks=SLOW) for damage in (flip, remove, halve, scramble))],
+    [
+        (flip, False),
+        *(pytest.param(damage, True, marks=SLOW) for damage in (flip, remove, halve, scramble)),
+    ],
 )
-def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(damage, every, tmp_path, impatient, capfd):
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(
+    damage, every, tmp_path, impatient, capfd
+):
     """One file of each folder is damaged, or every file in turn."""
     save(tmp_path / "whole", 4, 6)
     damaged = 0
@@ -250,21 +267,29 @@ def test_a_part_of_the_state_is_read_alone(tmp_path, monkeypatch):
         lambda path, like: asked.append(like["state"]) or read(path, like),
     )
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        step, state, progress = checkpoints.restore({"params": jax.eval_shape(create)["params"]}, partial=True)
+        step, state, progress = checkpoints.restore(
+            {"params": jax.eval_shape(create)["params"]}, partial=True
+        )
         assert [[*like] for like in asked] == [["params"]]
-        with pytest.raises(ConfigError, match=r"is of another model \(params.bias: float32\[3\], not nothing\)"):
+        with pytest.raises(
+            ConfigError, match=r"is of another model \(params.bias: float32\[3\], not nothing\)"
+        ):
             checkpoints.restore({"params": {"kernel": jnp.zeros((2, 3))}}, partial=True)
     assert tiny.contents(state) == tiny.contents({"params": create(3)["params"]})
     assert (step, progress["seconds"]) == (3, 1.0)
 
 
 def largest(folder):
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    return max(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
 
 
 @LEFTOVERS
 def test_a_single_bit_of_an_array_is_noticed(tmp_path, impatient, capfd):
-    states = {step: {"kernel": jax.random.normal(jax.random.key(step), (100, 100))} for step in (4, 6)}
+    states = {
+        step: {"kernel": jax.random.normal(jax.random.key(step), (100, 100))} for step in (4, 6)
+    }
     with Checkpoints(tmp_path / "run") as checkpoints:
         for step, state in states.items():
             checkpoints.save(step, state, PROGRESS)
@@ -329,7 +354,9 @@ def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
     save(tmp_path / "run", 4, 6)
     for step in ("4", "6"):
         halve(largest(tmp_path / "run" / step))
-    with pytest.raises(ConfigError, match=r"no checkpoint in .*run can be read \(6: .*; 4: .*\): restore") as error:
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint in .*run can be read \(6: .*; 4: .*\): restore"
+    ) as error:
         load(tmp_path / "run")
     assert "\n" not in str(error.value)
     assert steps_in(tmp_path / "run") == [4, 6]
@@ -349,10 +376,14 @@ def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
     ],
     ids=["shape", "fewer", "type", "more"],
 )
-def test_a_checkpoint_of_another_model_is_an_error_before_an_array_is_read(like, difference, tmp_path, monkeypatch):
+def test_a_checkpoint_of_another_model_is_an_error_before_an_array_is_read(
+    like, difference, tmp_path, monkeypatch
+):
     save(tmp_path, 2, 4)
     monkeypatch.setattr(checkpoint_folder.ocp, "load_checkpointables", None)
-    with pytest.raises(ConfigError, match=rf"checkpoint .*4 is of another model .*{re.escape(difference)}") as error:
+    with pytest.raises(
+        ConfigError, match=rf"checkpoint .*4 is of another model .*{re.escape(difference)}"
+    ) as error:
         load(tmp_path, like)
     assert "\n" not in str(error.value)
     assert steps_in(tmp_path) == [2, 4]

@@ -19,11 +19,43 @@ from cope_jax.storage import files
 
 PIECES = st.sampled_from(
     [
-        *("..", ".", "", "/", "//", "a", "b.json", "link", "dangling", "round", "..a", "a..", "~", " ", "-", "*", "\n"),
-        *("\\", "C:", "s3:", "\0", "\udc80", "/etc/passwd", "%2e%2e", "．．", "\u2024\u2024", "n" * 256, "é" * 128),
+        *(
+            "..",
+            ".",
+            "",
+            "/",
+            "//",
+            "a",
+            "b.json",
+            "link",
+            "dangling",
+            "round",
+            "..a",
+            "a..",
+            "~",
+            " ",
+            "-",
+            "*",
+            "\n",
+        ),
+        *(
+            "\\",
+            "C:",
+            "s3:",
+            "\0",
+            "\udc80",
+            "/etc/passwd",
+            "%2e%2e",
+            "．．",
+            "\u2024\u2024",
+            "n" * 256,
+            "é" * 128,
+        ),
     ]
 )
-NAMES = st.lists(PIECES | st.text(max_size=3), max_size=5).flatmap(lambda s: st.sampled_from(["/".join(s), "".join(s)]))
+NAMES = st.lists(PIECES | st.text(max_size=3), max_size=5).flatmap(
+    lambda s: st.sampled_from(["/".join(s), "".join(s)])
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +65,12 @@ def tree(tmp_path_factory):
     folder = root / "folder"
     (folder / "a").mkdir(parents=True)
     (root / "outside").mkdir()
-    for name, target in {"link": root / "outside", "dangling": root / "new", "round": "round", "within": "a"}.items():
+    for name, target in {
+        "link": root / "outside",
+        "dangling": root / "new",
+        "round": "round",
+        "within": "a",
+    }.items():
         (folder / name).symlink_to(target)
     return folder
 
@@ -82,7 +119,9 @@ def test_links_may_lead_out_only_where_it_is_said(tree):
         assert files.inside(tree, name, links=True) == tree / name
     with pytest.raises(ConfigError, match="cannot name a file"):
         files.inside(tree, "link/../../x", links=True)
-    assert files.inside(epath.Path("gs://bucket/shards"), "a/b", links=True) == epath.Path("gs://bucket/shards/a/b")
+    assert files.inside(epath.Path("gs://bucket/shards"), "a/b", links=True) == epath.Path(
+        "gs://bucket/shards/a/b"
+    )
 
 
 @pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "a?b", "**", "[!x]", "a\\b", "~", "plain"])
@@ -107,14 +146,23 @@ def test_a_folder_is_exposed_if_another_user_could_change_it(tmp_path, monkeypat
     assert [files.exposed(path) for path in paths] == [""] * 4
     for mode in (0o720, 0o702, 0o777):
         (tmp_path / "a").chmod(mode)
-        assert {files.exposed(path) for path in paths} == {f"other users may write to {tmp_path / 'a'}"}
+        assert {files.exposed(path) for path in paths} == {
+            f"other users may write to {tmp_path / 'a'}"
+        }
     (tmp_path / "a").chmod(0o777 | stat.S_ISVTX)
     assert [files.exposed(path) for path in paths] == [""] * 4
     folder.chmod(0o777 | stat.S_ISVTX)
-    assert files.exposed(folder) == files.exposed(tmp_path / "link") == f"other users may write to {folder}"
+    assert (
+        files.exposed(folder)
+        == files.exposed(tmp_path / "link")
+        == f"other users may write to {folder}"
+    )
     folder.chmod(0o700)
     (folder / "file").chmod(0o622)
-    assert files.exposed(tmp_path / "link/file") == f"other users may write to {tmp_path / 'link/file'}"
+    assert (
+        files.exposed(tmp_path / "link/file")
+        == f"other users may write to {tmp_path / 'link/file'}"
+    )
     assert files.exposed(folder / "none").endswith("No such file or directory")
     (tmp_path / "round").symlink_to("round")
     assert files.exposed(tmp_path / "round").endswith("Too many levels of symbolic links")
@@ -132,7 +180,11 @@ def test_the_group_of_this_user_alone_may_write(tmp_path, monkeypatch):
     tmp_path.chmod(0o772)
     assert files.exposed(tmp_path) == f"other users may write to {tmp_path}"
     tmp_path.chmod(0o770)
-    for name, value in (("gr_mem", ["ada", "bob"]), ("gr_name", "staff"), ("pw_gid", os.getgid() + 1)):
+    for name, value in (
+        ("gr_mem", ["ada", "bob"]),
+        ("gr_name", "staff"),
+        ("pw_gid", os.getgid() + 1),
+    ):
         with monkeypatch.context() as changed:
             changed.setattr(user if name == "pw_gid" else group, name, value)
             assert files.exposed(tmp_path) == f"other users may write to {tmp_path}", name
@@ -141,7 +193,9 @@ def test_the_group_of_this_user_alone_may_write(tmp_path, monkeypatch):
 def test_a_pipe_without_a_writer_is_empty_and_one_with_a_writer_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     contents = []
-    reading = threading.Thread(target=lambda: contents.append(files.read_bytes(tmp_path / "pipe")), daemon=True)
+    reading = threading.Thread(
+        target=lambda: contents.append(files.read_bytes(tmp_path / "pipe")), daemon=True
+    )
     reading.start()
     reading.join(5)
     assert contents == [b""]

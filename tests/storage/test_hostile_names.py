@@ -47,7 +47,12 @@ def shared(server, tmp_path, monkeypatch):
 def dead():
     process = subprocess.Popen(["true"])
     process.wait()
-    return {"process": process.pid, "machine": bucket_lock.machine(), "url": "gs://theirs/run", "token": "t"}
+    return {
+        "process": process.pid,
+        "machine": bucket_lock.machine(),
+        "url": "gs://theirs/run",
+        "token": "t",
+    }
 
 
 def within(seconds, action):
@@ -66,7 +71,9 @@ def enter(url=URL):
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
-def test_an_object_is_never_written_outside_of_the_mirror(name, server, shared, tmp_path, monkeypatch):
+def test_an_object_is_never_written_outside_of_the_mirror(
+    name, server, shared, tmp_path, monkeypatch
+):
     name = name.format(out=tmp_path / "evil")
     (tmp_path / "evil").mkdir()
     monkeypatch.setattr(Bucket, "names", lambda bucket, prefix="": ["good", name])
@@ -76,8 +83,13 @@ def test_an_object_is_never_written_outside_of_the_mirror(name, server, shared, 
     (mirror.folder / "link").symlink_to(tmp_path / "evil")
     with pytest.raises(ConfigError) as caught:
         mirror.fetch()
-    assert str(caught.value) == f"{URL} has an object named {name!r}, which cannot be a file on this machine: rename it"
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert (
+        str(caught.value)
+        == f"{URL} has an object named {name!r}, which cannot be a file on this machine: rename it"
+    )
+    written = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
     assert written == {"tmp/cope_jax-mirror-own/files/good"}
 
 
@@ -85,12 +97,17 @@ def test_objects_that_stand_in_each_others_way_are_one_line(server, shared):
     for names in (("a", "a/b"), ("b/.lock/c", "b/d", "b/d/.complete")):
         for name in names:
             Bucket(URL).write(name, b"x")
-        with pytest.raises(ConfigError, match=rf"^{URL} has an object named '[^\n]*', which cannot be a file on this "):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^{URL} has an object named '[^\n]*', which cannot be a file on this ",
+        ):
             enter()
         Bucket(URL).remove("")
 
 
-def test_objects_with_the_names_of_a_mirrors_own_files_are_neither_fetched_nor_obeyed(server, shared):
+def test_objects_with_the_names_of_a_mirrors_own_files_are_neither_fetched_nor_obeyed(
+    server, shared
+):
     evil = json.dumps({"url": "gs://theirs/run", "token": "t"}).encode()
     names = [
         ".mirror",
@@ -111,7 +128,15 @@ def test_objects_with_the_names_of_a_mirrors_own_files_are_neither_fetched_nor_o
 
 @pytest.mark.parametrize(
     "content",
-    ["x", "{}", "[]", '{"process": 1e999, "machine": 1}', '{"url": 1, "token": []}', '{"url": "x"}', "\udcff"],
+    [
+        "x",
+        "{}",
+        "[]",
+        '{"process": 1e999, "machine": 1}',
+        '{"url": 1, "token": []}',
+        '{"url": "x"}',
+        "\udcff",
+    ],
 )
 def test_a_sign_of_no_mirror_is_not_obeyed(content, server, shared):
     for folder in (shared, shared / "cope_jax-mirror-theirs"):
@@ -141,7 +166,9 @@ def test_a_pipe_of_another_user_is_not_waited_for(pipe, server, shared, dead):
     assert within(10, lambda: Mirror.of(folder / "files") is None or pipe != ".mirror")
 
 
-def test_folders_that_others_could_have_made_are_neither_used_nor_removed(server, shared, dead, monkeypatch):
+def test_folders_that_others_could_have_made_are_neither_used_nor_removed(
+    server, shared, dead, monkeypatch
+):
     (shared / "elsewhere").mkdir()
     (shared / "elsewhere/.mirror").write_text(json.dumps(dead))
     (shared / "cope_jax-mirror-link").symlink_to(shared / "elsewhere")
@@ -159,13 +186,17 @@ def test_folders_that_others_could_have_made_are_neither_used_nor_removed(server
     assert Mirror.of(folder / "files") is None
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/../x", "gs://bucket/a//b", "s3://bucket/./a", "gs://../x"])
+@pytest.mark.parametrize(
+    "url", ["gs://bucket/../x", "gs://bucket/a//b", "s3://bucket/./a", "gs://../x"]
+)
 def test_a_url_whose_path_could_mean_another_is_refused(url):
     with pytest.raises(ConfigError, match="is no path in a bucket"):
         Bucket(url)
 
 
-@pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "a?b", "**", "100%25", "a#b", "a b", "é", "a\\b"])
+@pytest.mark.parametrize(
+    "name", ["lr[1e-3]", "a*b", "a?b", "**", "100%25", "a#b", "a b", "é", "a\\b"]
+)
 def test_no_path_in_a_bucket_is_a_pattern(name, server):
     rng = random.Random(0)
     for other in ("lr1", "axb", "100%"):

@@ -71,7 +71,9 @@ def test_unfinished_files_stay_while_their_lock_is_held(machine, tmp_path):
 def test_a_lock_is_tried_with_a_file_that_may_be_written(tmp_path, monkeypatch):
     """As NFS demands of an exclusive lock."""
     folder, flock = left(tmp_path, HERE), fcntl.flock
-    monkeypatch.setattr(fcntl, "flock", lambda file, how: (os.write(file.fileno(), b""), flock(file, how)))
+    monkeypatch.setattr(
+        fcntl, "flock", lambda file, how: (os.write(file.fileno(), b""), flock(file, how))
+    )
     locks.remove_abandoned(tmp_path)
     assert not folder.exists()
 
@@ -89,7 +91,9 @@ def test_without_a_lock_of_this_machine_the_newest_file_decides(machine, lock, t
 
 
 @pytest.mark.parametrize("url", [None, "gs://bucket/out"])
-def test_what_has_no_folder_here_is_prepared_in_that_for_temporary_files(url, tmp_path, monkeypatch):
+def test_what_has_no_folder_here_is_prepared_in_that_for_temporary_files(
+    url, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead, elsewhere = left(tmp_path, HERE, old=False), left(tmp_path, ELSEWHERE, old=False)
     with locks.unfinished(url) as folder:

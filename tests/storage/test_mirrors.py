@@ -39,9 +39,13 @@ def test_objects_are_written_under_a_condition(server):
     assert server.names() == ["runs/cope", "runs/cope2/a"]
 
 
-@pytest.mark.parametrize("url", ["gs://", "s3:///", "s3:///runs/cope", "http://bucket/x", "gs:/bucket/x"])
+@pytest.mark.parametrize(
+    "url", ["gs://", "s3:///", "s3:///runs/cope", "http://bucket/x", "gs:/bucket/x"]
+)
 def test_a_wrong_url_is_one_line(url):
-    with pytest.raises(ConfigError, match=r"is no path in a bucket: write one like gs://BUCKET/runs/NAME"):
+    with pytest.raises(
+        ConfigError, match=r"is no path in a bucket: write one like gs://BUCKET/runs/NAME"
+    ):
         Bucket(url)
 
 
@@ -53,7 +57,9 @@ def test_a_server_that_cannot_be_reached_is_told_once(server):
 
 
 def test_a_missing_bucket_is_one_line(server):
-    with pytest.raises(ConfigError, match=r"^gs://nowhere/x: there is no such bucket \(.*\): create it$"):
+    with pytest.raises(
+        ConfigError, match=r"^gs://nowhere/x: there is no such bucket \(.*\): create it$"
+    ):
         with mirrored("gs://nowhere/x") as folder, Workdir(folder).locked():
             pass
 
@@ -62,7 +68,10 @@ def test_a_missing_bucket_is_one_line(server):
 def test_a_failing_server_is_one_line_and_loses_nothing(mirror, server, fault):
     (mirror.folder / "a").write_text("new")
     server.fault = fault
-    with pytest.raises(StorageError, match=rf"^{URL} cannot be used now \([^\n]*\): what is stored is intact; [^\n]*$"):
+    with pytest.raises(
+        StorageError,
+        match=rf"^{URL} cannot be used now \([^\n]*\): what is stored is intact; [^\n]*$",
+    ):
         mirror.push()
     server.fault = ""
     mirror.push()  # what was not copied is copied now
@@ -109,7 +118,9 @@ def test_a_folder_inside_is_copied_once(server):
         (Path(folder) / "b").write_text("2")
         time.sleep(0.1)
         server.log.clear()
-    assert [line.split("name=")[1] for line in server.log if line.startswith("POST")] == ["runs%2Fcope%2Fb"]
+    assert [line.split("name=")[1] for line in server.log if line.startswith("POST")] == [
+        "runs%2Fcope%2Fb"
+    ]
 
 
 def test_a_run_begins_with_what_the_one_before_left(server):
@@ -142,7 +153,9 @@ def test_a_file_that_is_removed_does_not_come_back(server):
 
 def test_what_could_not_be_copied_is_kept(server, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(StorageError, match=rf"^{URL} cannot be used now [^\n]* were to be copied are in ") as caught:
+    with pytest.raises(
+        StorageError, match=rf"^{URL} cannot be used now [^\n]* were to be copied are in "
+    ) as caught:
         with mirrored(URL) as folder:
             Path(folder, "result.json").write_text("{}")
             server.fault = "503"
@@ -167,7 +180,10 @@ def test_only_mirrors_of_dead_processes_of_this_machine_are_removed(server, tmp_
         (folder / ".mirror").write_text(json.dumps({"process": process, "machine": machine}))
     with mirrored(URL):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cope_jax-mirror-elsewhere", "cope_jax-mirror-live"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cope_jax-mirror-elsewhere",
+        "cope_jax-mirror-live",
+    ]
 
 
 def test_objects_for_folders_are_left_out(server):
@@ -195,7 +211,9 @@ def test_what_changes_while_it_is_copied_is_copied_again(mirror, monkeypatch):
 
 
 def test_what_the_libraries_for_buckets_raise_is_one_line():
-    refused = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})("no credentials\nmore")
+    refused = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})(
+        "no credentials\nmore"
+    )
     try:
         try:
             raise refused
@@ -204,15 +222,23 @@ def test_what_the_libraries_for_buckets_raise_is_one_line():
     except RuntimeError as wrapped:
         error = bucket_error(wrapped)
     assert isinstance(error, StorageError)
-    assert str(error).startswith("a bucket cannot be used now (no credentials): what is stored is intact; check the")
+    assert str(error).startswith(
+        "a bucket cannot be used now (no credentials): what is stored is intact; check the"
+    )
     missing = bucket_error(ImportError("Install s3fs to access S3"))
     assert isinstance(missing, ConfigError) and str(missing).endswith(
         "is not installed: pip install 'cope-jax[buckets]'"
     )
-    assert bucket_error(ImportError("no module x")) is None and bucket_error(OSError("the disk is full")) is None
+    assert (
+        bucket_error(ImportError("no module x")) is None
+        and bucket_error(OSError("the disk is full")) is None
+    )
 
 
 def test_a_url_of_another_kind_is_one_line():
     assert not in_bucket("/runs/cope") and in_bucket("s3://bucket/cope")
-    with pytest.raises(ConfigError, match=r"^ftp://x/y is not a folder or file: give a path on disk, or one that beg"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^ftp://x/y is not a folder or file: give a path on disk, or one that beg",
+    ):
         in_bucket("ftp://x/y")

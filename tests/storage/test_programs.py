@@ -25,13 +25,19 @@ def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path, caps
         assert not capsys.readouterr().err
         programs.keep_programs()
         line = capsys.readouterr().err
-        assert line.startswith(f"warning: other users may write to {tmp_path / 'shared'}, so no compiled programs are")
+        assert line.startswith(
+            f"warning: other users may write to {tmp_path / 'shared'}, so no compiled programs are"
+        )
         assert line.count("\n") == 1
         assert jax.config.values["jax_compilation_cache_dir"] is None
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         programs.keep_programs()
         folder = str(tmp_path / "cope_jax" / "programs" / programs.kind_of_cpu())
-        assert jax.config.values["jax_compilation_cache_dir"] == os.environ["JAX_COMPILATION_CACHE_DIR"] == folder
+        assert (
+            jax.config.values["jax_compilation_cache_dir"]
+            == os.environ["JAX_COMPILATION_CACHE_DIR"]
+            == folder
+        )
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 

@@ -27,11 +27,16 @@ def numbers(words, positions):
     operands, _, total = text.removesuffix(" $").partition(" = ")
     parts = [digits.split() for digits in (*operands.split(" + "), total)]
     backward = [positions != "coupled", positions != "coupled", True]
-    return ["".join(digits[::-1] if turned else digits) for digits, turned in zip(parts, backward, strict=True)]
+    return [
+        "".join(digits[::-1] if turned else digits)
+        for digits, turned in zip(parts, backward, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("positions", ["consecutive", "abacus", "coupled"])
-@pytest.mark.parametrize(("split", "most"), [("train", 4), ("in_distribution", 4), ("longer", 8), ("digits=5", 5)])
+@pytest.mark.parametrize(
+    ("split", "most"), [("train", 4), ("in_distribution", 4), ("longer", 8), ("digits=5", 5)]
+)
 def test_the_target_is_the_sum(positions, split, most):
     sizes = set()
     for words, _, targets in rows(positions, split):
@@ -63,13 +68,21 @@ def test_coupled_digits_are_those_that_are_added():
         assert not any(positions[len(text) :])
 
 
-@pytest.mark.parametrize(("positions", "moved"), [("abacus", str.isdigit), ("coupled", lambda word: word != "<pad>")])
+@pytest.mark.parametrize(
+    ("positions", "moved"), [("abacus", str.isdigit), ("coupled", lambda word: word != "<pad>")]
+)
 def test_training_moves_positions_by_one_number_for_each_sequence(positions, moved):
     seen = set()
     for (words, trained, _), (_, plain, _) in zip(
-        rows(positions, "train", 500, offsets=7), rows(positions, "in_distribution", 500), strict=True
+        rows(positions, "train", 500, offsets=7),
+        rows(positions, "in_distribution", 500),
+        strict=True,
     ):
-        difference = {now - before for word, now, before in zip(words, trained, plain, strict=True) if moved(word)}
+        difference = {
+            now - before
+            for word, now, before in zip(words, trained, plain, strict=True)
+            if moved(word)
+        }
         assert len(difference) == 1
         seen |= difference
         assert all(now == 0 for word, now in zip(words, trained, strict=True) if not moved(word))

@@ -24,7 +24,9 @@ def spelled(words):
     marks = {"<S>": 257, "</S>": 258}
     return np.stack(
         [
-            sentence_mark(marks[word], CHARACTERS) if word in marks else characters([word], CHARACTERS)[0]
+            sentence_mark(marks[word], CHARACTERS)
+            if word in marks
+            else characters([word], CHARACTERS)[0]
             for word in words
         ]
     )
@@ -43,12 +45,18 @@ def test_both_streams_read_and_predict_what_they_should(task, split, batch_size)
             backward_predicted += [*reversed(sentence), "<S>"]
     batches = list(task.stream(split, batch_size))
     known = [
-        [word if word in task.vocabulary else "<unk>" for word in side] for side in (predicted, backward_predicted)
+        [word if word in task.vocabulary else "<unk>" for word in side]
+        for side in (predicted, backward_predicted)
     ]
     assert task.vocabulary.decode(joined(batches, "targets")).split(" ") == known[0]
-    assert task.vocabulary.decode(joined(batches, "backward_targets", "backward_weights")).split(" ") == known[1]
+    assert (
+        task.vocabulary.decode(joined(batches, "backward_targets", "backward_weights")).split(" ")
+        == known[1]
+    )
     np.testing.assert_array_equal(joined(batches, "inputs"), spelled(read))
-    np.testing.assert_array_equal(joined(batches, "backward_inputs", "backward_weights"), spelled(backward_read))
+    np.testing.assert_array_equal(
+        joined(batches, "backward_inputs", "backward_weights"), spelled(backward_read)
+    )
 
 
 def test_fields_and_what_fills_them_up(task):
@@ -73,7 +81,9 @@ def test_words_outside_the_vocabulary_are_read_and_not_predicted():
     task = tasks.create("bilm", vocab_size=10, max_characters=CHARACTERS)
     batch = task.stream("train", 1)[0]
     words = sentences_by_corpus.documents("wikitext-2", None, "train")[0][0]
-    np.testing.assert_array_equal(batch["inputs"][0, 1 : len(words) + 1], characters(words, CHARACTERS))
+    np.testing.assert_array_equal(
+        batch["inputs"][0, 1 : len(words) + 1], characters(words, CHARACTERS)
+    )
     assert task.vocab_size == 10
     assert task.vocabulary.words[:3] == ("<unk>", "<S>", "</S>")
     assert batch["targets"].max() < 10
@@ -83,7 +93,8 @@ def test_words_outside_the_vocabulary_are_read_and_not_predicted():
 def test_examples_are_windows(task, rng):
     whole = task.dataset("test", task.size("test"))
     np.testing.assert_array_equal(
-        whole["backward_targets"][whole["weights"] > 0], joined(task.stream("test", 1), "backward_targets")
+        whole["backward_targets"][whole["weights"] > 0],
+        joined(task.stream("test", 1), "backward_targets"),
     )
     assert task.sample(rng, 3)["inputs"].shape == (3, LENGTH, CHARACTERS)
     with pytest.raises(ConfigError, match="of bilm has"):
@@ -92,7 +103,9 @@ def test_examples_are_windows(task, rng):
 
 def test_blank_lines_and_empty_articles(tmp_path):
     for split in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "\n = A = \n\n = B = \n\n x y . \n\n\n")
+        folder = write(
+            tmp_path, f"wikitext-2/wiki.{split}.tokens", "\n = A = \n\n = B = \n\n x y . \n\n\n"
+        )
     batches = list(tasks.create("bilm", data_dir=folder).stream("train", 1))
     assert sum(batch["weights"].sum() for batch in batches) == 4
 

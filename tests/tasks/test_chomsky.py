@@ -56,13 +56,17 @@ SOLVERS = {
     "modular_arithmetic": lambda text: str(eval(text) % 5),
     "modular_arithmetic_brackets": lambda text: str(eval(text) % 5),
     "solve_equation": lambda text: [
-        str(x) for x in range(5) if eval(text.split(":")[0].replace("x", str(x))) % 5 == int(text.split(":")[1])
+        str(x)
+        for x in range(5)
+        if eval(text.split(":")[0].replace("x", str(x))) % 5 == int(text.split(":")[1])
     ],
     "stack_manipulation": stack,
     "reverse_string": lambda text: "".join(reversed(text)),
     "duplicate_string": lambda text: text * 2,
     "missing_duplicate_string": hidden,
-    "odds_first": lambda text: "".join(text[n] for parity in (0, 1) for n in range(parity, len(text), 2)),
+    "odds_first": lambda text: "".join(
+        text[n] for parity in (0, 1) for n in range(parity, len(text), 2)
+    ),
     "binary_addition": binary(lambda a, b: a + b),
     "binary_multiplication": binary(lambda a, b: a * b),
     "compute_sqrt": root,

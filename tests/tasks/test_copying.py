@@ -26,7 +26,9 @@ def test_the_answer_follows_from_the_text(form, split):
 
 @pytest.mark.parametrize("form", ["prefix_ngram", "suffix_ngram"])
 def test_the_queried_letters_come_once(form):
-    for question, answer in questions(tasks.create("copying", form=form, letters=12, ngram=1), "train"):
+    for question, answer in questions(
+        tasks.create("copying", form=form, letters=12, ngram=1), "train"
+    ):
         word, query = sorted("".join(question).split("|"), key=len, reverse=True)
         assert word.count(query) == 1
         assert word[word.index(query) + 1] == answer[0]
@@ -34,7 +36,9 @@ def test_the_queried_letters_come_once(form):
 
 def test_repeated_ngrams_repeat():
     more_than_one = False
-    for question, _ in questions(tasks.create("copying", form="repeated_ngrams", letters=60), "train"):
+    for question, _ in questions(
+        tasks.create("copying", form="repeated_ngrams", letters=60), "train"
+    ):
         ngrams = ["".join(question[n : n + 3]) for n in range(0, len(question) - 2, 3)]
         assert len(set(ngrams)) <= max(2, len(question) // 12)
         more_than_one |= len(question) < 24 and len(set(ngrams)) == 2

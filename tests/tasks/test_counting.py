@@ -41,7 +41,9 @@ def programs(task, batch):
 @pytest.mark.parametrize("num_variables", [1, 3])
 @pytest.mark.parametrize("split", ["train", "pass_10", "pass=2"])
 def test_answers_are_what_the_programs_print(num_variables, split):
-    task = tasks.create("counting", num_variables=num_variables, max_operations=40, block_length=200, max_value=3)
+    task = tasks.create(
+        "counting", num_variables=num_variables, max_operations=40, block_length=200, max_value=3
+    )
     for words, answer in programs(task, task.sample(np.random.default_rng(0), 64, split)):
         value, operations = run(words)
         assert value == answer
@@ -91,9 +93,12 @@ def test_distribution_is_that_of_repeated_draws():
     )  # fmt: skip
     n_literal, n = 4000, 40_000
     rng = np.random.default_rng(0)
-    literal = collections.Counter(literal_program(rng, 2, 2, 5, (2, 3, 2)) for _ in range(n_literal))
+    literal = collections.Counter(
+        literal_program(rng, 2, 2, 5, (2, 3, 2)) for _ in range(n_literal)
+    )
     ours = collections.Counter(
-        (run(words)[1], "ab".index(words[-1]), answer) for words, answer in programs(task, task.dataset("train", n))
+        (run(words)[1], "ab".index(words[-1]), answer)
+        for words, answer in programs(task, task.dataset("train", n))
     )
     # Every operation count, name and answer but 2 after two operations.
     assert len(ours) == len(literal) == 4 * 2 * 3 - 2

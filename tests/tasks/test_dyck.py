@@ -16,14 +16,18 @@ def texts(task, split, n=200):
     """The sequences of a split as text, and the valid tokens after each of its beginnings."""
     batch = task.sample(np.random.default_rng(0), n, split)
     assert batch["weights"].all()
-    for inputs, targets, valid_LV in zip(batch["inputs"], batch["targets"], batch["valid"], strict=True):
+    for inputs, targets, valid_LV in zip(
+        batch["inputs"], batch["targets"], batch["valid"], strict=True
+    ):
         yield (
             task.decode([inputs[0], *targets]).replace(" ", ""),
             ["".join(task.vocabulary[token] for token in np.flatnonzero(row)) for row in valid_LV],
         )
 
 
-@pytest.mark.parametrize(("split", "length", "depth"), [("train", 32, 4), ("longer", 64, 8), ("longest", 128, 16)])
+@pytest.mark.parametrize(
+    ("split", "length", "depth"), [("train", 32, 4), ("longer", 64, 8), ("longest", 128, 16)]
+)
 def test_all_brackets_are_closed_and_the_depth_is_reached(split, length, depth):
     for text, _ in texts(tasks.create("dyck"), split):
         assert len(text) == length
@@ -35,7 +39,9 @@ def test_all_brackets_are_closed_and_the_depth_is_reached(split, length, depth):
 
 def test_long_sequences_are_well_formed():
     """The number of paths of 4,000 brackets is beyond float64."""
-    inputs = tasks.create("dyck", length=4000, depth=40).sample(np.random.default_rng(0), 2)["inputs"]
+    inputs = tasks.create("dyck", length=4000, depth=40).sample(np.random.default_rng(0), 2)[
+        "inputs"
+    ]
     depths = np.cumsum(np.where(inputs < 2, 1, -1), axis=1)
     assert (depths.min(), depths.max(1).tolist(), depths[:, -1].tolist()) == (0, [40, 40], [1, 1])
 
@@ -57,7 +63,10 @@ def test_shapes_and_kinds_are_uniform():
     possible = [
         "".join(path)
         for path in itertools.product("()", repeat=8)
-        if (heights := list(itertools.accumulate(1 if bracket == "(" else -1 for bracket in path)))[-1] == 0
+        if (heights := list(itertools.accumulate(1 if bracket == "(" else -1 for bracket in path)))[
+            -1
+        ]
+        == 0
         and min(heights) == 0
         and max(heights) == 3
     ]
@@ -69,13 +78,24 @@ def test_shapes_and_kinds_are_uniform():
 
 def test_f1():
     """0.8 of the probability is valid, half of the valid brackets are likely: 2·0.8·0.5/1.3."""
-    reported = tasks.create("dyck").reported_metrics("longer", {"invalid_error": 0.2, "valid_error": 0.5, "loss": 1.0})
-    assert reported == {"invalid_error": 0.2, "valid_error": 0.5, "loss": 1.0, "f1_error": pytest.approx(1 - 0.8 / 1.3)}
-    nothing = tasks.create("dyck").reported_metrics("longer", {"invalid_error": 1.0, "valid_error": 1.0})
+    reported = tasks.create("dyck").reported_metrics(
+        "longer", {"invalid_error": 0.2, "valid_error": 0.5, "loss": 1.0}
+    )
+    assert reported == {
+        "invalid_error": 0.2,
+        "valid_error": 0.5,
+        "loss": 1.0,
+        "f1_error": pytest.approx(1 - 0.8 / 1.3),
+    }
+    nothing = tasks.create("dyck").reported_metrics(
+        "longer", {"invalid_error": 1.0, "valid_error": 1.0}
+    )
     assert nothing["f1_error"] == 1.0
 
 
 @pytest.mark.parametrize("options", [{"length": 6}, {"length": 33}])
 def test_mistakes_are_loud(options):
-    with pytest.raises(ConfigError, match=f"even and at least 8, twice the depth, got {options['length']}"):
+    with pytest.raises(
+        ConfigError, match=f"even and at least 8, twice the depth, got {options['length']}"
+    ):
         tasks.create("dyck", **options)

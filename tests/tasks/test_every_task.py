@@ -18,7 +18,9 @@ from cope_jax.tasks.synthetic import SyntheticTask
 pytestmark = pytest.mark.newest
 
 
-@pytest.fixture(params=[name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)])
+@pytest.fixture(
+    params=[name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)]
+)
 def task(request):
     return tasks.create(request.param)
 
@@ -29,7 +31,9 @@ def all_splits(task):
 
 def test_every_file_is_registered():
     folder = pathlib.Path(cope_jax.tasks.__file__).parent
-    registering = {path.stem for path in folder.glob("*.py") if "@TASKS.register(" in path.read_text()}
+    registering = {
+        path.stem for path in folder.glob("*.py") if "@TASKS.register(" in path.read_text()
+    }
     assert registering == set(tasks.names()), "import the new file in cope_jax/tasks/__init__.py"
 
 
@@ -102,7 +106,9 @@ def test_same_seed_same_data(task):
 
 
 def test_seeds_and_splits_draw_different_data(task):
-    seen = {task.dataset(split, 8, seed)["inputs"].tobytes() for split in task.splits for seed in (0, 1)}
+    seen = {
+        task.dataset(split, 8, seed)["inputs"].tobytes() for split in task.splits for seed in (0, 1)
+    }
     assert len(seen) == 2 * len(task.splits)
 
 
@@ -131,7 +137,9 @@ def test_split_by_level_is_the_split_by_name(task):
     for split in task.splits:
         by_level = f"{task.axis}={task.level(split):g}"
         assert task.length(by_level) == task.length(split)
-        named, levelled = (task.sample(np.random.default_rng(0), 2, s)["inputs"] for s in (split, by_level))
+        named, levelled = (
+            task.sample(np.random.default_rng(0), 2, s)["inputs"] for s in (split, by_level)
+        )
         np.testing.assert_array_equal(named, levelled)
 
 
@@ -139,14 +147,19 @@ def test_split_by_level_is_the_split_by_name(task):
 def test_unknown_splits_list_the_choices(task, split):
     split = split.format(axis=task.axis)
     choices = ", ".join(sorted([*task.splits, f"{task.axis}=<number>"]))
-    with pytest.raises(ConfigError, match=rf"^unknown split of {task.name} '{split}': .*[Cc]hoose from {choices}$"):
+    with pytest.raises(
+        ConfigError, match=rf"^unknown split of {task.name} '{split}': .*[Cc]hoose from {choices}$"
+    ):
         task.sample(np.random.default_rng(0), 1, split)
 
 
 @pytest.mark.parametrize("level", ["x", "nan", "inf", "-1"])
 def test_levels_without_meaning_are_refused(task, level):
     split = f"{task.axis}={level}"
-    with pytest.raises(ConfigError, match=rf"^split '{split}' of {task.name} has no valid level: use one like '.*'$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^split '{split}' of {task.name} has no valid level: use one like '.*'$",
+    ):
         task.length(split)
 
 

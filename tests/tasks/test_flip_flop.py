@@ -40,7 +40,8 @@ def test_form():
 
 
 @pytest.mark.parametrize(
-    ("split", "p_ignore"), [("train", 0.8), ("in_distribution", 0.8), ("dense", 0.1), ("sparse", 0.98)]
+    ("split", "p_ignore"),
+    [("train", 0.8), ("in_distribution", 0.8), ("dense", 0.1), ("sparse", 0.98)],
 )
 def test_frequencies(split, p_ignore):
     task = tasks.create("flip_flop")
@@ -60,7 +61,11 @@ def test_vocabulary_is_that_of_the_published_data():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"length": 7}, "even"), ({"length": 2}, "at least 4"), ({"sparse_p_ignore": 1.5}, "sparse_p_ignore")],
+    [
+        ({"length": 7}, "even"),
+        ({"length": 2}, "at least 4"),
+        ({"sparse_p_ignore": 1.5}, "sparse_p_ignore"),
+    ],
 )
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -31,7 +31,8 @@ def test_targets_are_the_products_so_far(group, split):
 
 
 @pytest.mark.parametrize(
-    ("group", "commutes"), [("S2", True), ("A3", True), ("Z60", True), ("A5", False), ("A4xZ5", False)]
+    ("group", "commutes"),
+    [("S2", True), ("A3", True), ("Z60", True), ("A5", False), ("A4xZ5", False)],
 )
 def test_which_groups_commute(group, commutes):
     product = tasks.create("group_words", group=group)._product
@@ -43,7 +44,9 @@ def test_swaps_only():
     batch = task.sample(np.random.default_rng(0), 64)
     used = {task.vocabulary[word] for word in np.unique(batch["inputs"])}
     assert len(used) == 11
-    assert all(sum(int(image) != element for element, image in enumerate(word)) in (0, 2) for word in used)
+    assert all(
+        sum(int(image) != element for element, image in enumerate(word)) in (0, 2) for word in used
+    )
     assert len(np.unique(batch["targets"])) == 120
 
 

@@ -51,13 +51,21 @@ def test_training_and_every_other_split_are_on_different_sides(name):
         ("addition", {"digits": 1}, ["in_distribution", "digits=1"]),
         ("addition", {"digits": 2, "positions": "abacus"}, ["in_distribution", "digits=1"]),
         ("chomsky", {"length": 8}, ["in_distribution", "length=7", "longer"]),
-        ("counting", {"max_operations": 12, "block_length": 14}, ["in_distribution", "pass_100", "pass_10"]),
+        (
+            "counting",
+            {"max_operations": 12, "block_length": 14},
+            ["in_distribution", "pass_100", "pass_10"],
+        ),
         ("copying", {"letters": 2}, ["in_distribution"]),
         ("dyck", {"length": 8, "depth": 2}, ["in_distribution"]),
         ("flip_flop", {"length": 16}, ["in_distribution", "dense", "sparse"]),
         ("group_words", {"group": "S2", "length": 6}, ["in_distribution"]),
         ("scan", {}, ["in_distribution", "longer"]),
-        ("selective_copy", {"num_symbols": 2, "num_tokens": 3, "num_blanks": 4}, ["in_distribution", "dense"]),
+        (
+            "selective_copy",
+            {"num_symbols": 2, "num_tokens": 3, "num_blanks": 4},
+            ["in_distribution", "dense"],
+        ),
     ],
 )
 def test_no_question_of_a_test_is_one_of_training(name, options, splits):
@@ -77,26 +85,35 @@ def test_the_share_is_that_of_all_sequences_and_more_hold_out_more():
     for share, side in sides.items():
         assert abs(side.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(inputs))
         halves = [side[inputs[:, column] == 1].mean() for column in range(14)]
-        assert np.abs(np.array(halves) - share).max() < 5 * np.sqrt(share * (1 - share) / len(inputs) * 2)
+        assert np.abs(np.array(halves) - share).max() < 5 * np.sqrt(
+            share * (1 - share) / len(inputs) * 2
+        )
     assert not (sides[0.1] & ~sides[0.5]).any()
 
 
 def test_held_out_examples_are_the_same_everywhere_and_for_ever():
     """A change lets new runs train on what runs of earlier versions were tested on."""
     task = tasks.create("chomsky", length=8, held_out=0.1)
-    shown = ["".join(task.decode(row).split(" =")[0].split()) for row in task.dataset("in_distribution", 5)["inputs"]]
+    shown = [
+        "".join(task.decode(row).split(" =")[0].split())
+        for row in task.dataset("in_distribution", 5)["inputs"]
+    ]
     assert shown == ["1001", "01101111", "1001", "11100", "00000110"]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])
 def test_a_share_is_a_share(share):
-    with pytest.raises(ConfigError, match=rf"flip_flop.held_out must be at least 0 and below 1, got {share}"):
+    with pytest.raises(
+        ConfigError, match=rf"flip_flop.held_out must be at least 0 and below 1, got {share}"
+    ):
         tasks.create("flip_flop", held_out=share)
 
 
 def test_a_space_without_held_out_sequences_is_refused():
     task = tasks.create("addition", digits=1, held_out=1e-9)
-    with pytest.raises(ConfigError, match=r"^none of 2\d,\d{3} sequences can be held out: change held_out"):
+    with pytest.raises(
+        ConfigError, match=r"^none of 2\d,\d{3} sequences can be held out: change held_out"
+    ):
         task.dataset("in_distribution", 5000)
     assert len(task.dataset("in_distribution", 0)["inputs"]) == 0
 
@@ -111,7 +128,9 @@ def test_a_space_with_few_held_out_sequences_is_refused(monkeypatch):
         return {"inputs": np.arange(rows) + sum(drawn[:-1])}
 
     monkeypatch.setattr(held_out, "is_held_out", lambda batch, share: batch["inputs"] == 0)
-    with pytest.raises(ConfigError, match=r"^1 of 4\d,\d{3} sequences can be held out: change held_out=0\.001"):
+    with pytest.raises(
+        ConfigError, match=r"^1 of 4\d,\d{3} sequences can be held out: change held_out=0\.001"
+    ):
         held_out.draw(generate, 1000, 0.001, held_out=True)
 
 
@@ -124,7 +143,9 @@ def test_a_test_of_few_questions_is_refused():
     assert len(set(questions(enough.dataset("in_distribution", 100)))) >= 10
 
 
-@pytest.mark.parametrize(("name", "number"), [("parity_v2", 395), ("arithmetic_v2", 349), ("copy_v2", 489)])
+@pytest.mark.parametrize(
+    ("name", "number"), [("parity_v2", 395), ("arithmetic_v2", 349), ("copy_v2", 489)]
+)
 def test_documented_questions_are_those_of_the_data(name, number):
     task = tasks.create(VERSION_2[name][0], **VERSION_2[name][1])
     assert len(set(questions(task.dataset("in_distribution", 500)))) == number
@@ -133,7 +154,9 @@ def test_documented_questions_are_those_of_the_data(name, number):
 
 def test_every_question_of_version_2_can_be_answered():
     """In version 1, programs may lose their `set`, and tori have other sizes than in training."""
-    task, walk = (tasks.create(VERSION_2[name][0], **VERSION_2[name][1]) for name in ("count_v2", "steps_v2"))
+    task, walk = (
+        tasks.create(VERSION_2[name][0], **VERSION_2[name][1]) for name in ("count_v2", "steps_v2")
+    )
     for split in task.evaluation_splits:
         for row in task.dataset(split, 200)["inputs"]:
             words = task.decode(row).split()
@@ -141,7 +164,9 @@ def test_every_question_of_version_2_can_be_answered():
     for split in walk.evaluation_splits:
         batch = walk.dataset(split, 50)
         for inputs, weights in zip(batch["inputs"], batch["weights"], strict=True):
-            places = np.cumsum([{"+": 1, "-": -1}[word[0]] for word in walk.decode(inputs[::2]).split()]).tolist()
+            places = np.cumsum(
+                [{"+": 1, "-": -1}[word[0]] for word in walk.decode(inputs[::2]).split()]
+            ).tolist()
             for step in np.flatnonzero(weights[::2]):
                 assert places[step] in places[:step], split
 
@@ -153,7 +178,10 @@ def test_every_task_and_setting_has_documented_shares():
 
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, marks=() if row[0] in CHEAP else pytest.mark.slow, id=row[0]) for row in TABLE],
+    [
+        pytest.param(row, marks=() if row[0] in CHEAP else pytest.mark.slow, id=row[0])
+        for row in TABLE
+    ],
 )
 def test_documented_shares_are_those_of_the_data(row):
     name, _, cells = row
@@ -164,7 +192,9 @@ def test_documented_shares_are_those_of_the_data(row):
 def described(shares):
     """The cells of a row: the shares of examples, then those of predictions, in per cent."""
     examples, predictions = (
-        ", ".join(f"{split} {100 * seen[i]:.1f}".replace(" 0.0", " 0") for split, seen in shares.items())
+        ", ".join(
+            f"{split} {100 * seen[i]:.1f}".replace(" 0.0", " 0") for split, seen in shares.items()
+        )
         for i in (0, 1)
     )
     return f"{examples} | {'the same' if predictions == examples else predictions}"

@@ -26,7 +26,9 @@ def test_shifts_are_uniform_among_those_that_stay_inside():
     shifts = ["".join(question).split(",")[2] for question, _ in questions(task, "train", 4000)]
     # Each end has two of the three shifts: (1/2 + 1/3 + 1/3)/4 for +1, and as much for -1.
     expected = {"+1": 7 / 24, "-1": 7 / 24, "+0": 10 / 24}
-    assert {shift: shifts.count(shift) / 4000 for shift in expected} == pytest.approx(expected, abs=0.03)
+    assert {shift: shifts.count(shift) / 4000 for shift in expected} == pytest.approx(
+        expected, abs=0.03
+    )
 
 
 def test_sizes():
@@ -37,7 +39,11 @@ def test_sizes():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"longest": 52}, "between shortest and 51"), ({"shift": 0}, "at least 1"), ({"shortest": 50}, "got 40")],
+    [
+        ({"longest": 52}, "between shortest and 51"),
+        ({"shift": 0}, "at least 1"),
+        ({"shortest": 50}, "got 40"),
+    ],
 )
 def test_mistakes_are_loud(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -35,7 +35,11 @@ def sides(task, batch, row):
     """A and B as strings of pieces, with spaces around."""
     ids, segments = (batch[name][row][batch["mask"][row] == 1] for name in ("targets", "segments"))
     first, second = ids[segments == 0], ids[segments == 1]
-    assert (first[0], first[-1], second[-1]) == (task.wordpiece.cls, task.wordpiece.sep, task.wordpiece.sep)
+    assert (first[0], first[-1], second[-1]) == (
+        task.wordpiece.cls,
+        task.wordpiece.sep,
+        task.wordpiece.sep,
+    )
     return f" {task.wordpiece.decode(first[1:-1])} ", f" {task.wordpiece.decode(second[:-1])} "
 
 
@@ -66,7 +70,11 @@ def test_b_follows_a_or_is_of_another_document(task, batch, documents):
         assert mine
         assert any(second in document for document in documents)
         if batch["next"][row]:
-            assert any(second in document for document in documents if document not in mine or len(mine) > 1)
+            assert any(
+                second in document
+                for document in documents
+                if document not in mine or len(mine) > 1
+            )
         elif batch["mask"][row].sum() < LENGTH:  # where nothing was cut off, B stands right after A
             whole += 1
             assert any(first + second[1:] in document for document in mine)
@@ -85,7 +93,11 @@ def test_half_follow_and_a_tenth_are_short(batch):
 
 def test_a_document_of_one_sentence_is_never_followed(tmp_path):
     for split in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "\n = A = \n\n a b . \n\n = B = \n\n c d . \n\n")
+        folder = write(
+            tmp_path,
+            f"wikitext-2/wiki.{split}.tokens",
+            "\n = A = \n\n a b . \n\n = B = \n\n c d . \n\n",
+        )
     task = tasks.create("masked_lm", data_dir=folder, length=16, vocab_size=64)
     assert task.sample(np.random.default_rng(0), 50)["next"].all()
 
@@ -99,7 +111,9 @@ def test_as_many_are_predicted_as_should_be(batch):
 def test_special_and_unknown_pieces_are_never_predicted(task, batch):
     chosen = batch["targets"][batch["weights"] > 0]
     special = task.wordpiece
-    assert not np.isin(chosen, [special.pad, special.unknown, special.cls, special.sep, special.mask]).any()
+    assert not np.isin(
+        chosen, [special.pad, special.unknown, special.cls, special.sep, special.mask]
+    ).any()
 
 
 def test_unknown_words_are_not_predicted(tmp_path):
@@ -171,7 +185,9 @@ def test_a_vocabulary_is_kept_and_taken(task, tmp_path):
     (tmp_path / "vocab.txt").write_text(task.saved_files()["vocab.txt"], encoding="utf-8")
     again = tasks.create("masked_lm", length=LENGTH, vocab=str(tmp_path / "vocab.txt"))
     assert again.wordpiece.pieces == task.wordpiece.pieces
-    np.testing.assert_array_equal(again.dataset("test", 2)["inputs"], task.dataset("test", 2)["inputs"])
+    np.testing.assert_array_equal(
+        again.dataset("test", 2)["inputs"], task.dataset("test", 2)["inputs"]
+    )
 
 
 def test_always_the_same_piece_is_a_baseline(task):
@@ -179,9 +195,13 @@ def test_always_the_same_piece_is_a_baseline(task):
     known = {}
     for split in ("train", "test"):
         texts = sentences_by_corpus.documents("wikitext-2", None, split)
-        pieces = np.array(task.wordpiece.encode_words([word for text in texts for s in text for word in s])[0])
+        pieces = np.array(
+            task.wordpiece.encode_words([word for text in texts for s in text for word in s])[0]
+        )
         known[split] = pieces[pieces != task.wordpiece.unknown]
-    assert task.unigram_accuracy("test") == np.mean(known["test"] == np.bincount(known["train"]).argmax())
+    assert task.unigram_accuracy("test") == np.mean(
+        known["test"] == np.bincount(known["train"]).argmax()
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +222,9 @@ def test_wrong_options_are_one_line(options, message):
 def test_one_document_is_too_few(tmp_path):
     for split in ("train", "valid", "test"):
         folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "a b . \n")
-    with pytest.raises(ConfigError, match="a split has only 1: give each split at least 2 documents"):
+    with pytest.raises(
+        ConfigError, match="a split has only 1: give each split at least 2 documents"
+    ):
         tasks.create("masked_lm", data_dir=folder, vocab_size=64)
 
 

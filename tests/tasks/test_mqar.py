@@ -34,7 +34,9 @@ def test_targets_are_the_values_that_the_keys_have_last(form, space, split):
         assert [value_of[key] for key in keys] == targets[asked].tolist()
         places = {index - offset for index in asked.tolist() for offset in range(size)}
         others = set(range(lines * (size + 1), len(inputs))) - places
-        assert not {token for key in value_of for token in key} & {int(inputs[index]) for index in others}
+        assert not {token for key in value_of for token in key} & {
+            int(inputs[index]) for index in others
+        }
 
 
 def test_compositional_keys_share_their_tokens():
@@ -57,7 +59,12 @@ def test_queries_are_near_the_pairs():
 
 @pytest.mark.parametrize(
     ("options", "spacing"),
-    [({"every": 2}, 2), ({"every": 4}, 4), ({"every": 2, "form": "forgetting", "space": 4}, 2), ({}, 1)],
+    [
+        ({"every": 2}, 2),
+        ({"every": 4}, 4),
+        ({"every": 2, "form": "forgetting", "space": 4}, 2),
+        ({}, 1),
+    ],
 )
 def test_a_query_begins_at_every_nth_token(options, spacing):
     """The published generator asks g at token 2 · pairs + 2 · g, p(g) ∝ (g + 1)^(power − 1)."""
@@ -71,12 +78,16 @@ def test_a_query_begins_at_every_nth_token(options, spacing):
         assert (index - begin).max() > (batch["inputs"].shape[1] - begin) * 0.9 - spacing
         assert (batch["weights"].sum(axis=1) == pairs).all()
         assert (batch["inputs"][row, index] < task.vocab_size // 2).all()
-    single = tasks.create("mqar", **options | {"pairs": 2, "updates": 2}).sample(np.random.default_rng(0), 1)
+    single = tasks.create("mqar", **options | {"pairs": 2, "updates": 2}).sample(
+        np.random.default_rng(0), 1
+    )
     assert single["weights"].sum() == 2
 
 
 def test_the_published_places_have_the_published_frequencies():
-    weights = tasks.create("mqar", pairs=1, every=2).sample(np.random.default_rng(0), 4000)["weights"]
+    weights = tasks.create("mqar", pairs=1, every=2).sample(np.random.default_rng(0), 4000)[
+        "weights"
+    ]
     gaps = (np.nonzero(weights)[1] - 2) // 2
     shares = np.arange(1, 8) ** -0.99
     assert np.abs(np.bincount(gaps, minlength=7) / 4000 - shares / shares.sum()).max() < 0.03
@@ -91,8 +102,14 @@ def test_the_published_places_have_the_published_frequencies():
         ({"power": 0.0}, "must be positive"),
         ({"updates": 5, "form": "forgetting"}, "at most pairs=4"),
         ({"every": 0}, "every must lie between 1, the size of a key, and 14, .* got 0"),
-        ({"every": 1, "form": "compositional"}, "every must lie between 2, the size of a key, and 21"),
-        ({"every": 3, "space": 3, "form": "forgetting"}, "and 2, so that all queries have room, got 3"),
+        (
+            {"every": 1, "form": "compositional"},
+            "every must lie between 2, the size of a key, and 21",
+        ),
+        (
+            {"every": 3, "space": 3, "form": "forgetting"},
+            "and 2, so that all queries have room, got 3",
+        ),
     ],
 )
 def test_mistakes_are_loud(options, message):

@@ -61,7 +61,12 @@ def test_runs_have_any_length_up_to_the_longest(dimensions, longest):
     first = np.argmax(actions != actions[:, :1], axis=1)
     mean = (1 + longest) / 2 * 2 * dimensions / (2 * dimensions - 1)
     assert abs(first.mean() - mean) < 0.25 * mean
-    assert np.abs(np.bincount(actions[:, 0], minlength=2 * dimensions) / 300 - 1 / (2 * dimensions)).max() < 0.15
+    assert (
+        np.abs(
+            np.bincount(actions[:, 0], minlength=2 * dimensions) / 300 - 1 / (2 * dimensions)
+        ).max()
+        < 0.15
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,12 @@ pytestmark = pytest.mark.newest
 def test_the_answer_follows_from_the_text(split):
     for question, answer in questions(tasks.create("needle_keys"), split):
         text, key = "".join(question).split("?")
-        needles = {needle[0]: needle[2:6] for needle in text.split("_") if needle for needle in _each(needle)}
+        needles = {
+            needle[0]: needle[2:6]
+            for needle in text.split("_")
+            if needle
+            for needle in _each(needle)
+        }
         assert len(needles) == 4
         assert "".join(answer) == needles[key]
 
@@ -30,7 +35,10 @@ def test_sizes_and_places():
     haystack = lambda question: question.index("?")  # noqa: E731
     assert sizes(task, "train", haystack, 1000) == (24, 64)
     assert sizes(task, "longer", haystack, 1000) == (65, 128)
-    places = [question.index(question[-1]) / question.index("?") for question, _ in questions(task, "longer", 400)]
+    places = [
+        question.index(question[-1]) / question.index("?")
+        for question, _ in questions(task, "longer", 400)
+    ]
     assert abs(np.mean(places) - 0.45) < 0.1
 
 

@@ -28,7 +28,9 @@ def solve(text):
 
 
 @pytest.mark.parametrize("split", ["in_distribution", "longer", "longest"])
-@pytest.mark.parametrize("probe", ["fixed_offset", "assoc_recall", "dup_key_recall", "needle", "induction"])
+@pytest.mark.parametrize(
+    "probe", ["fixed_offset", "assoc_recall", "dup_key_recall", "needle", "induction"]
+)
 def test_the_answer_follows_from_the_text(probe, split):
     task = tasks.create("probes", probe=probe, symbols=16)
     for question, answer in questions(task, split):
@@ -47,7 +49,9 @@ def test_published_examples():
 def test_how_often_the_queried_letter_comes(probe, count):
     for question, _ in questions(tasks.create("probes", probe=probe, symbols=40), "longest", 50):
         pairs, key = "".join(question[3:]).split("?")
-        values = [value for letter, value in zip(pairs[::2], pairs[1::2], strict=True) if letter == key]
+        values = [
+            value for letter, value in zip(pairs[::2], pairs[1::2], strict=True) if letter == key
+        ]
         assert len(values) == len(set(values)) == count
 
 

@@ -36,7 +36,9 @@ def test_the_published_split_by_length():
     assert sum(len(actions.split()) <= 22 for _, actions in commands()) == 16_990
 
 
-@pytest.mark.parametrize(("split", "least", "most"), [("in_distribution", 1, 22), ("longer", 23, 48)])
+@pytest.mark.parametrize(
+    ("split", "least", "most"), [("in_distribution", 1, 22), ("longer", 23, 48)]
+)
 def test_what_a_split_has(split, least, most):
     task = tasks.create("scan")
     lengths = set()

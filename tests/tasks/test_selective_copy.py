@@ -10,7 +10,8 @@ pytestmark = pytest.mark.newest
 
 
 @pytest.mark.parametrize(
-    ("split", "blanks"), [("train", 6), ("in_distribution", 6), ("dense", 3), ("sparse", 12), ("blanks=0", 0)]
+    ("split", "blanks"),
+    [("train", 6), ("in_distribution", 6), ("dense", 3), ("sparse", 12), ("blanks=0", 0)],
 )
 def test_weighted_targets_are_the_symbols_in_order(split, blanks):
     task = tasks.create("selective_copy", num_tokens=5, num_blanks=6)
@@ -36,7 +37,9 @@ def test_default_vocabulary_and_lengths():
 
 
 def test_blanks_of_the_splits_can_be_chosen():
-    task = tasks.create("selective_copy", num_tokens=2, num_blanks=4, dense_blanks=1, sparse_blanks=20)
+    task = tasks.create(
+        "selective_copy", num_tokens=2, num_blanks=4, dense_blanks=1, sparse_blanks=20
+    )
     assert [task.level(split) for split in task.splits] == [4, 4, 1, 20]
     assert task.max_length == 24
 
@@ -56,7 +59,11 @@ def test_symbols_and_places_are_uniform():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"num_symbols": 0}, "num_symbols"), ({"num_tokens": 0}, "num_tokens"), ({"dense_blanks": -1}, "dense_blanks")],
+    [
+        ({"num_symbols": 0}, "num_symbols"),
+        ({"num_tokens": 0}, "num_tokens"),
+        ({"dense_blanks": -1}, "dense_blanks"),
+    ],
 )
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -11,7 +11,9 @@ from tests.corpora.data import real, write
 @pytest.fixture(scope="module")
 def vocab(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    path.write_text(WordPiece.train((message.text for message in sms.read(None)), 300).text, encoding="utf-8")
+    path.write_text(
+        WordPiece.train((message.text for message in sms.read(None)), 300).text, encoding="utf-8"
+    )
     return str(path)
 
 
@@ -25,7 +27,10 @@ def test_folds_are_disjoint_whole_and_alike(vocab):
     tests = []
     for fold in range(5):
         task = create(vocab, fold=fold)
-        pairs = {split: list(zip(task.texts(split), task.labels(split).tolist(), strict=True)) for split in task.splits}
+        pairs = {
+            split: list(zip(task.texts(split), task.labels(split).tolist(), strict=True))
+            for split in task.splits
+        }
         assert sorted(pairs["train"] + pairs["test"]) == sorted(every)
         # In the order of the file.
         assert [pair for pair in every if pair in set(pairs["test"])] == pairs["test"]
@@ -52,7 +57,11 @@ def test_batches_are_the_messages(vocab, length):
         "weights": ((), np.float32),
     }
     for text, ids, mask in zip(task.texts("test"), batch["inputs"], batch["mask"], strict=True):
-        assert ids[mask == 1].tolist() == [wordpiece.cls, *wordpiece.encode(text)[: length - 2], wordpiece.sep]
+        assert ids[mask == 1].tolist() == [
+            wordpiece.cls,
+            *wordpiece.encode(text)[: length - 2],
+            wordpiece.sep,
+        ]
         assert (ids[mask == 0] == wordpiece.pad).all()
     np.testing.assert_array_equal(batch["targets"], task.labels("test"))
     assert batch["weights"].all()
@@ -74,7 +83,11 @@ def test_a_vocabulary_is_learned_from_training_alone():
     assert all(piece.removeprefix("##") in texts for piece in task.wordpiece.pieces[5:])
     assert task.vocab_size == len(task.wordpiece)
     assert task.saved_files() == {"vocab.txt": task.wordpiece.text}
-    assert (task.num_classes, task.classes, task.evaluation_splits) == (2, ("ham", "spam"), ("test",))
+    assert (task.num_classes, task.classes, task.evaluation_splits) == (
+        2,
+        ("ham", "spam"),
+        ("test",),
+    )
 
 
 def test_special_pieces_in_a_message_are_text(vocab, tmp_path):
@@ -104,5 +117,11 @@ def test_wrong_options_are_one_line(vocab, options, message):
 
 def test_on_the_collection():
     folder = real("sms-spam/SMSSpamCollection.tsv", "tokenizers/bert-base-uncased-vocab.txt")
-    task = tasks.create("spam", data_dir=folder, vocab=f"{folder}/tokenizers/bert-base-uncased-vocab.txt")
-    assert (task.size("train"), task.size("test"), int(task.labels("test").sum())) == (4_653, 518, 66)
+    task = tasks.create(
+        "spam", data_dir=folder, vocab=f"{folder}/tokenizers/bert-base-uncased-vocab.txt"
+    )
+    assert (task.size("train"), task.size("test"), int(task.labels("test").sum())) == (
+        4_653,
+        518,
+        66,
+    )

@@ -26,7 +26,9 @@ def vocab(tmp_path_factory):
 
 def text(split):
     sentences = conllu.read(None, split)
-    return [pair for sentence in sentences for pair in zip(sentence.words, sentence.tags, strict=True)]
+    return [
+        pair for sentence in sentences for pair in zip(sentence.words, sentence.tags, strict=True)
+    ]
 
 
 @pytest.mark.newest
@@ -37,7 +39,9 @@ def test_every_word_comes_once_in_order(split, length):
     batch, pairs = task.dataset(split, task.size(split)), text(split)
     kept = batch["weights"] > 0
     assert [task.tags[tag] for tag in batch["targets"][kept]] == [tag for _, tag in pairs]
-    np.testing.assert_array_equal(batch["characters"][kept], characters([word for word, _ in pairs], 9))
+    np.testing.assert_array_equal(
+        batch["characters"][kept], characters([word for word, _ in pairs], 9)
+    )
     expected = task.vocabulary.encode(word.lower() for word, _ in pairs)
     np.testing.assert_array_equal(batch["inputs"][kept], expected)
     assert batch["inputs"].shape == (task.size(split), length)
@@ -48,7 +52,9 @@ def test_every_word_comes_once_in_order(split, length):
 
 def test_sentences_are_not_joined(task):
     batch = task.dataset("train", task.size("train"))
-    np.testing.assert_array_equal(batch["weights"].sum(axis=1), [len(words) for words in task.sentences("train")])
+    np.testing.assert_array_equal(
+        batch["weights"].sum(axis=1), [len(words) for words in task.sentences("train")]
+    )
 
 
 def test_words_that_occur_once_are_unknown(task):
@@ -76,7 +82,12 @@ def test_pieces_stand_where_starts_say(vocab, length):
     assert (task.vocab_size, task.max_length, task.length("test")) == (len(wordpiece), 14, 14)
     batch, pairs = task.dataset("test", task.size("test")), text("test")
     kept = batch["weights"] > 0
-    assert batch["inputs"].shape == batch["mask"].shape == batch["segments"].shape == (task.size("test"), 14)
+    assert (
+        batch["inputs"].shape
+        == batch["mask"].shape
+        == batch["segments"].shape
+        == (task.size("test"), 14)
+    )
     assert batch["starts"].shape == batch["targets"].shape == (task.size("test"), length)
     assert [task.tags[tag] for tag in batch["targets"][kept]] == [tag for _, tag in pairs]
     firsts = np.take_along_axis(batch["inputs"], batch["starts"], axis=1)[kept]
@@ -93,7 +104,9 @@ def test_pieces_stand_where_starts_say(vocab, length):
 
 def test_a_word_longer_than_an_example_keeps_its_first_pieces(tmp_path):
     letters = "THEOLDFRYCASIBKWNUGMPVLXQJZ".lower()
-    vocabulary = WordPiece(dict.fromkeys([*SPECIALS, *letters, *(f"##{c}" for c in letters), *".,!?$4'"]))
+    vocabulary = WordPiece(
+        dict.fromkeys([*SPECIALS, *letters, *(f"##{c}" for c in letters), *".,!?$4'"])
+    )
     (tmp_path / "vocab.txt").write_text(vocabulary.text, encoding="utf-8")
     task = tasks.create("tagging", pieces=str(tmp_path / "vocab.txt"), max_pieces=6, length=3)
     batch = task.dataset("train", task.size("train"))
@@ -105,7 +118,9 @@ def vectors_of(task, folder, archive, layers=2, width=3):
     arrays = {}
     for split in SPLITS:
         words = sum(map(len, task.sentences(split)))
-        arrays[split] = np.random.default_rng(words).normal(size=(words, layers, width)).astype(np.float16)
+        arrays[split] = (
+            np.random.default_rng(words).normal(size=(words, layers, width)).astype(np.float16)
+        )
     if archive:
         np.savez(folder / "vectors.npz", **arrays)
         return str(folder / "vectors.npz"), arrays
@@ -123,14 +138,18 @@ def test_vectors_go_with_their_words(task, tmp_path, archive):
     batch = with_vectors.dataset("test", with_vectors.size("test"))
     assert batch["vectors"].shape == (with_vectors.size("test"), 5, 2, 3)
     assert batch["vectors"].dtype == np.float32
-    np.testing.assert_array_equal(batch["vectors"][batch["weights"] > 0], arrays["test"].astype(np.float32))
+    np.testing.assert_array_equal(
+        batch["vectors"][batch["weights"] > 0], arrays["test"].astype(np.float32)
+    )
     assert not batch["vectors"][batch["weights"] == 0].any()
 
 
 def test_vectors_of_other_words_are_an_error(task, tmp_path):
     path, arrays = vectors_of(task, tmp_path, archive=False)
     np.save(tmp_path / "test.npy", arrays["test"][1:])
-    with pytest.raises(ConfigError, match=r"the vectors of 'test' at .* have shape .* make them from the same"):
+    with pytest.raises(
+        ConfigError, match=r"the vectors of 'test' at .* have shape .* make them from the same"
+    ):
         tasks.create("tagging", vectors=path)
     (tmp_path / "validation.npy").unlink()
     with pytest.raises(ConfigError, match="no vectors of 'validation' at"):

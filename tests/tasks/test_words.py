@@ -19,7 +19,9 @@ def task():
 
 def rows(batches, field):
     """The entries that count, row after row."""
-    joined, weights = (np.concatenate([batch[name] for batch in batches], axis=1) for name in (field, "weights"))
+    joined, weights = (
+        np.concatenate([batch[name] for batch in batches], axis=1) for name in (field, "weights")
+    )
     return joined[weights > 0]
 
 
@@ -60,7 +62,9 @@ def test_a_small_vocabulary_leaves_the_rest_unknown():
 def test_examples_are_windows_in_order(task):
     size = task.size("test")
     batch = task.dataset("test", size)
-    np.testing.assert_array_equal(batch["targets"][batch["weights"] > 0], rows(task.stream("test", 1), "targets"))
+    np.testing.assert_array_equal(
+        batch["targets"][batch["weights"] > 0], rows(task.stream("test", 1), "targets")
+    )
     np.testing.assert_array_equal(task.dataset("test", 2, seed=5)["inputs"], batch["inputs"][:2])
     with pytest.raises(ConfigError, match=f"the split 'test' of words has {size} examples"):
         task.dataset("test", size + 1)
@@ -107,7 +111,9 @@ def test_wrong_options_are_one_line(options, message):
 
 def test_an_empty_split_is_one_line(tmp_path):
     for split in ("train", "valid", "test"):
-        folder = write(tmp_path, f"wikitext-2/wiki.{split}.tokens", "a b\n" if split != "test" else "")
+        folder = write(
+            tmp_path, f"wikitext-2/wiki.{split}.tokens", "a b\n" if split != "test" else ""
+        )
     with pytest.raises(ConfigError, match="a split has no words"):
         tasks.create("words", data_dir=folder).stream("test", 2)
 
@@ -139,13 +145,21 @@ def test_the_reversed_text_is_read_from_its_end(task):
     both = tasks.create("words", length=7, backward=True)
     text = wikitext.words(None, "validation")
     batches = list(both.stream("validation", 1))
-    read = np.concatenate([batch["backward_inputs"][batch["backward_weights"] > 0] for batch in batches])
-    said = np.concatenate([batch["backward_targets"][batch["backward_weights"] > 0] for batch in batches])
+    read = np.concatenate(
+        [batch["backward_inputs"][batch["backward_weights"] > 0] for batch in batches]
+    )
+    said = np.concatenate(
+        [batch["backward_targets"][batch["backward_weights"] > 0] for batch in batches]
+    )
     expected = [word if word in task.vocabulary else "<unk>" for word in text][::-1]
     assert task.vocabulary.decode(read).split(" ") == expected
     assert task.vocabulary.decode(said).split(" ") == [*expected[1:], "<eos>"]
     for batch, forward in zip(batches, task.stream("validation", 1), strict=True):
-        assert batch.keys() - forward.keys() == {"backward_inputs", "backward_targets", "backward_weights"}
+        assert batch.keys() - forward.keys() == {
+            "backward_inputs",
+            "backward_targets",
+            "backward_weights",
+        }
         for name in forward:
             np.testing.assert_array_equal(batch[name], forward[name])
 

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.newest
 
 
 @pytest.mark.parametrize(
-    ("split", "exponent"), [("train", 1), ("in_distribution", 1), ("flat", 0.5), ("steep", 1.5), ("exponent=0", 0)]
+    ("split", "exponent"),
+    [("train", 1), ("in_distribution", 1), ("flat", 0.5), ("steep", 1.5), ("exponent=0", 0)],
 )
 def test_frequencies(split, exponent):
     task = tasks.create("zipf", vocab_size=5)
@@ -27,7 +28,10 @@ def test_frequencies(split, exponent):
 def test_neighbours_are_independent():
     task = tasks.create("zipf", vocab_size=3, length=100)
     batch = task.dataset("train", 400)
-    pairs = np.bincount(3 * batch["inputs"].ravel() + batch["targets"].ravel(), minlength=9) / batch["inputs"].size
+    pairs = (
+        np.bincount(3 * batch["inputs"].ravel() + batch["targets"].ravel(), minlength=9)
+        / batch["inputs"].size
+    )
     p = np.array([6, 3, 2]) / 11
     expected = np.outer(p, p).ravel()
     assert (abs(pairs - expected) < 5 * np.sqrt(expected / batch["inputs"].size)).all()

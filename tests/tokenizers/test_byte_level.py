@@ -38,7 +38,11 @@ def test_the_name_of_a_special_token_is_text(tokenizer):
     assert (
         tokenizer.decode(tokens)
         == f"a{END}b"
-        == tokenizer.decode(np.concatenate([tokenizer.encode(["a"])[0], [tokenizer.end], tokenizer.encode(["b"])[0]]))
+        == tokenizer.decode(
+            np.concatenate(
+                [tokenizer.encode(["a"])[0], [tokenizer.end], tokenizer.encode(["b"])[0]]
+            )
+        )
     )
 
 
@@ -65,7 +69,11 @@ def test_what_is_saved_loads_again(tmp_path, tokenizer):
     text = "The keeper lit\n\n  the lamp – 12 times."
     for path in (tmp_path, tmp_path / tokenizer.file):
         loaded = loading.load("bpe", path)
-        assert (loaded.text, len(loaded), loaded.end) == (tokenizer.text, len(tokenizer), tokenizer.end)
+        assert (loaded.text, len(loaded), loaded.end) == (
+            tokenizer.text,
+            len(tokenizer),
+            tokenizer.end,
+        )
         np.testing.assert_array_equal(loaded.encode([text])[0], tokenizer.encode([text])[0])
 
 
@@ -73,7 +81,10 @@ def test_what_is_saved_loads_again(tmp_path, tokenizer):
 def test_training_gives_the_same_tokens_in_every_process():
     code = "from tests.tokenizers.test_byte_level import BPE_600; print(BPE_600.text)"
     root = pathlib.Path(__file__).parents[2]
-    runs = [subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True) for _ in range(2)]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True)
+        for _ in range(2)
+    ]
     assert {run.stdout.decode().strip() for run in runs} == {BPE_600.text}
 
 
@@ -85,20 +96,33 @@ def lossy():
     small.normalizer = normalizers.Lowercase()
     accents = Tokenizer.from_str(BPE_600.text)
     accents.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
-    letters = {letter: number for number, letter in enumerate(["<unk>", "</s>", *map(chr, range(32, 127)), "▁", "\n"])}
+    letters = {
+        letter: number
+        for number, letter in enumerate(["<unk>", "</s>", *map(chr, range(32, 127)), "▁", "\n"])
+    }
     metaspace = Tokenizer(models.BPE(letters, [], unk_token="<unk>"))
     metaspace.pre_tokenizer, metaspace.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "</s>": 1, "a": 2, "##a": 3}, unk_token="[UNK]"))
+    pieces = Tokenizer(
+        models.WordPiece({"[UNK]": 0, "</s>": 1, "a": 2, "##a": 3}, unk_token="[UNK]")
+    )
     pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     spaces = Tokenizer.from_str(BPE_600.text)
     spaces.normalizer = normalizers.Replace("  ", " ")
-    return {"small": small, "accents": accents, "metaspace": metaspace, "pieces": pieces, "spaces": spaces}
+    return {
+        "small": small,
+        "accents": accents,
+        "metaspace": metaspace,
+        "pieces": pieces,
+        "spaces": spaces,
+    }
 
 
 @pytest.mark.parametrize("kind", ["small", "accents", "metaspace", "pieces", "spaces"])
 def test_a_tokenizer_that_loses_text_is_one_line(kind, tmp_path):
     lossy()[kind].save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match=r"tokenizer.json loses text \('Aa .* comes back as '.*'\): give a") as error:
+    with pytest.raises(
+        ConfigError, match=r"tokenizer.json loses text \('Aa .* comes back as '.*'\): give a"
+    ) as error:
         loading.load("bpe", tmp_path)
     assert "\n" not in str(error.value)
 
@@ -117,7 +141,8 @@ def test_an_end_token_of_any_name_comes_from_the_files_beside(file, tmp_path):
     number = json.loads(renamed)["model"]["vocab"]["<end>"]
     (tmp_path / "tokenizer.json").write_text(renamed, encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"no end-of-text token \(.*\): name it as eos_token in a tokenizer_config.json"
+        ConfigError,
+        match=r"no end-of-text token \(.*\): name it as eos_token in a tokenizer_config.json",
     ):
         loading.load("bpe", tmp_path)
     values = json.loads(json.dumps(END_FILES[file]).replace("256", str(number)))
@@ -152,7 +177,9 @@ def test_a_tokenizer_without_a_token_for_what_it_has_not_is_one_line(kind, tmp_p
 
     pieces = {"</s>": 0, "a": 1}
     model = models.Unigram([(piece, -1.0) for piece in pieces], None) if kind == "Unigram" else None
-    Tokenizer(model or getattr(models, kind)(pieces, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    Tokenizer(model or getattr(models, kind)(pieces, unk_token="[UNK]")).save(
+        str(tmp_path / "tokenizer.json")
+    )
     with pytest.raises(
         ConfigError, match=r"tokenizer.json cannot encode every text \(.*\): give a tokenizer of"
     ) as error:
@@ -165,10 +192,19 @@ def test_a_tokenizer_with_bytes_for_what_it_has_not_and_a_space_before_every_tex
 
     bytes_ = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "A", "a"]
     llama = Tokenizer(
-        models.BPE({piece: n for n, piece in enumerate(bytes_)}, [], unk_token="<unk>", byte_fallback=True)
+        models.BPE(
+            {piece: n for n, piece in enumerate(bytes_)}, [], unk_token="<unk>", byte_fallback=True
+        )
     )
-    llama.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    ends = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    llama.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    ends = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     llama.decoder = decoders.Sequence(ends)
     before = Tokenizer.from_str(BPE_600.text)
     before.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -196,13 +232,18 @@ def test_the_name_of_the_end_in_a_text_does_not_end_it(tmp_path, special):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     loaded, text = loading.load("bpe", tmp_path), f"a{END} b"
     np.testing.assert_array_equal(loaded.encode([text])[0], BPE_600.encode([text])[0])
-    assert loaded.end not in loaded.encode([text])[0] and loaded.decode(np.array([loaded.end])) == END
+    assert (
+        loaded.end not in loaded.encode([text])[0] and loaded.decode(np.array([loaded.end])) == END
+    )
     content["model"]["vocab"] |= {"x": 600, "</s>": 601, "</": 602, "s>": 603}
     content["model"]["merges"] += [["<", "/"], ["s", ">"], ["</", "s>"]]
     content["added_tokens"], content["pre_tokenizer"]["use_regex"] = [], False
     del content["model"]["vocab"][END]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"tokenizer.json takes the text '</s>' for the end of a text: give a token"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tokenizer.json takes the text '</s>' for the end of a text: give a token",
+    ):
         loading.load("bpe", tmp_path)
 
 
@@ -214,7 +255,9 @@ def test_a_number_far_above_the_count_of_tokens_is_refused(tmp_path):
     assert len(loading.load("bpe", file)) == 60_001
     content["model"]["vocab"]["far"] = 2**31 - 2
     file.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"numbers its \d+ tokens up to 2,147,483,646: use lower numbers"):
+    with pytest.raises(
+        ConfigError, match=r"numbers its \d+ tokens up to 2,147,483,646: use lower numbers"
+    ):
         loading.load("bpe", file)
 
 
@@ -223,7 +266,9 @@ def test_a_pattern_that_never_ends_is_one_line(tmp_path):
     content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = loading.load("bpe", tmp_path)
-    with pytest.raises(ConfigError, match=r"the tokenizer fails on the text \(Onig: .*: give another one$"):
+    with pytest.raises(
+        ConfigError, match=r"the tokenizer fails on the text \(Onig: .*: give another one$"
+    ):
         tokenizer.encode(["a" * 60 + "b"])
 
 
@@ -232,46 +277,79 @@ def test_a_vocabulary_needs_room_for_bytes():
         BPE.train(["a"], 256)
 
 
-def gpt2_files(folder, numbers=None, merges="#version: 0.2\nl o\nlo w\n", names=("encoder.json", "vocab.bpe")):
+def gpt2_files(
+    folder, numbers=None, merges="#version: 0.2\nl o\nlo w\n", names=("encoder.json", "vocab.bpe")
+):
     """A tiny vocabulary in the files of GPT-2: bytes, `lo`, `low` and the end."""
     if numbers is None:
         numbers = json.loads(Bytes().text)["model"]["vocab"]
-        numbers = {name: number for name, number in numbers.items() if name != END} | {"lo": 256, "low": 257, END: 258}
+        numbers = {name: number for name, number in numbers.items() if name != END} | {
+            "lo": 256,
+            "low": 257,
+            END: 258,
+        }
     (folder / names[0]).write_text(json.dumps(numbers), encoding="utf-8")
     (folder / names[1]).write_text(merges, encoding="utf-8")
     return folder
 
 
-@pytest.mark.parametrize("names", [("encoder.json", "vocab.bpe"), ("my-vocab.json", "my-merges.txt")])
+@pytest.mark.parametrize(
+    "names", [("encoder.json", "vocab.bpe"), ("my-vocab.json", "my-merges.txt")]
+)
 def test_files_of_gpt2_load(tmp_path, names):
     bpe = loading.load("bpe", gpt2_files(tmp_path, names=names))
     assert bpe.encode(["low lo"])[0].tolist() == [257, 32, 256]
     assert (len(bpe), bpe.end) == (259, 258)
 
 
-BYTES = {name: number for name, number in json.loads(Bytes().text)["model"]["vocab"].items() if name != END}
+BYTES = {
+    name: number
+    for name, number in json.loads(Bytes().text)["model"]["vocab"].items()
+    if name != END
+}
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer.json": "{"}, r"tokenizer.json is not a valid tokenizer.json \(.*: fetch it again$"),
+        (
+            {"tokenizer.json": "{"},
+            r"tokenizer.json is not a valid tokenizer.json \(.*: fetch it again$",
+        ),
         ({"tokenizer.json": '{"model": {}}'}, r"tokenizer.json is not a valid tokenizer.json \("),
         (
             {"encoder.json": "{}"},
             "has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges",
         ),
         ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is damaged \(.*: fetch it again$"),
-        ({"encoder.json": "[1]", "vocab.bpe": ""}, r"encoder.json is damaged \(it must contain a JSON object"),
-        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json does not map tokens to their numbers"),
+        (
+            {"encoder.json": "[1]", "vocab.bpe": ""},
+            r"encoder.json is damaged \(it must contain a JSON object",
+        ),
+        (
+            {"encoder.json": '{"a": "b"}', "vocab.bpe": ""},
+            "encoder.json does not map tokens to their numbers",
+        ),
         (
             {"encoder.json": '{"a": 1}', "vocab.bpe": ""},
             "has wrong numbers: give its tokens the numbers 0 to 0, each once",
         ),
-        ({"encoder.json": '{"a": 0}', "vocab.bpe": ""}, "the vocabulary lacks 255 of the 256 bytes, such as 'Ā'"),
-        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o w\n"}, "vocab.bpe, line 1 must have two tokens"),
-        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o\n"}, "the pair 'l' 'o' does not fit the vocabulary"),
-        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": ""}, "the tokenizer has no end-of-text token"),
+        (
+            {"encoder.json": '{"a": 0}', "vocab.bpe": ""},
+            "the vocabulary lacks 255 of the 256 bytes, such as 'Ā'",
+        ),
+        (
+            {"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o w\n"},
+            "vocab.bpe, line 1 must have two tokens",
+        ),
+        (
+            {"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o\n"},
+            "the pair 'l' 'o' does not fit the vocabulary",
+        ),
+        (
+            {"encoder.json": json.dumps(BYTES), "vocab.bpe": ""},
+            "the tokenizer has no end-of-text token",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_clear_line(tmp_path, files, message):
@@ -285,13 +363,18 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, files, message):
 
 def test_a_missing_file_is_one_clear_line(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"^there is no tokenizer at .*none: give a tokenizer.json, or a folder with GPT-2's"
+        ConfigError,
+        match=r"^there is no tokenizer at .*none: give a tokenizer.json, or a folder with GPT-2's",
     ):
         loading.load("bpe", tmp_path / "none")
 
 
 def test_gpt2_as_published():
-    folder = pathlib.Path(real("tokenizers/gpt2-encoder.json", "tokenizers/gpt2-vocab.bpe", "tokenizers/tokenizer_vec"))
+    folder = pathlib.Path(
+        real(
+            "tokenizers/gpt2-encoder.json", "tokenizers/gpt2-vocab.bpe", "tokenizers/tokenizer_vec"
+        )
+    )
     bpe = loading.load("bpe", folder / "tokenizers")
     assert (len(bpe), bpe.end) == (50_257, 50_256)
     cases = json.loads((folder / "tokenizers/tokenizer_vectors.json").read_text(encoding="utf-8"))

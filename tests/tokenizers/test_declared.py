@@ -12,7 +12,9 @@ from cope_jax.corpora import document_files
 from cope_jax.tokenizers import declared
 from cope_jax.tokenizers.byte_level import BPE
 
-LEARNED = Tokenizer.from_str(BPE.train(["a few words, 12 of them; ve\u0301ry few.\n\nfew words\n"] * 9, 300).text)
+LEARNED = Tokenizer.from_str(
+    BPE.train(["a few words, 12 of them; ve\u0301ry few.\n\nfew words\n"] * 9, 300).text
+)
 ALPHABET = declared.alphabet()
 NORMALIZERS = {
     "ByteLevel": [normalizers.ByteLevel()],
@@ -31,7 +33,11 @@ SPLITTERS = {
     "FixedLength": [pre_tokenizers.FixedLength(3)],
     "Metaspace": [pre_tokenizers.Metaspace("▁", scheme) for scheme in ("first", "always", "never")],
     "Punctuation": [pre_tokenizers.Punctuation(behavior) for behavior in BEHAVIORS],
-    "Split": [pre_tokenizers.Split(Regex(r"\s+\S"), behavior, invert) for behavior in BEHAVIORS for invert in FLAGS],
+    "Split": [
+        pre_tokenizers.Split(Regex(r"\s+\S"), behavior, invert)
+        for behavior in BEHAVIORS
+        for invert in FLAGS
+    ],
     "Digits": [pre_tokenizers.Digits(individual) for individual in FLAGS],
 } | {
     name: [getattr(pre_tokenizers, name)()]
@@ -42,9 +48,14 @@ DECODERS = {
     "Strip": [decoders.Strip(" ", 1, 0)],
     "ByteLevel": [decoders.ByteLevel(), decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])],
     "Fuse": [decoders.Fuse(), decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])],
-} | {name: [getattr(decoders, name)()] for name in "BPEDecoder ByteFallback CTC Metaspace WordPiece".split()}
+} | {
+    name: [getattr(decoders, name)()]
+    for name in "BPEDecoder ByteFallback CTC Metaspace WordPiece".split()
+}
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \n\t▁é\u0301ﬁ`12'.<"), max_size=40)
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \n\t▁é\u0301ﬁ`12'.<"), max_size=40
+)
 
 
 def create(normalizer=None, splitters=(BYTES,), decoder=None, model=None, added=()):
@@ -68,7 +79,9 @@ def everything():
     yield from (create(normalizer) for normalizer in (None, *variants(NORMALIZERS)))
     yield from (create(decoder=decoder) for decoder in variants(DECODERS))
     for splitter in variants(SPLITTERS):
-        yield from (create(splitters=chain) for chain in ([splitter], [splitter, BYTES], [BYTES, splitter]))
+        yield from (
+            create(splitters=chain) for chain in ([splitter], [splitter, BYTES], [BYTES, splitter])
+        )
         yield create(normalizers.ByteLevel(), [splitter])
 
 
@@ -77,7 +90,11 @@ KEEPING = [tokenizer for tokenizer in ALL if not tokenizer.may_change]
 
 
 def test_each_type_of_the_library_is_here():
-    for module, parts in ((normalizers, NORMALIZERS), (pre_tokenizers, SPLITTERS), (decoders, DECODERS)):
+    for module, parts in (
+        (normalizers, NORMALIZERS),
+        (pre_tokenizers, SPLITTERS),
+        (decoders, DECODERS),
+    ):
         types = {name for name in dir(module) if name[0].isupper()}
         bases = {"Normalizer", "NORMALIZERS", "PreTokenizer", "Decoder", "DecodeStream", "Sequence"}
         assert set(parts) <= types and types - set(parts) <= bases
@@ -93,13 +110,18 @@ def test_a_tokenizer_that_is_said_to_keep_bytes_gives_each_text_back(text):
 def test_what_may_change_text_is_named():
     assert 40 < len(KEEPING) < len(ALL) / 2
     for name in set(NORMALIZERS) - {"ByteLevel"}:
-        assert {create(normalizer).may_change for normalizer in NORMALIZERS[name]} <= {f"the normalizer {name}"}
+        assert {create(normalizer).may_change for normalizer in NORMALIZERS[name]} <= {
+            f"the normalizer {name}"
+        }
     assert create(normalizers.ByteLevel()).may_change == "text that is not turned into bytes once"
     vocabulary = {letter: number for number, letter in enumerate([*ALPHABET, "</s>"])}
     few = {letter: number for number, letter in enumerate([*ALPHABET[:255], "</s>"])}
     for changed, reason in (
         (create(model=models.BPE(few, [])), "the model BPE, which does not have all bytes"),
-        (create(model=models.BPE(vocabulary, [], end_of_word_suffix="</w>")), "the model BPE, which"),
+        (
+            create(model=models.BPE(vocabulary, [], end_of_word_suffix="</w>")),
+            "the model BPE, which",
+        ),
         (create(model=models.WordLevel(vocabulary, "</s>")), "the model WordLevel, which"),
         (create(decoder=decoders.WordPiece()), "the decoder WordPiece"),
         (create(splitters=[pre_tokenizers.Metaspace(), BYTES]), "the pre-tokenizer Metaspace"),
@@ -118,15 +140,28 @@ def test_the_tokens_of_pieces_are_those_of_the_text(tmp_path, monkeypatch):
     monkeypatch.setattr(document_files, "_AFTER", 32)
     rng = random.Random(0)
     text = "".join(
-        rng.choice(["few", "words", " ", " ", "\n", "  ", "\n\n", "12", "é", "'s", "▁", "."]) for _ in range(600)
+        rng.choice(["few", "words", " ", " ", "\n", "  ", "\n\n", "12", "é", "'s", "▁", "."])
+        for _ in range(600)
     )
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     (file,) = document_files.find([str(tmp_path / "a.txt")])
     some = [create(splitters=[splitter]) for splitter in SPLITTERS["ByteLevel"]]
-    some += [create(splitters=[splitters[0], BYTES]) for kind, splitters in SPLITTERS.items() if kind != "ByteLevel"]
-    some += [create(added=[AddedToken(token)]) for token in ("  ", "\n", "w", "few\nwords", "s few", "\n12")]
+    some += [
+        create(splitters=[splitters[0], BYTES])
+        for kind, splitters in SPLITTERS.items()
+        if kind != "ByteLevel"
+    ]
+    some += [
+        create(added=[AddedToken(token)])
+        for token in ("  ", "\n", "w", "few\nwords", "s few", "\n12")
+    ]
     several = 0
-    for tokenizer in (*some, create(normalizers.NFC()), create(normalizers.Strip()), create(*LLAMA)):
+    for tokenizer in (
+        *some,
+        create(normalizers.NFC()),
+        create(normalizers.Strip()),
+        create(*LLAMA),
+    ):
 
         def joins(left, right, encode=tokenizer.encode):
             return np.array_equal(encode([left + right])[0], np.concatenate(encode([left, right])))
@@ -135,5 +170,7 @@ def test_the_tokens_of_pieces_are_those_of_the_text(tmp_path, monkeypatch):
             pieces = [piece.text for piece, _ in document_files.pieces(file, joins=cut)]
             assert "".join(pieces) == text
             several += len(pieces) > 5
-            np.testing.assert_array_equal(np.concatenate(tokenizer.encode(pieces)), tokenizer.encode([text])[0])
+            np.testing.assert_array_equal(
+                np.concatenate(tokenizer.encode(pieces)), tokenizer.encode([text])[0]
+            )
     assert several > 5

@@ -13,7 +13,14 @@ def test_falling_counts_and_then_the_alphabet():
 
 def test_size_reserved_words_and_rare_ones():
     assert Vocabulary.build(TEXT, 3).words == ("<unk>", "b", "a")
-    assert Vocabulary.build(TEXT, reserved=("<S>", "<unk>", "b")).words == ("<S>", "<unk>", "b", "a", "c", "d")
+    assert Vocabulary.build(TEXT, reserved=("<S>", "<unk>", "b")).words == (
+        "<S>",
+        "<unk>",
+        "b",
+        "a",
+        "c",
+        "d",
+    )
     assert Vocabulary.build(TEXT, min_count=2).words == ("<unk>", "b", "a")
 
 

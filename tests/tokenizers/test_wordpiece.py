@@ -48,7 +48,10 @@ def trained(size):
 
 
 def test_longest_piece_first_from_the_left(wordpiece):
-    assert wordpiece.decode(wordpiece.encode("UNwantéd, playings")) == "un ##want ##ed , play ##ing ##s"
+    assert (
+        wordpiece.decode(wordpiece.encode("UNwantéd, playings"))
+        == "un ##want ##ed , play ##ing ##s"
+    )
 
 
 def test_what_cannot_be_split_is_one_unknown_piece(wordpiece):
@@ -107,7 +110,10 @@ def test_what_is_no_vocabulary_is_one_clear_line(tmp_path, content):
 
 
 def test_a_piece_that_is_there_twice_is_named_with_its_lines():
-    with pytest.raises(ConfigError, match=r"has 'play' on line 2 and on line 4: fetch the file again \(do not delete"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has 'play' on line 2 and on line 4: fetch the file again \(do not delete",
+    ):
         WordPiece(["[UNK]", "play", "##s", "play"])
 
 
@@ -130,9 +136,14 @@ def test_training_gives_the_same_vocabulary_in_every_process():
     # Runs differ in the order of hash tables: the pieces that the trainer is told are special keep
     # theirs.
     root = pathlib.Path(__file__).parents[2]
-    shas = {subprocess.check_output([sys.executable, "-c", TRAIN], cwd=root, text=True).strip() for _ in range(2)}
+    shas = {
+        subprocess.check_output([sys.executable, "-c", TRAIN], cwd=root, text=True).strip()
+        for _ in range(2)
+    }
     assert shas == {sha256(trained(600))}
-    assert sha256(trained(600)) == "04c854216ac7d8ec076d8c9dccf1a10df6869bfe20351fa60251c829305085c9"
+    assert (
+        sha256(trained(600)) == "04c854216ac7d8ec076d8c9dccf1a10df6869bfe20351fa60251c829305085c9"
+    )
 
 
 def test_a_trained_vocabulary_has_the_specials_first_and_knows_its_text():
@@ -146,7 +157,9 @@ def test_a_trained_vocabulary_has_the_specials_first_and_knows_its_text():
 
 
 def test_a_vocabulary_without_room_for_the_characters_is_an_error():
-    with pytest.raises(ConfigError, match=r"has no room for the 3 characters .* set vocab_size to at least 11"):
+    with pytest.raises(
+        ConfigError, match=r"has no room for the 3 characters .* set vocab_size to at least 11"
+    ):
         WordPiece.train(["abc"], 10)
     assert len(WordPiece.train(["abc"], 11)) == 11
 
@@ -162,14 +175,27 @@ def test_published_cases():
 
 
 def test_the_vectors_of_the_released_program():
-    folder = pathlib.Path(real("tokenizers/bert-base-uncased-vocab.txt", "tokenizers/tokenizer_vectors.json"))
+    folder = pathlib.Path(
+        real("tokenizers/bert-base-uncased-vocab.txt", "tokenizers/tokenizer_vectors.json")
+    )
     wordpiece = WordPiece.load(folder / "tokenizers/bert-base-uncased-vocab.txt")
     assert sha256(wordpiece) == "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
-    assert (wordpiece.pad, wordpiece.unknown, wordpiece.cls, wordpiece.sep, wordpiece.mask) == (0, 100, 101, 102, 103)
+    assert (wordpiece.pad, wordpiece.unknown, wordpiece.cls, wordpiece.sep, wordpiece.mask) == (
+        0,
+        100,
+        101,
+        102,
+        103,
+    )
     vectors = json.loads((folder / "tokenizers/tokenizer_vectors.json").read_text())
-    differ = [entry["text"] for entry in vectors if wordpiece.encode(entry["text"]) != entry["bert_ids"]]
+    differ = [
+        entry["text"] for entry in vectors if wordpiece.encode(entry["text"]) != entry["bert_ids"]
+    ]
     # The one other text is a word of 150 characters: the released program splits words of up to
     # 200.
     assert [max(map(len, text.split())) for text in differ] == [150]
     pair = json.loads((folder / CASES).read_text())["hf_tokenizers_pair"]
-    assert wordpiece.frame(wordpiece.encode(pair["a"]), wordpiece.encode(pair["b"])) == (pair["ids"], pair["type_ids"])
+    assert wordpiece.frame(wordpiece.encode(pair["a"]), wordpiece.encode(pair["b"])) == (
+        pair["ids"],
+        pair["type_ids"],
+    )

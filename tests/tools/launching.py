@@ -59,11 +59,15 @@ class Stage:
 
     def run(self, command, cwd=ROOT, **changed):
         name, *words = shlex.split(command) if isinstance(command, str) else command
-        variables = {name: value for name, value in (VARIABLES | changed).items() if value is not None}
+        variables = {
+            name: value for name, value in (VARIABLES | changed).items() if value is not None
+        }
         return subprocess.run(
             [LAUNCH / name, *words],
             cwd=cwd,
-            env=environment() | variables | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+            env=environment()
+            | variables
+            | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -73,15 +77,23 @@ class Stage:
     @property
     def calls(self):
         path = self.folder / "calls.jsonl"
-        return [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
+        return (
+            [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
+        )
 
     @property
     def inputs(self):
-        return [json.loads(line)[1] for line in (self.folder / "calls.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)[1] for line in (self.folder / "calls.jsonl").read_text().splitlines()
+        ]
 
 
 def environment():
-    return {name: value for name, value in os.environ.items() if name not in VARIABLES and "SLURM" not in name}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in VARIABLES and "SLURM" not in name
+    }
 
 
 def remote(call):

@@ -69,7 +69,9 @@ def test_contenders_take_turns_and_every_other_round_runs_backwards():
 
 def test_a_short_task_is_called_again_until_its_turn_is_over_and_the_median_counts():
     clock = Clock()
-    [measured] = timing.interleave({"a": clock.task("a", 0.03, 0.01, 0.02)}, 1, clock=clock, sleep=clock.sleep)
+    [measured] = timing.interleave(
+        {"a": clock.task("a", 0.03, 0.01, 0.02)}, 1, clock=clock, sleep=clock.sleep
+    )
     assert len(clock.calls) == 3 and measured["a"] == pytest.approx(0.02)
 
 
@@ -93,7 +95,9 @@ def refused():
 
 
 def test_records_have_medians_ratios_and_all_times(monkeypatch):
-    times = iter([{("a", "step"): 1.0, ("b", "step"): 4.0}, {("a", "step"): 2.0, ("b", "step"): 3.0}])
+    times = iter(
+        [{("a", "step"): 1.0, ("b", "step"): 4.0}, {("a", "step"): 2.0, ("b", "step"): 3.0}]
+    )
     monkeypatch.setattr(timing, "interleave", lambda tasks, rounds: times)
     results, kept = run([timing.Case({"section": "train", "recipe": "r"}, nothing("a", "b"), "b")])
     assert results.records == [
@@ -107,16 +111,23 @@ def test_records_have_medians_ratios_and_all_times(monkeypatch):
             "ratio": ratio,
             "seconds": seconds,
         }
-        for name, median, ratio, seconds in [("a", 1.5, (1 / 4 + 2 / 3) / 2, [1.0, 2.0]), ("b", 3.5, 1.0, [4.0, 3.0])]
+        for name, median, ratio, seconds in [
+            ("a", 1.5, (1 / 4 + 2 / 3) / 2, [1.0, 2.0]),
+            ("b", 3.5, 1.0, [4.0, 3.0]),
+        ]
     ]
     assert kept == [2]
 
 
 def test_who_is_left_out_is_named_and_another_is_the_reference_and_notes_are_kept():
     builds = {"a": refused, "b": lambda: timing.WithNote({"step": lambda: None}, "alone")}
-    results, kept = run([timing.Case({"section": "attention", "length": length}, builds, "a") for length in (8, 16)])
+    results, kept = run(
+        [timing.Case({"section": "attention", "length": length}, builds, "a") for length in (8, 16)]
+    )
     assert kept == [1, 2]
-    assert [(r["contender"], r["reference"], r["ratio"]) for r in results.records] == [("b", "b", 1.0)] * 2
+    assert [(r["contender"], r["reference"], r["ratio"]) for r in results.records] == [
+        ("b", "b", 1.0)
+    ] * 2
     assert results.lines() == (["a (8, 16): no room"], ["b (8, 16): alone"])
 
 
@@ -168,16 +179,29 @@ RECORDS = [
     for direction in ("forward", "forward+backward")
     for length in (512, 1024)
 ]
-MEMORY = {"section": "memory", "contender": "rope/full", "start_bytes": 5 * 2**20, "peak_bytes": 8 * 2**20}
+MEMORY = {
+    "section": "memory",
+    "contender": "rope/full",
+    "start_bytes": 5 * 2**20,
+    "peak_bytes": 8 * 2**20,
+}
 MEMORY |= {"temp_bytes": 2**20, "what": "forward+backward", **vars(Problem(64))}
-TRAIN = {"section": "train", "recipe": "quick, batch 2", "devices": 2, "contender": "cope", "what": "step"}
+TRAIN = {
+    "section": "train",
+    "recipe": "quick, batch 2",
+    "devices": 2,
+    "contender": "cope",
+    "what": "step",
+}
 TRAIN |= {"median_seconds": 1.0, "ratio": None, "reference": "cope"}
 
 
 def test_tables_show_times_ratios_and_gaps():
     forward, backward, weighed, trained = benchmark_report.tables([*RECORDS[:-1], MEMORY, TRAIN])
     sizes = "B1 H8 K64, float32, npos_max 64, JAX on 1 device"
-    assert forward.title == f"Attention, forward, causal, {sizes}: time, and ratio to cope/blockwise"
+    assert (
+        forward.title == f"Attention, forward, causal, {sizes}: time, and ratio to cope/blockwise"
+    )
     assert trained.title == "Training, step, JAX on 2 devices: time, and ratio to cope"
     assert forward.headings == ["length", "512", "1024"]
     cells = [[cell.replace(benchmark_report.FIRM, " ") for cell in row] for row in forward.rows]
@@ -187,7 +211,9 @@ def test_tables_show_times_ratios_and_gaps():
     ]
     assert backward.rows[1][2] == benchmark_report.MISSING
     assert weighed.rows[0][1].replace(benchmark_report.FIRM, " ") == "3 MiB  1 MiB"
-    text = benchmark_report.markdown(RECORDS, ["a (8): no room"], ["b (8): alone"], {"jax": "1.2.3"})
+    text = benchmark_report.markdown(
+        RECORDS, ["a (8): no room"], ["b (8): alone"], {"jax": "1.2.3"}
+    )
     for line in ("| cope/full | 4.61", "- a (8): no room", "- b (8): alone", "- jax: 1.2.3"):
         assert line in text
 
@@ -201,7 +227,10 @@ def test_the_plot_has_a_line_for_each_contender(tmp_path):
     assert (first.get_xscale(), first.get_yscale()) == ("log", "log")
     assert first.lines[0].get_color() == first.lines[1].get_color() == COLOURS[0]
     assert first.lines[0].get_marker() != first.lines[1].get_marker()
-    assert first.figure.get_suptitle() == "time of causal attention, B1 H8 K64, float32, npos_max 64, JAX on 1 device"
+    assert (
+        first.figure.get_suptitle()
+        == "time of causal attention, B1 H8 K64, float32, npos_max 64, JAX on 1 device"
+    )
 
 
 @pytest.fixture
@@ -220,7 +249,10 @@ def test_a_process_is_set_up_once_and_keeps_what_the_user_set(monkeypatch, start
     process.restart(["-m", "tools.benchmark"])
     [(program, arguments, environment)] = started
     assert (program, arguments) == (sys.executable, [sys.executable, "-m", "tools.benchmark"])
-    assert environment["OMP_WAIT_POLICY"] == "ACTIVE" and environment.items() >= process._ALLOCATOR.items()
+    assert (
+        environment["OMP_WAIT_POLICY"] == "ACTIVE"
+        and environment.items() >= process._ALLOCATOR.items()
+    )
     assert not process.untuned(environment).keys() & process._ALLOCATOR.keys()
     assert "allocator tuned, MALLOC_TOP_PAD_=" in process.describe(environment)
     for name, value in environment.items():
@@ -233,8 +265,16 @@ def test_a_process_is_set_up_once_and_keeps_what_the_user_set(monkeypatch, start
     ("set_by_user", "devices", "flags"),
     [
         ({}, 4, "--xla_force_host_platform_device_count=4 --xla_cpu_multi_thread_eigen=false"),
-        ({"XLA_FLAGS": "--a"}, 4, "--a --xla_force_host_platform_device_count=4 --xla_cpu_multi_thread_eigen=false"),
-        ({"JAX_PLATFORMS": ""}, 2, "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false"),
+        (
+            {"XLA_FLAGS": "--a"},
+            4,
+            "--a --xla_force_host_platform_device_count=4 --xla_cpu_multi_thread_eigen=false",
+        ),
+        (
+            {"JAX_PLATFORMS": ""},
+            2,
+            "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false",
+        ),
         ({"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 4, None),
         ({"JAX_PLATFORMS": "cuda,cpu"}, 4, None),
         ({}, 1, None),
@@ -243,7 +283,11 @@ def test_a_process_is_set_up_once_and_keeps_what_the_user_set(monkeypatch, start
 def test_a_cpu_is_split_into_devices(set_by_user, devices, flags, monkeypatch, started):
     monkeypatch.setattr(process, "_is_glibc", lambda: False)
     monkeypatch.delenv("XLA_FLAGS")
-    for name, value in {"OMP_WAIT_POLICY": "PASSIVE", "JAX_PLATFORMS": "cpu", **set_by_user}.items():
+    for name, value in {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "JAX_PLATFORMS": "cpu",
+        **set_by_user,
+    }.items():
         monkeypatch.setenv(name, value)
     process.restart(["-m", "tools.benchmark"], devices)
     assert [environment["XLA_FLAGS"] for _, _, environment in started] == ([flags] if flags else [])
@@ -255,37 +299,63 @@ SMALL = ["--contenders=rope/full,cope/full", "--heads=2", "--head_dim=4", "--npo
 
 def measured(start, workdir, *flags):
     done = start(
-        "tools.benchmark", *SMALL, "--devices=2", "--lengths=8", "--rounds=2", f"--workdir={workdir}", *flags
+        "tools.benchmark",
+        *SMALL,
+        "--devices=2",
+        "--lengths=8",
+        "--rounds=2",
+        f"--workdir={workdir}",
+        *flags,
     ).wait()
     assert done.status == 0, done.err
     content = json.loads((workdir / "benchmark.json").read_text())
     for record in content["records"]:
-        assert record["median_seconds"] == statistics.median(record["seconds"]) and len(record["seconds"]) == 2
+        assert (
+            record["median_seconds"] == statistics.median(record["seconds"])
+            and len(record["seconds"]) == 2
+        )
         assert record["devices"] == (1 if record["section"] == "decode" else 2)
     assert "XLA_FLAGS=" in done.out and "JAX on 2 devices" in done.out
-    assert content["environment"]["cores"] >= 1 and "OMP_WAIT_POLICY=" in content["environment"]["process"]
+    assert (
+        content["environment"]["cores"] >= 1
+        and "OMP_WAIT_POLICY=" in content["environment"]["process"]
+    )
     return content, done.out
 
 
 def test_the_command(start, tmp_path):
     """It measures, prints and writes."""
     workdir = tmp_path / "new" / "run"
-    content, out = measured(start, workdir, "--notune", "--only=attention", "--contenders=rope/full", "--npos_max=T")
+    content, out = measured(
+        start, workdir, "--notune", "--only=attention", "--contenders=rope/full", "--npos_max=T"
+    )
     assert "rope/full" in out and "npos_max 8" in out
     assert [r["what"] for r in content["records"]] == ["forward", "forward+backward"]
-    assert {path.name for path in workdir.iterdir()} == FILES | {"attention_npos_max_8.png", "attention_npos_max_8.svg"}
+    assert {path.name for path in workdir.iterdir()} == FILES | {
+        "attention_npos_max_8.png",
+        "attention_npos_max_8.svg",
+    }
 
 
 @pytest.mark.slow
 def test_the_command_starts_again_with_another_environment_and_measures_all(start, tmp_path):
-    flags = ["--contexts=8", "--encodings=rope", "--recipes=quick@2", "--only=attention,decode,train"]
+    flags = [
+        "--contexts=8",
+        "--encodings=rope",
+        "--recipes=quick@2",
+        "--only=attention,decode,train",
+    ]
     content, out = measured(start, tmp_path, *flags)
     assert "cope/full" in out and "npos_max 8" in out
     records = content["records"]
-    timed = [(r["npos_max"], r["contender"], r["what"]) for r in records if r["section"] == "attention"]
+    timed = [
+        (r["npos_max"], r["contender"], r["what"]) for r in records if r["section"] == "attention"
+    ]
     direction = ("forward", "forward+backward")
     assert timed == list(itertools.product((4, 8), ("rope/full", "cope/full"), direction))
-    assert [(r["contender"], r["context"], r["npos_max"]) for r in records if r["section"] == "decode"] == [
+    assert [
+        (r["contender"], r["context"], r["npos_max"]) for r in records if r["section"] == "decode"
+    ] == [
         ("rope", 8, 4),
         ("rope", 8, 8),
     ]
@@ -294,7 +364,9 @@ def test_the_command_starts_again_with_another_environment_and_measures_all(star
     if process._is_glibc():
         assert "MALLOC_MMAP_THRESHOLD_=" in content["environment"]["process"]
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == FILES | {f"attention_npos_max_{n}.{kind}" for n in (4, 8) for kind in ("png", "svg")}
+    assert names == FILES | {
+        f"attention_npos_max_{n}.{kind}" for n in (4, 8) for kind in ("png", "svg")
+    }
 
 
 @pytest.mark.slow
@@ -312,13 +384,34 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda: workloads.read_problems("lengths", ["512", "1k"], ["4"]), "--lengths takes positive whole .* '1k'"),
-        (lambda: workloads.read_problems("contexts", [], ["4"]), "--contexts takes positive whole numbers .*, not ''"),
-        (lambda: workloads.read_problems("memory_lengths", ["0"], ["4"]), "--memory_lengths takes positive"),
-        (lambda: workloads.read_problems("lengths", ["8"], ["t"]), "--npos_max takes positive .* not 't'"),
-        (lambda: workloads.read_problems("lengths", ["8"], ["1"]), "benchmark.npos_max must be at least 2, got 1"),
-        (lambda: workloads.read_problems("lengths", ["8"], ["4"], 1, 2, 7), "benchmark.head_dim must be even"),
-        (lambda: read_names("contenders", "cope/flash", contenders.find), "unknown contender 'cope/flash'"),
+        (
+            lambda: workloads.read_problems("lengths", ["512", "1k"], ["4"]),
+            "--lengths takes positive whole .* '1k'",
+        ),
+        (
+            lambda: workloads.read_problems("contexts", [], ["4"]),
+            "--contexts takes positive whole numbers .*, not ''",
+        ),
+        (
+            lambda: workloads.read_problems("memory_lengths", ["0"], ["4"]),
+            "--memory_lengths takes positive",
+        ),
+        (
+            lambda: workloads.read_problems("lengths", ["8"], ["t"]),
+            "--npos_max takes positive .* not 't'",
+        ),
+        (
+            lambda: workloads.read_problems("lengths", ["8"], ["1"]),
+            "benchmark.npos_max must be at least 2, got 1",
+        ),
+        (
+            lambda: workloads.read_problems("lengths", ["8"], ["4"], 1, 2, 7),
+            "benchmark.head_dim must be even",
+        ),
+        (
+            lambda: read_names("contenders", "cope/flash", contenders.find),
+            "unknown contender 'cope/flash'",
+        ),
         (
             lambda: read_names("contenders", "coppe/full", contenders.find),
             "unknown encoding 'coppe': did you mean 'cope'?",
@@ -332,7 +425,10 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
             "unknown encoding 'ropee': did you mean 'rope'?",
         ),
         (lambda: Recipe.parse("quik"), "unknown config 'quik': did you mean 'quick'?"),
-        (lambda: Recipe.parse("quick@0"), "--recipes=quick@0: write NAME@BATCH with a batch size of at least 1"),
+        (
+            lambda: Recipe.parse("quick@0"),
+            "--recipes=quick@0: write NAME@BATCH with a batch size of at least 1",
+        ),
         (lambda: devices.choose(9), "--devices=9, but JAX has 8"),
     ],
 )

@@ -57,7 +57,13 @@ def check_against_oracle(name, devices=1):
     out, *gradients = computed(name, devices)
     q, k, v, cotangent = (array.astype(np.float64) for array in PROBLEM.arrays())
     table = PROBLEM.parameter((PROBLEM.npos_max, PROBLEM.head_dim)).astype(np.float64)
-    sizes = Sizes(PROBLEM.heads, PROBLEM.heads, PROBLEM.head_dim, PROBLEM.heads * PROBLEM.head_dim, PROBLEM.length)
+    sizes = Sizes(
+        PROBLEM.heads,
+        PROBLEM.heads,
+        PROBLEM.head_dim,
+        PROBLEM.heads * PROBLEM.head_dim,
+        PROBLEM.length,
+    )
     encoding = name.partition("/")[0]
     rule = {
         "cope": lambda: rule_of(f"cope(npos_max={PROBLEM.npos_max})", {"table": table}, sizes),
@@ -70,14 +76,24 @@ def check_against_oracle(name, devices=1):
             cope_backward(*(array[0, :, h] for array in (q, k, v)), table, cotangent[0, :, h])
             for h in range(PROBLEM.heads)
         ]
-        for gradient, *exact in zip(gradients[:3], *(of_one[:3] for of_one in by_head), strict=True):
-            np.testing.assert_allclose(gradient[0], np.stack(exact, axis=1), rtol=0, atol=tolerance(name))
-        np.testing.assert_allclose(gradients[3], sum(of_one[3] for of_one in by_head), rtol=0, atol=tolerance(name))
+        for gradient, *exact in zip(
+            gradients[:3], *(of_one[:3] for of_one in by_head), strict=True
+        ):
+            np.testing.assert_allclose(
+                gradient[0], np.stack(exact, axis=1), rtol=0, atol=tolerance(name)
+            )
+        np.testing.assert_allclose(
+            gradients[3], sum(of_one[3] for of_one in by_head), rtol=0, atol=tolerance(name)
+        )
     return out, *gradients
 
 
 @pytest.mark.parametrize(
-    "name", ["cope/full", *(pytest.param(name, marks=pytest.mark.slow) for name in OF_FLOAT64 if name != "cope/full")]
+    "name",
+    [
+        "cope/full",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OF_FLOAT64 if name != "cope/full"),
+    ],
 )
 def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
     results = check_against_oracle(name, devices=2)
@@ -106,7 +122,9 @@ def test_heads_are_split_where_that_changes_nothing(spec, devices, note):
     assert getattr(tasks, "note", "") == (f"on 1 device, because {note}" if note else "")
     out = tasks["forward"]()
     assert len(out.sharding.device_set) == (1 if note else devices)
-    np.testing.assert_allclose(out, contenders.find(f"{spec}/full")(problem)["forward"](), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        out, contenders.find(f"{spec}/full")(problem)["forward"](), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -123,7 +141,9 @@ def test_without_torch_its_contenders_are_left_out(monkeypatch):
     monkeypatch.delitem(sys.modules, "tools.benchmark.torch_contenders", raising=False)
     monkeypatch.delattr("tools.benchmark.torch_contenders", raising=False)
     for name in TORCH:
-        with pytest.raises(LeftOut, match=r"torch is not installed: run pip install 'cope-jax\[bench\]'"):
+        with pytest.raises(
+            LeftOut, match=r"torch is not installed: run pip install 'cope-jax\[bench\]'"
+        ):
             contenders.find(name)(PROBLEM)
 
 
@@ -170,7 +190,9 @@ def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
     monkeypatch.setattr(contenders.from_config, "create_program", create)
     built = contenders.train(Recipe.parse("quick@4"), "none", devices)
     assert made == [(shares, shares)]
-    assert getattr(built, "note", None) == {3: "on 1 device, because 3 devices cannot share a batch of 4"}.get(devices)
+    assert getattr(built, "note", None) == {
+        3: "on 1 device, because 3 devices cannot share a batch of 4"
+    }.get(devices)
 
 
 def test_a_training_step_of_x_transformers_trains():

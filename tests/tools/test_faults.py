@@ -18,7 +18,11 @@ def f(x: int = 3, *, axis: "2" = -1) -> "a < b":
 
 
 def test_what_is_changed_and_what_is_not():
-    changes = {(fault.before, fault.after) for faults_here in faults(SOURCE, "f.py") for fault in faults_here}
+    changes = {
+        (fault.before, fault.after)
+        for faults_here in faults(SOURCE, "f.py")
+        for fault in faults_here
+    }
     expected = {
         ("3", "4"),
         ("-1", "(1)"),
@@ -46,8 +50,12 @@ def test_every_fault_compiles_and_changes_code_alone(seed):
 
 
 def _documented(tree):
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
     notes = [
-        ast.unparse(n.annotation) for n in ast.walk(tree) if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation
+        ast.unparse(n.annotation)
+        for n in ast.walk(tree)
+        if isinstance(n, ast.arg | ast.AnnAssign) and n.annotation
     ]
     return [ast.get_docstring(function) for function in functions], notes

@@ -18,7 +18,9 @@ from tools import gpu_suite
 @pytest.mark.parametrize("mask", gpu_suite.MASKS)
 def test_it_compares_every_implementation_that_can_run(mask):
     records = gpu_suite.check_encoding("cope", "float32", mask, gpu_suite.TOY)
-    measured = {record["implementation"]: record["error"] for record in records if "error" in record}
+    measured = {
+        record["implementation"]: record["error"] for record in records if "error" in record
+    }
     assert "blockwise" in measured
     assert all(error < 1e-5 for error in measured.values())
 
@@ -46,7 +48,9 @@ def test_full_attention_in_bfloat16_is_compared_with_float32(monkeypatch):
     errors = []
     for function in (attend, rounded):
         monkeypatch.setattr(gpu_suite, "attend", function)
-        errors.append(gpu_suite.check_encoding("none", "bfloat16", "causal", gpu_suite.TOY)[-1]["error"])
+        errors.append(
+            gpu_suite.check_encoding("none", "bfloat16", "causal", gpu_suite.TOY)[-1]["error"]
+        )
     assert errors[0] < 0.02 < gpu_suite.ROUNDING < errors[1]
 
 
@@ -61,7 +65,9 @@ def test_bfloat16_is_compared_so_that_only_a_fault_differs(monkeypatch):
         return attend(q, k, v, implementation=implementation, window=window, **options)
 
     monkeypatch.setattr(gpu_suite, "attend", short)
-    records = gpu_suite.check_encoding("cope(gate=separate_key)", "bfloat16", "packed", gpu_suite.TOY)
+    records = gpu_suite.check_encoding(
+        "cope(gate=separate_key)", "bfloat16", "packed", gpu_suite.TOY
+    )
     errors = {record["implementation"]: record["error"] for record in records}
     assert (
         errors["fused"]
@@ -71,7 +77,9 @@ def test_bfloat16_is_compared_so_that_only_a_fault_differs(monkeypatch):
     )
 
 
-def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(monkeypatch, tmp_path):
+def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(
+    monkeypatch, tmp_path
+):
     def check(spec, dtype, mask, sizes):
         case = {"encoding": spec, "mask": mask, "dtype": dtype}
         if spec == "kerple":
@@ -92,7 +100,10 @@ def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(
     cases = 2 * (3 * len(gpu_suite.KERNELS) + len(set(encodings.names()) - set(gpu_suite.KERNELS)))
     assert f"{cases - 6} of {cases - 4} comparisons agree" in summary
     late = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() - 1)
-    assert late == f"0 of 0 comparisons agree; stopped at its time: {cases} of {cases} cases were not checked"
+    assert (
+        late
+        == f"0 of 0 comparisons agree; stopped at its time: {cases} of {cases} cases were not checked"
+    )
 
 
 def test_prefill_that_fails_is_named_and_the_others_count(monkeypatch, tmp_path):
@@ -103,9 +114,18 @@ def test_prefill_that_fails_is_named_and_the_others_count(monkeypatch, tmp_path)
 
     monkeypatch.setattr(gpu_suite, "prefill_seconds", seconds)
     summary = gpu_suite.prefill(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
-    assert "cope/fused failed (ptxas failed), rope/blockwise 0.1 thousand tokens/s (2 runs)" in summary
+    assert (
+        "cope/fused failed (ptxas failed), rope/blockwise 0.1 thousand tokens/s (2 runs)" in summary
+    )
     records = json.loads((tmp_path / "prefill.json").read_text())["records"]
-    assert [record["tokens_per_second"] for record in records] == [64.0, None, 64.0, 64.0, 64.0, 64.0]
+    assert [record["tokens_per_second"] for record in records] == [
+        64.0,
+        None,
+        64.0,
+        64.0,
+        64.0,
+        64.0,
+    ]
 
 
 def test_a_command_is_stopped_at_its_time(monkeypatch):
@@ -122,11 +142,19 @@ def test_a_command_is_stopped_at_its_time(monkeypatch):
 
 @pytest.mark.slow
 def test_all_sections(tmp_path):
-    command = [sys.executable, "-m", "tools.gpu_suite", "--toy", "--minutes=10", f"--workdir={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "tools.gpu_suite",
+        "--toy",
+        "--minutes=10",
+        f"--workdir={tmp_path}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     sections = {
-        row["section"]: row["result"] for row in json.loads((tmp_path / "summary.json").read_text())["sections"]
+        row["section"]: row["result"]
+        for row in json.loads((tmp_path / "summary.json").read_text())["sections"]
     }
     assert list(sections) == list(gpu_suite.SECTIONS)
     assert "differs" not in sections["correctness"]

@@ -14,7 +14,9 @@ from tests.tools.launching import LAUNCH, ROOT, VARIABLES, Stage, remote, verbs
 
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
 RUNNABLE = [path for path in SCRIPTS if path.name != "common.sh"]
-SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+SHELLCHECK = shutil.which(
+    "shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+)
 
 # The variables that an action of a script asks for, together or one group after another.
 NEEDED = [
@@ -30,12 +32,16 @@ def stage(tmp_path):
 
 def test_scripts_are_bash():
     for path in SCRIPTS:
-        assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == "", path.name
+        assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == "", (
+            path.name
+        )
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing():
-    done = subprocess.run([SHELLCHECK, "--external-sources", *SCRIPTS], cwd=LAUNCH, capture_output=True, text=True)
+    done = subprocess.run(
+        [SHELLCHECK, "--external-sources", *SCRIPTS], cwd=LAUNCH, capture_output=True, text=True
+    )
     assert done.stdout == ""
 
 
@@ -56,16 +62,22 @@ def test_missing_variables_are_named_in_one_line(command, groups, stage):
     for names in groups:
         done = stage.run(command, **dict.fromkeys(names.split()))
         assert done.returncode == 2
-        assert re.fullmatch(rf"error: set {names} in the environment: see \S+ --help\n", done.stderr)
+        assert re.fullmatch(
+            rf"error: set {names} in the environment: see \S+ --help\n", done.stderr
+        )
     assert not stage.calls, "nothing may be asked for before all is known"
 
 
-@pytest.mark.parametrize("command", [command for command, groups in NEEDED if "CONFIG" in groups[-1]])
+@pytest.mark.parametrize(
+    "command", [command for command, groups in NEEDED if "CONFIG" in groups[-1]]
+)
 def test_workdir_must_be_a_path_on_every_host(command, stage):
     for workdir in ("ftp://host/run", "runs/here"):
         done = stage.run(command, WORKDIR=workdir)
         assert done.returncode == 2
-        assert re.fullmatch(rf"error: WORKDIR={workdir} must be an absolute path or in a bucket.*\n", done.stderr)
+        assert re.fullmatch(
+            rf"error: WORKDIR={workdir} must be an absolute path or in a bucket.*\n", done.stderr
+        )
     assert not stage.calls
 
 
@@ -83,7 +95,9 @@ def test_missing_program_is_named(stage, tmp_path):
     for name in ("bash", "basename", "dirname"):
         (bare / name).symlink_to(shutil.which(name))
     command = [LAUNCH / "tpu_slice.sh", "run"]
-    done = subprocess.run(command, env=VARIABLES | {"PATH": str(bare)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=VARIABLES | {"PATH": str(bare)}, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert re.fullmatch(r"error: gcloud is not installed, or not on PATH: .*\n", done.stderr)
 
@@ -98,11 +112,15 @@ def test_flags_given_to_the_training_command_exist(start):
 
 
 def test_docs_name_scripts_and_fields_that_exist():
-    pages = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("training", "tpu", "gpu"))
+    pages = "".join(
+        (ROOT / "docs" / f"{name}.md").read_text() for name in ("training", "tpu", "gpu")
+    )
     named = set(re.findall(r"experiments/launch/([\w.]+\w)", pages))
     assert named <= {path.name for path in LAUNCH.iterdir()}
     assert {"tpu_slice.sh", "slurm.sbatch"} <= named
-    paths = re.findall(r"--config\.([a-z_.]+)=", pages + "".join(path.read_text() for path in SCRIPTS))
+    paths = re.findall(
+        r"--config\.([a-z_.]+)=", pages + "".join(path.read_text() for path in SCRIPTS)
+    )
     paths += re.findall(r"`((?:job|training|model)\.[a-z_.]+)[=`]", pages)
     known = ExperimentConfig().to_dict()
     for path in paths:
@@ -122,18 +140,32 @@ def test_a_slice_of_an_unknown_kind_needs_a_version(stage):
 
 def test_the_training_gets_its_flags_unharmed_and_setup_prepares_every_host(stage):
     flags = ["--config.encoding=cope(npos_max=16)", "--config.paper={'a b': \"$HOME\"}"]
-    settings = {"REF": "v0.1", "PREPARE": "sudo mount files:/ /shared", "EXTRAS": "text,buckets", "SPOT": "no"}
+    settings = {
+        "REF": "v0.1",
+        "PREPARE": "sudo mount files:/ /shared",
+        "EXTRAS": "text,buckets",
+        "SPOT": "no",
+    }
     stage.answer({r"queued-resources list": [[0, ""], [0, "ACTIVE"]]})
     done = stage.run(["tpu_slice.sh", "run", *flags], **settings)
     assert done.returncode == 0, done.stderr
-    calls = [call for call, verb in zip(stage.calls, verbs(stage.calls), strict=True) if verb != "list"]
+    calls = [
+        call for call, verb in zip(stage.calls, verbs(stage.calls), strict=True) if verb != "list"
+    ]
     create, setup, train = calls
-    assert {"--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(create)
+    assert {"--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(
+        create
+    )
     assert "--spot" not in create and "--worker=all" in setup
-    script = next(word for word in setup if word.startswith("--command=")).removeprefix("--command=")
+    script = next(word for word in setup if word.startswith("--command=")).removeprefix(
+        "--command="
+    )
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
     assert script.startswith("set -e\nsudo mount files:/ /shared\n")
-    assert "[ -d cope-jax ] || git clone --quiet --branch v0.1 https://example.org/cope-jax cope-jax\n" in script
+    assert (
+        "[ -d cope-jax ] || git clone --quiet --branch v0.1 https://example.org/cope-jax cope-jax\n"
+        in script
+    )
     assert script.splitlines()[-1].split()[-2:] == ["tpu", "text\\,buckets"]
     words = remote(train)
     assert words[:3] == ["cope-jax/experiments/launch/detached.sh", "run", "cope"]
@@ -144,7 +176,16 @@ def test_the_training_gets_its_flags_unharmed_and_setup_prepares_every_host(stag
 
 
 def test_slice_goes_on_after_preemptions_until_the_training_is_done(stage):
-    states = ["", "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDING", "SUSPENDED", "", "ACTIVE", "ACTIVE"]
+    states = [
+        "",
+        "WAITING_FOR_RESOURCES",
+        "ACTIVE",
+        "SUSPENDING",
+        "SUSPENDED",
+        "",
+        "ACTIVE",
+        "ACTIVE",
+    ]
     stage.answer(
         {
             r"queued-resources list": [[0, state] for state in states],
@@ -173,7 +214,12 @@ def test_slice_stops_where_a_person_is_needed(stage):
 
 
 def test_slice_that_is_there_and_fails_again_and_again_is_given_up(stage):
-    stage.answer({r"queued-resources list": [[0, "ACTIVE"]], r"cope_jax train": [[1, ""], [143, ""], [1, ""]]})
+    stage.answer(
+        {
+            r"queued-resources list": [[0, "ACTIVE"]],
+            r"cope_jax train": [[1, ""], [143, ""], [1, ""]],
+        }
+    )
     assert stage.run("tpu_slice.sh run", MAX_FAILURES="2").returncode == 1
     assert verbs(stage.calls).count("cope_jax train") == 4
 
@@ -223,7 +269,9 @@ def project(tmp_path):
         (143, "100", 143, False),
     ],
 )
-def test_slurm_queues_the_job_again_while_it_should_go_on(status, restarts, left, requeued, stage, project):
+def test_slurm_queues_the_job_again_while_it_should_go_on(
+    status, restarts, left, requeued, stage, project
+):
     stage.answer({"^srun": [[status, ""]]})
     slurm = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(project), "SLURM_RESTART_COUNT": restarts}
     done = stage.run("slurm.sbatch --seed=1", cwd=project, **slurm)
@@ -250,4 +298,7 @@ def test_slurm_is_told_to_warn_and_to_queue_again():
 
 def test_slurm_script_outside_of_slurm_is_refused(stage):
     done = stage.run("slurm.sbatch")
-    assert (done.returncode, done.stderr) == (2, "error: submit slurm.sbatch with sbatch: see slurm.sbatch --help\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: submit slurm.sbatch with sbatch: see slurm.sbatch --help\n",
+    )

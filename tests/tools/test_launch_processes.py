@@ -35,7 +35,9 @@ def test_detached_shows_the_output_and_returns_the_status(tmp_path):
 
 def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
     script = "trap 'sleep 0.5; touch saved; exit 7' TERM; touch up; for _ in {1..600}; do sleep 0.05; done"
-    first = detached(tmp_path, "run", "job", "1", "bash", "-c", script, cwd=tmp_path, start_new_session=True)
+    first = detached(
+        tmp_path, "run", "job", "1", "bash", "-c", script, cwd=tmp_path, start_new_session=True
+    )
     until((tmp_path / "up").exists)
     os.killpg(first.pid, signal.SIGHUP)
     os.killpg(first.pid, signal.SIGKILL)
@@ -65,7 +67,10 @@ def test_detached_tells_of_a_command_that_was_killed_with_its_shell(tmp_path):
 
 def test_status_that_needs_a_person_is_the_highest_of_tasks():
     for status, reported in {0: 0, 2: 252, 3: 253, 4: 254, 143: 143, 134: 134}.items():
-        assert subprocess.run([LAUNCH / "task.sh", "bash", "-c", f"exit {status}"]).returncode == reported
+        assert (
+            subprocess.run([LAUNCH / "task.sh", "bash", "-c", f"exit {status}"]).returncode
+            == reported
+        )
 
 
 def test_task_passes_sigterm_on_and_waits(tmp_path):

@@ -25,9 +25,19 @@ from cope_jax.training import experiment_config as training
 from tools.fuzz import python_calls
 
 SHAPE = AttentionShape(2, 4, max_length=8)
-CONFIGS = (AttentionShape, BlockConfig, Cell, CharCNNConfig, EncodingConfig, ProbeConfig, Word2VecConfig)
+CONFIGS = (
+    AttentionShape,
+    BlockConfig,
+    Cell,
+    CharCNNConfig,
+    EncodingConfig,
+    ProbeConfig,
+    Word2VecConfig,
+)
 CONFIGS += tuple(
-    kind for name, kind in vars(training).items() if name.endswith("Config") and "training" in kind.__module__
+    kind
+    for name, kind in vars(training).items()
+    if name.endswith("Config") and "training" in kind.__module__
 )
 VALUES = (None, True, 3, 2.5, "x", b"x", (), (None,), {"x": 1}, object())
 
@@ -54,14 +64,21 @@ def fits(value: Any, kind: Any) -> bool:
         return isinstance(value, tuple | list) and all(fits(entry, entries[0]) for entry in value)
     if origin is float:
         return type(value) in (int, float)
-    return kind is Any or type(value) is origin or (isinstance(value, Mapping) and dataclasses.is_dataclass(kind))
+    return (
+        kind is Any
+        or type(value) is origin
+        or (isinstance(value, Mapping) and dataclasses.is_dataclass(kind))
+    )
 
 
 def kinds():
     """Each config class, and a function that takes the config with one field changed."""
     for name in ENCODINGS:
         encoding = ENCODINGS.get(name)
-        yield encoding.Config, lambda e=encoding, **field: e(e.Config(**field), SHAPE, rngs=nnx.Rngs(0))
+        yield (
+            encoding.Config,
+            lambda e=encoding, **field: e(e.Config(**field), SHAPE, rngs=nnx.Rngs(0)),
+        )
     for name in tasks.TASKS:
         yield tasks.TASKS.get(name).Config, lambda name=name, **field: tasks.create(name, **field)
     required = {
@@ -73,7 +90,9 @@ def kinds():
     }
     for name in MODELS:
         for kind in (MODELS.get(name).Options, MODELS.get(name).Config):
-            missing = {f.name: f for f in dataclasses.fields(kind) if f.default is f.default_factory}
+            missing = {
+                f.name: f for f in dataclasses.fields(kind) if f.default is f.default_factory
+            }
             known = {name: required[name] for name in missing if name in required}
             yield kind, lambda kind=kind, known=known, **field: kind(**{**known, **field})
     for kind in CONFIGS:
@@ -96,7 +115,9 @@ def test_every_field_of_a_wrong_type_is_refused():
                         continue
                     accepted.append(f"{kind.__qualname__}.{field.name}={value!r}: {error}")
                 except Exception as error:
-                    accepted.append(f"{kind.__qualname__}.{field.name}={value!r}: {type(error).__name__} {error}")
+                    accepted.append(
+                        f"{kind.__qualname__}.{field.name}={value!r}: {type(error).__name__} {error}"
+                    )
                 else:
                     accepted.append(f"{kind.__qualname__}.{field.name}={value!r}")
     assert accepted == []
@@ -105,15 +126,20 @@ def test_every_field_of_a_wrong_type_is_refused():
 
 def test_scalars_of_numpy_and_jax_are_numbers():
     block = BlockConfig(
-        model_dim=np.int64(8), num_heads=jnp.int32(2), norm_epsilon=np.float32(0.5), dropout=np.int32(0)
+        model_dim=np.int64(8),
+        num_heads=jnp.int32(2),
+        norm_epsilon=np.float32(0.5),
+        dropout=np.int32(0),
     )
     assert block == BlockConfig(model_dim=8, num_heads=2, norm_epsilon=0.5, dropout=0.0)
-    assert [type(n) for n in (block.model_dim, block.num_heads, block.norm_epsilon, block.dropout)] == [
+    assert [
+        type(n) for n in (block.model_dim, block.num_heads, block.norm_epsilon, block.dropout)
+    ] == [
         int,
         int,
         float,
         float,
     ]
-    assert tasks.create("flip_flop", length=np.int64(8)).length("train") == tasks.create("flip_flop", length=8).length(
-        "train"
-    )
+    assert tasks.create("flip_flop", length=np.int64(8)).length("train") == tasks.create(
+        "flip_flop", length=8
+    ).length("train")

@@ -42,7 +42,9 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(tortured):
 def test_so_does_a_run_in_a_bucket(tmp_path):
     with serving():
         job = Job({"fsdp": 2})
-        starts, wrong = torture.torture(tmp_path / "fsdp=2", job, kills=6, seed=0, bucket="gs://bucket/torture")
+        starts, wrong = torture.torture(
+            tmp_path / "fsdp=2", job, kills=6, seed=0, bucket="gs://bucket/torture"
+        )
     assert wrong == []
     assert sum(start.signal is not None for start in starts) == 6
     assert "checkpoint" in {start.where for start in starts}
@@ -50,7 +52,9 @@ def test_so_does_a_run_in_a_bucket(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "job", [Job({"fsdp": 2}, processes=2), Job({"data": 1}, kind="compare")], ids=["processes", "comparison"]
+    "job",
+    [Job({"fsdp": 2}, processes=2), Job({"data": 1}, kind="compare")],
+    ids=["processes", "comparison"],
 )
 @pytest.mark.parametrize("bucket", [None, "gs://bucket/torture"], ids=["disk", "bucket"])
 def test_so_do_several_processes_and_a_comparison(job, bucket, tmp_path):
@@ -102,7 +106,9 @@ def spoil_key(workdir):
 
 
 def spoil_place(workdir):
-    change_checkpoint(workdir, lambda state, progress: (state, progress | {"data": [{"next_index": 5}]}))
+    change_checkpoint(
+        workdir, lambda state, progress: (state, progress | {"data": [{"next_index": 5}]})
+    )
 
 
 def spoil_newest(workdir):
@@ -127,7 +133,11 @@ def test_whatever_differs_is_named(spoil, tortured, tmp_path):
     assert torture.differences(straight, other) == []
     spoil(other)
     mistakes = torture.differences(straight, other)
-    assert set(SPOILED[spoil]) <= set(mistakes) if spoil is spoil_newest else mistakes == SPOILED[spoil]
+    assert (
+        set(SPOILED[spoil]) <= set(mistakes)
+        if spoil is spoil_newest
+        else mistakes == SPOILED[spoil]
+    )
 
 
 @pytest.mark.parametrize("kind", ["sweep", "text", "export", "dataset"])
@@ -177,7 +187,12 @@ TERM, KILL = Plan("steps", signal.SIGTERM, 1, 0.0), Plan("steps", signal.SIGKILL
 
 
 def start(tmp_path, plan, answer="sys.exit(143)", seconds=30):
-    words = [sys.executable, "-S", "-c", TRAINS.format(workdir=str(tmp_path / "run"), answer=answer, seconds=seconds)]
+    words = [
+        sys.executable,
+        "-S",
+        "-c",
+        TRAINS.format(workdir=str(tmp_path / "run"), answer=answer, seconds=seconds),
+    ]
     return killing.start(tmp_path / "run", [words], {}, plan)
 
 
@@ -213,7 +228,9 @@ def test_a_run_that_does_not_leave_is_told_and_ended(monkeypatch, tmp_path):
 
 def test_a_torturer_that_is_stopped_leaves_no_run_behind(monkeypatch, tmp_path):
     popen, processes = subprocess.Popen, []
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: processes.append(popen(*a, **k)) or processes[0])
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: processes.append(popen(*a, **k)) or processes[0]
+    )
     monkeypatch.setattr(killing.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, TERM)
@@ -231,7 +248,9 @@ def test_a_broken_run_ends_the_torture_of_its_mesh_alone(monkeypatch, tmp_path):
     )
 
 
-@pytest.mark.parametrize("mesh", ["fsdp", "fsdp=0", "fdsp=2", "fsdp=2+", "data=-1", "data=65", "data=²"])
+@pytest.mark.parametrize(
+    "mesh", ["fsdp", "fsdp=0", "fdsp=2", "fsdp=2+", "data=-1", "data=65", "data=²"]
+)
 def test_a_mesh_that_is_none_is_refused(mesh):
     with pytest.raises(ValueError, match="is no axis and number of devices"):
         torture.parse_mesh(mesh)
@@ -249,7 +268,10 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
         ([new, "--meshes=tensor=two"], "'tensor=two' is no axis"),
         ([new, "--kills=0"], "--kills=0 must be at least 1"),
         ([f"--workdir={tmp_path}"], "exists: delete it"),
-        ([new, "--meshes=data=2,data=3", "--processes=2"], "--processes=2 does not split the devices of each mesh"),
+        (
+            [new, "--meshes=data=2,data=3", "--processes=2"],
+            "--processes=2 does not split the devices of each mesh",
+        ),
         ([new, "--kinds=train,compare", "--processes=2"], "--processes is for --kinds=train"),
         ([new, "--kinds=trian"], "--kinds=trian is unknown: choose from train, compare"),
         ([new, "--kinds=sweep", "--bucket=gs://x/y"], "--bucket is for --kinds=train,compare,text"),
@@ -260,13 +282,18 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("wrong", "status"), [([], 0), (["round_1: key differs"], 1)])
-def test_the_command_shares_the_kills_and_tells_what_is_wrong(wrong, status, monkeypatch, tmp_path, capsys):
+def test_the_command_shares_the_kills_and_tells_what_is_wrong(
+    wrong, status, monkeypatch, tmp_path, capsys
+):
     asked = []
 
     def kill(folder, job, kills, seed, killed, bucket):
         assert bucket is None
         asked.append((folder.name, job.kind, job.mesh, kills, seed))
-        return [killing.Start(None, None, 0, 1.0), killing.Start("SIGKILL", "steps", -9, 1.0)], wrong
+        return [
+            killing.Start(None, None, 0, 1.0),
+            killing.Start("SIGKILL", "steps", -9, 1.0),
+        ], wrong
 
     monkeypatch.setattr(torture, "torture", kill)
     flags = ("--kills=7", "--seed=7", "--meshes=data=2,fsdp=2+tensor=2", "--kinds=train,export")
@@ -284,6 +311,8 @@ def test_the_command_shares_the_kills_and_tells_what_is_wrong(wrong, status, mon
 def test_fifty_kills_over_all_meshes(tmp_path):
     words = [sys.executable, "-m", "tools.torture", f"--workdir={tmp_path / 'runs'}"]
     wide = os.environ | {"COLUMNS": "200"}  # or words of the table are broken
-    done = subprocess.run(words, cwd=killing.ROOT, env=wide, capture_output=True, text=True, timeout=3600)
+    done = subprocess.run(
+        words, cwd=killing.ROOT, env=wide, capture_output=True, text=True, timeout=3600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "50/50" in done.stderr and done.stdout.count("identical") == 4

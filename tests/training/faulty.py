@@ -40,7 +40,9 @@ def mesh():
 
 
 def sharded(seed):
-    return jax.jit(lambda: create(seed), out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like(mesh())))()
+    return jax.jit(
+        lambda: create(seed), out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like(mesh()))
+    )()
 
 
 def fill(folder):
@@ -56,7 +58,11 @@ def fill(folder):
     with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         step, state, _ = checkpoints.restore(like())
         whole = checksum.of_arrays(state) == checksum.of_arrays(create(step))
-        print(json.dumps({"message": message, "steps": checkpoints.steps(), "restored": step, "whole": whole}))
+        print(
+            json.dumps(
+                {"message": message, "steps": checkpoints.steps(), "restored": step, "whole": whole}
+            )
+        )
 
 
 def small_files(folder):
@@ -82,7 +88,13 @@ def fill_metrics(folder):
     except StorageError as error:
         message = str(error)
     print(
-        json.dumps({"message": message, "written": written, "read": len(read_metrics(Path(folder, "metrics.jsonl")))})
+        json.dumps(
+            {
+                "message": message,
+                "written": written,
+                "read": len(read_metrics(Path(folder, "metrics.jsonl"))),
+            }
+        )
     )
 
 
@@ -103,7 +115,11 @@ def restore_together(folder, *join_arguments):
     join(*join_arguments)
     with Checkpoints(Path(folder)) as checkpoints:
         step, state, progress = checkpoints.restore(like(mesh()))
-        print(json.dumps({"step": step, "fingerprint": checksum.of_arrays(state), "progress": progress}))
+        print(
+            json.dumps(
+                {"step": step, "fingerprint": checksum.of_arrays(state), "progress": progress}
+            )
+        )
         checkpoints.save(4, sharded(4), PROGRESS)
         checkpoints.save(6, sharded(6), PROGRESS)
 
@@ -124,14 +140,26 @@ def fail_in_second(folder, *join_arguments):
         checkpoint_folder.ocp.load_checkpointables = load
     with Checkpoints(Path(folder)) as checkpoints:
         step, state, _ = checkpoints.restore(like(mesh()))
-        print(json.dumps({"step": step, "fingerprint": checksum.of_arrays(state), "left": checkpoints.steps()}))
+        print(
+            json.dumps(
+                {
+                    "step": step,
+                    "fingerprint": checksum.of_arrays(state),
+                    "left": checkpoints.steps(),
+                }
+            )
+        )
 
 
 def fill_together(folder, *join_arguments):
     from cope_jax.cli import exits
 
     join(*join_arguments)
-    with exits.no_late_words(), exits.clear_errors(), Checkpoints(Path(folder) / "checkpoints", keep=99) as checkpoints:
+    with (
+        exits.no_late_words(),
+        exits.clear_errors(),
+        Checkpoints(Path(folder) / "checkpoints", keep=99) as checkpoints,
+    ):
         for step in range(2, 40, 2):
             checkpoints.save(step, sharded(step), PROGRESS)
 
@@ -139,7 +167,9 @@ def fill_together(folder, *join_arguments):
 def pair(name, folder, port):
     """Two processes in one view of the file system, and how each ended."""
     command = [sys.executable, "-m", "tests.training.faulty", name, folder, port, "2"]
-    both = [subprocess.Popen([*command, index], stderr=subprocess.PIPE, text=True) for index in "01"]
+    both = [
+        subprocess.Popen([*command, index], stderr=subprocess.PIPE, text=True) for index in "01"
+    ]
     ended = [(process.communicate()[1], process.returncode) for process in both]
     print(json.dumps([{"status": status, "error": error} for error, status in ended]), flush=True)
 

@@ -32,7 +32,9 @@ class Text(Task):
 
     def __init__(self, windows=5):
         super().__init__(None, vocab_size=7, lengths={"train": LENGTH, "validation": LENGTH})
-        words = np.random.default_rng(3).integers(7, size=ROWS * windows * LENGTH + 1, dtype=np.int32)
+        words = np.random.default_rng(3).integers(
+            7, size=ROWS * windows * LENGTH + 1, dtype=np.int32
+        )
         self.inputs, self.targets = words[:-1].reshape(ROWS, -1), words[1:].reshape(ROWS, -1)
 
     def stream(self, split, batch_size):
@@ -48,7 +50,9 @@ class Text(Task):
         ]
 
     def sample(self, rng, n, split="train"):
-        return {name: field[:1].repeat(n, axis=0) for name, field in self.stream(split, ROWS)[0].items()}
+        return {
+            name: field[:1].repeat(n, axis=0) for name, field in self.stream(split, ROWS)[0].items()
+        }
 
 
 TASK = Text()
@@ -58,7 +62,9 @@ MODEL = RNNLMConfig(vocab_size=7, embed_dim=5, hidden_dim=6, num_layers=1, dropo
 def learner(**changes):
     optimizer = create_optimizer(tiny.OPTIMIZER, STEPS)
     schedule = create_schedule(tiny.OPTIMIZER, STEPS)
-    return dataclasses.replace(Learner(MODEL, optimizer, schedule, LENGTH, batch_size=ROWS), **changes)
+    return dataclasses.replace(
+        Learner(MODEL, optimizer, schedule, LENGTH, batch_size=ROWS), **changes
+    )
 
 
 @functools.cache
@@ -69,16 +75,23 @@ def program(width=1, data=1):
 
 
 def create_run(workdir, seeds=(3,), made=None):
-    config = TrainingConfig(steps=STEPS, batch_size=ROWS, steps_per_dispatch=2, evaluate_every=0, checkpoint_every=4)
+    config = TrainingConfig(
+        steps=STEPS, batch_size=ROWS, steps_per_dispatch=2, evaluate_every=0, checkpoint_every=4
+    )
     iterators = [
-        pipeline.train_iterator(TASK, batch_size=ROWS, examples=None, data_seed=0, shuffle_seed=seed) for seed in seeds
+        pipeline.train_iterator(
+            TASK, batch_size=ROWS, examples=None, data_seed=0, shuffle_seed=seed
+        )
+        for seed in seeds
     ]
 
     def evaluate(state, step):
         return [{"step": step, "seed": seed, "split": "validation", "loss": 0.0} for seed in seeds]
 
     throughput = Throughput(ROWS * LENGTH, 1.0, jax.devices()[:1])
-    return Run(made or program(len(seeds)), list(seeds), config, workdir, iterators, evaluate, throughput)
+    return Run(
+        made or program(len(seeds)), list(seeds), config, workdir, iterators, evaluate, throughput
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +108,19 @@ def test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give(u
     for batch in TASK.stream("train", ROWS):
         measured, carry = quiet.metrics(params, carry, batch)
         losses.append(float(measured["loss"][0]))
-    whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
+    whole = {
+        "inputs": TASK.inputs,
+        "targets": TASK.targets,
+        "weights": np.ones(TASK.inputs.shape, np.float32),
+    }
     measured, end = quiet.metrics(params, quiet.initial_carry(ROWS), whole)
     np.testing.assert_allclose(sum(losses), measured["loss"][0], rtol=1e-5)
     chex.assert_trees_all_close(carry, end, rtol=1e-7, atol=1e-5)
     # Without what is carried the text is another one.
-    fresh = [quiet.metrics(params, quiet.initial_carry(ROWS), batch)[0] for batch in TASK.stream("train", ROWS)]
+    fresh = [
+        quiet.metrics(params, quiet.initial_carry(ROWS), batch)[0]
+        for batch in TASK.stream("train", ROWS)
+    ]
     assert abs(sum(float(measured["loss"][0]) for measured in fresh) - sum(losses)) > 1e-4
 
 
@@ -108,11 +128,17 @@ def test_evaluation_reads_a_stream_from_its_beginning_and_carries_on(undisturbed
     quiet = learner()
     program = Program(quiet, SeedBatch(), create_mesh(tiny.ONE))
     evaluator = Evaluator(program, TASK, {"validation": 10**6}, batch_size=ROWS, data_seed=0)
-    whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
+    whole = {
+        "inputs": TASK.inputs,
+        "targets": TASK.targets,
+        "weights": np.ones(TASK.inputs.shape, np.float32),
+    }
     measured, _ = quiet.metrics(undisturbed.params, quiet.initial_carry(ROWS), whole)
     for _ in range(2):  # the second time from the beginning too
         (errors,) = evaluator(undisturbed.params)["validation"]
-        np.testing.assert_allclose(errors["loss"], measured["loss"][0] / measured["loss"][1], rtol=1e-5)
+        np.testing.assert_allclose(
+            errors["loss"], measured["loss"][0] / measured["loss"][1], rtol=1e-5
+        )
     (some,) = evaluator(undisturbed.params, examples=2 * ROWS)["validation"]
     assert some["loss"] != pytest.approx(errors["loss"], rel=1e-4)
 
@@ -122,7 +148,10 @@ def test_runs_side_by_side_carry_each_their_own(undisturbed, tmp_path):
     state = create_run(tmp_path, (8, 3)).train()[0]
     other, same = (jax.tree.map(lambda both, run=run: both[run], state.carry) for run in (0, 1))
     chex.assert_trees_all_close(same, undisturbed.carry, rtol=1e-7, atol=1e-5)
-    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(jax.tree.map(jnp.subtract, other, same)))
+    assert all(
+        np.abs(leaf).max() > 1e-3
+        for leaf in jax.tree.leaves(jax.tree.map(jnp.subtract, other, same))
+    )
 
 
 @pytest.mark.slow
@@ -141,7 +170,9 @@ def test_microbatches_carry_their_rows(undisturbed):
     # Two rows for each microbatch.
     carry = jax.tree.map(lambda x: jnp.concatenate([x, -x]), undisturbed.carry)
     results = [
-        jax.jit(learner(accumulate=accumulate, **quiet).gradient)(undisturbed.params, batch, jax.random.key(0), carry)
+        jax.jit(learner(accumulate=accumulate, **quiet).gradient)(
+            undisturbed.params, batch, jax.random.key(0), carry
+        )
         for accumulate in (1, 2)
     ]
     chex.assert_trees_all_close(*results, rtol=1e-7, atol=1e-6)
@@ -149,7 +180,9 @@ def test_microbatches_carry_their_rows(undisturbed):
 
 def test_rows_that_are_split_over_devices_carry_the_same(undisturbed, tmp_path):
     state = create_run(tmp_path, made=program(data=2)).train()[0]
-    assert {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.carry)} == {(ROWS // 2, 6)}
+    assert {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.carry)} == {
+        (ROWS // 2, 6)
+    }
     chex.assert_trees_all_close(state.carry, undisturbed.carry, rtol=1e-7, atol=1e-5)
 
 

@@ -43,7 +43,9 @@ def create(logits=bigram, splits=SPLITS, batch_size=4, data_dir=None, **program)
 def count(table, split, examples):
     """Loss and errors of the bigram table, example by example and token by token."""
     batch, losses, wrong_tokens, wrong_sequences = TASK.dataset(split, examples, 11), [], 0, 0
-    for inputs, targets, weights in zip(*(batch[name] for name in ("inputs", "targets", "weights")), strict=True):
+    for inputs, targets, weights in zip(
+        *(batch[name] for name in ("inputs", "targets", "weights")), strict=True
+    ):
         wrong = 0
         for token, target, weight in zip(inputs, targets, weights, strict=True):
             if weight:
@@ -136,7 +138,9 @@ def test_positions_are_sampled_for_each_batch_at_its_own_length_and_repeat_the_l
         return np.arange(length, dtype=np.int32)[None] + 10 * len(keys)
 
     def spying(params, inputs_BL, positions_BL):
-        jax.debug.callback(lambda positions: seen.setdefault(len(seen), positions.tolist()), positions_BL)
+        jax.debug.callback(
+            lambda positions: seen.setdefault(len(seen), positions.tolist()), positions_BL
+        )
         return params[inputs_BL]
 
     evaluator = create(spying, splits={"dense": 5, "sparse": 1}, sampler=sampler)
@@ -158,11 +162,18 @@ def test_fixed_splits_are_read_from_disk_and_sweeps_are_drawn(table, monkeypatch
 
     monkeypatch.setattr(pipeline, "evaluation_batches", reading)
     create(data_dir="somewhere")
-    assert asked == {"in_distribution": "somewhere", "dense": "somewhere", "sparse": "somewhere", "blanks=3": None}
+    assert asked == {
+        "in_distribution": "somewhere",
+        "dense": "somewhere",
+        "sparse": "somewhere",
+        "blanks=3": None,
+    }
 
 
 @pytest.mark.parametrize(("multiple", "length"), [(1, 12), (4, 12), (5, 15), (8, 16)])
-def test_the_one_length_is_a_multiple_of_what_is_asked_and_nothing_else_changes(multiple, length, table):
+def test_the_one_length_is_a_multiple_of_what_is_asked_and_nothing_else_changes(
+    multiple, length, table
+):
     traced = []
 
     def counting(params, inputs_BL, positions_BL):

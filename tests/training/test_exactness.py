@@ -98,12 +98,19 @@ def assert_same_numbers(ours, theirs):
     assert [row["step"] for row in ours.rows] == [row["step"] for row in theirs.rows]
     for row, expected in zip(ours.rows, theirs.rows, strict=True):
         for name in expected.keys() - {"split"}:
-            np.testing.assert_allclose(row[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                row[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name
+            )
 
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("eight", "eight"), pytest.param("eight", "four", marks=SLOW), ("eight", "one"), ("one", "eight")],
+    [
+        ("eight", "eight"),
+        pytest.param("eight", "four", marks=SLOW),
+        ("eight", "one"),
+        ("one", "eight"),
+    ],
 )
 def test_a_run_goes_on_with_other_devices_to_the_same_numbers(first, then, straight, tmp_path):
     before = stop(tmp_path, first)

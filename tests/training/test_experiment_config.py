@@ -27,12 +27,18 @@ pytestmark = pytest.mark.newest
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"job": {"mesh": {"data": -1, "fsdp": -1}}}, "job.mesh may set only one axis to -1, .* got {'data': -1,"),
+        (
+            {"job": {"mesh": {"data": -1, "fsdp": -1}}},
+            "job.mesh may set only one axis to -1, .* got {'data': -1,",
+        ),
         ({"job": {"mesh": {"data": 0}}}, "job.mesh.data must be at least 1, got 0"),
         ({"job": {"mesh": {"tensor": -2}}}, "job.mesh.tensor must be at least 1, got -2"),
         ({"job": {"mesh": {"model": 2}}}, "unknown option of config.job.mesh 'model'"),
         ({"job": {"mesh": {"fsdp": 2.0}}}, "config.job.mesh.fsdp must be int"),
-        ({"job": {"on_non_finite": "ignore"}}, "unknown config.job.on_non_finite 'ignore': choose from skip, stop"),
+        (
+            {"job": {"on_non_finite": "ignore"}},
+            "unknown config.job.on_non_finite 'ignore': choose from skip, stop",
+        ),
         ({"job": {"tracker": "mlflow"}}, "unknown config.job.tracker 'mlflow'"),
         ({"job": {"keep": 0}}, "job.keep must be at least 1, got 0"),
         ({"job": {"keep_best": -1}}, "job.keep_best must be at least 0, got -1"),
@@ -90,7 +96,11 @@ def test_a_wrong_job_is_one_clear_line(mapping, message):
             {"model": {"block": {"num_heads": 10**9, "head_dim": 2}}},
             "block.num_heads must be at most 1,048,576, got 1,000,000,000",
         ),
-        ({}, {"model": {"num_layers": 10**7}}, "decoder.num_layers must be at most 4,096, got 10,000,000"),
+        (
+            {},
+            {"model": {"num_layers": 10**7}},
+            "decoder.num_layers must be at most 4,096, got 10,000,000",
+        ),
     ],
 )
 def test_absurd_sizes_are_one_line_before_anything_is_allocated(task, changes, message):
@@ -132,7 +142,9 @@ def test_one_axis_may_have_what_remains():
 def test_an_option_of_an_encoding_that_was_not_there_yet_has_its_default():
     """A run of before goes on, though its encoding has more options now."""
     before = ExperimentConfig(encoding="rope", encodings={"rope": {"base": 500.0}})
-    now = dataclasses.replace(before, encodings={"rope": {"base": 500.0, "fraction": 1.0, "llama3": None}})
+    now = dataclasses.replace(
+        before, encodings={"rope": {"base": 500.0, "fraction": 1.0, "llama3": None}}
+    )
     assert before.recipe() == now.recipe()
     other = dataclasses.replace(before, encodings={"rope": {"base": 500.0, "fraction": 0.5}})
     assert before.recipe() != other.recipe()
@@ -140,8 +152,12 @@ def test_an_option_of_an_encoding_that_was_not_there_yet_has_its_default():
 
 def test_an_option_of_a_task_that_was_not_there_yet_has_its_default():
     before = ExperimentConfig(TaskConfig("mqar", {"pairs": 4}))
-    assert before.recipe() == ExperimentConfig(TaskConfig("mqar", {"pairs": 4, "space": 8})).recipe()
-    assert before.recipe() != ExperimentConfig(TaskConfig("mqar", {"pairs": 4, "space": 4})).recipe()
+    assert (
+        before.recipe() == ExperimentConfig(TaskConfig("mqar", {"pairs": 4, "space": 8})).recipe()
+    )
+    assert (
+        before.recipe() != ExperimentConfig(TaskConfig("mqar", {"pairs": 4, "space": 4})).recipe()
+    )
 
 
 def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
@@ -149,7 +165,12 @@ def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
     for changes in (
         {
             "job": JobConfig(
-                MeshConfig(fsdp=4), keep=9, keep_best=3, on_non_finite="skip", peak_flops=1e12, tracker="wandb"
+                MeshConfig(fsdp=4),
+                keep=9,
+                keep_best=3,
+                on_non_finite="skip",
+                peak_flops=1e12,
+                tracker="wandb",
             )
         },
         {"paper": {"cope": {"dense": "0"}}},
@@ -171,7 +192,9 @@ def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
 def test_the_decoder_has_the_layout_that_it_is_given():
     layout = Layout(("data",), "sequence", "tensor")
     config, task = ExperimentConfig(), create("flip_flop", length=8)
-    assert config.model_config(task, layout) == dataclasses.replace(config.model_config(task), layout=layout)
+    assert config.model_config(task, layout) == dataclasses.replace(
+        config.model_config(task), layout=layout
+    )
     assert config.model_config(task).layout == Layout()
 
 
@@ -186,8 +209,12 @@ def test_an_error_within_a_model_is_not_taken_for_one_of_the_task(monkeypatch):
 def test_the_config_of_a_run_is_a_config(name, tmp_path):
     """Also with a field that is None, which no flag can say."""
     config = config_files.config(name)
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, clip_norm=None))
-    (path := tmp_path / "config.json").write_text(json.dumps({"config": config.recipe(), "seeds": [0]}))
+    config = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, clip_norm=None)
+    )
+    (path := tmp_path / "config.json").write_text(
+        json.dumps({"config": config.recipe(), "seeds": [0]})
+    )
     assert config_files.config(path).recipe() == config.recipe()
     assert config_files.config(path, training={"steps": 10**6}).training.steps == 10**6
 
@@ -197,12 +224,17 @@ def test_the_config_of_a_run_is_a_config(name, tmp_path):
 )
 def test_another_json_file_is_no_config(content, tmp_path):
     (path := tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"config\.json is (damaged|not the config of a run) \(.*\): give ") as error:
+    with pytest.raises(
+        ConfigError, match=r"config\.json is (damaged|not the config of a run) \(.*\): give "
+    ) as error:
         config_files.named(str(path))
     assert "\n" not in str(error.value)
 
 
 def test_a_variant_names_what_the_title_of_a_run_needs():
     block = {"mixer": "delta", "negative_eigenvalues": True, "model_dim": 32}
-    assert ExperimentConfig.from_mapping({"model": {"block": block}}).variant == "mixer=delta, negative_eigenvalues"
+    assert (
+        ExperimentConfig.from_mapping({"model": {"block": block}}).variant
+        == "mixer=delta, negative_eigenvalues"
+    )
     assert ExperimentConfig().variant == ""

@@ -105,7 +105,8 @@ def test_a_file_too_large_is_one_clear_line_and_earlier_checkpoints_stay_whole(t
 def test_metrics_on_a_full_disk_are_one_clear_line_and_what_was_written_is_read(tmp_path):
     report = result(begin("fill_metrics", tmp_path, within=small(tmp_path, "256k")))
     assert re.fullmatch(
-        re.escape(LINE.format("PATH", "No space left on device")).replace("PATH", ".*"), report["message"]
+        re.escape(LINE.format("PATH", "No space left on device")).replace("PATH", ".*"),
+        report["message"],
     )
     assert report["written"] <= report["read"] <= report["written"] + 1 and report["written"] > 10
 
@@ -117,7 +118,9 @@ def test_a_read_only_folder_is_one_clear_line_and_can_be_read(tmp_path):
     report = result(begin("fill", tmp_path, within=within))
     assert "(Read-only file system): complete files are intact" in report["message"]
     assert (report["steps"], report["restored"], report["whole"]) == ([1], 1, True)
-    assert "Read-only file system" in result(begin("fill_metrics", tmp_path, within=within))["message"]
+    assert (
+        "Read-only file system" in result(begin("fill_metrics", tmp_path, within=within))["message"]
+    )
 
 
 def test_only_errors_of_the_disk_become_storage_errors():
@@ -174,7 +177,9 @@ def test_two_processes_go_back_together_where_the_newest_is_damaged(checkpoints)
         file.write_bytes(bytes(file.stat().st_size))
     ended = [end(process) for process in together("restore_together", checkpoints)]
     assert [status for status, _, _ in ended] == [0, 0], ended
-    assert [json.loads(out.splitlines()[-1])["fingerprint"] for _, out, _ in ended] == [expected(2)] * 2
+    assert [json.loads(out.splitlines()[-1])["fingerprint"] for _, out, _ in ended] == [
+        expected(2)
+    ] * 2
     assert [err.count("warning: checkpoint") for _, _, err in ended] == [1, 0]
     assert (checkpoints.with_name("checkpoints-damaged") / "4").is_dir()
     assert sorted(folder.name for folder in checkpoints.iterdir()) == ["4", "6"]  # written again
@@ -189,6 +194,8 @@ def test_a_process_that_cannot_read_makes_all_go_back(checkpoints):
 @pytest.mark.slow
 def test_two_processes_end_where_the_disk_is_full(tmp_path):
     within = small(tmp_path, "1m")
-    first, second = result(begin("pair", "fill_together", tmp_path, free_port(), devices=4, within=within))
+    first, second = result(
+        begin("pair", "fill_together", tmp_path, free_port(), devices=4, within=within)
+    )
     assert 4 in (first["status"], second["status"]) and 0 not in (first["status"], second["status"])
     assert "No space left on device): complete files are intact" in first["error"] + second["error"]

@@ -59,7 +59,9 @@ def test_formula_is_within_3_percent_of_what_xla_counts(choices):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_each_parameter_of_a_matrix_costs_6(tied):
-    config = decoder(num_layers=3, tied=tied, num_heads=4, num_kv_heads=1, activation="swiglu", encoding="cope")
+    config = decoder(
+        num_layers=3, tied=tied, num_heads=4, num_kv_heads=1, activation="swiglu", encoding="cope"
+    )
     leaves = jax.tree.leaves_with_path(jax.eval_shape(create_learner(config).init, 0).params)
     kernels = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     output = 512 * 128 if tied else 0  # the embedding is the output layer
@@ -121,7 +123,16 @@ def test_peaks_are_of_the_longest_name_that_fits(kind, teraflops):
 
 
 @pytest.mark.parametrize(
-    "kind", ["cpu", "", "Tesla T4", "NVIDIA A1000", "NVIDIA L400", "TPU v55", "NVIDIA GeForce RTX 4090 Laptop GPU"]
+    "kind",
+    [
+        "cpu",
+        "",
+        "Tesla T4",
+        "NVIDIA A1000",
+        "NVIDIA L400",
+        "TPU v55",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+    ],
 )
 def test_devices_that_are_not_in_the_table_have_no_peak(kind):
     assert peak_flops(kind) is None

@@ -35,7 +35,9 @@ def step():
 def test_training_gives_the_same_numbers_as_ever(start):
     _, measured = tiny.program().train_steps(copy(start), tiny.batches(2))
     for name, golden in GOLDEN.items():
-        np.testing.assert_allclose(measured[name], golden, rtol=2e-5, err_msg=f"{name}: {GOLDEN_HAS_CHANGED}")
+        np.testing.assert_allclose(
+            measured[name], golden, rtol=2e-5, err_msg=f"{name}: {GOLDEN_HAS_CHANGED}"
+        )
 
 
 def test_loss_is_the_cross_entropy_of_the_weighted_tokens(start, step):
@@ -109,7 +111,9 @@ def test_there_is_no_dropout_unless_asked_for(start):
     dropped = [logits(start.params, inputs, key) for key in keys]
     assert (dropped[0] != dropped[1]).any()
     assert (dropped[0] != still).any()
-    quiet = dataclasses.replace(tiny.MODEL, block=dataclasses.replace(tiny.MODEL.block, dropout=0.0))
+    quiet = dataclasses.replace(
+        tiny.MODEL, block=dataclasses.replace(tiny.MODEL.block, dropout=0.0)
+    )
     learner = dataclasses.replace(tiny.create_learner(), model=quiet)
     expected = jax.jit(lambda params: learner.rebuild(params)(inputs))(start.params)
     np.testing.assert_allclose(still, expected, rtol=1e-5, atol=1e-6)
@@ -152,7 +156,9 @@ def test_positions_come_from_the_sampler_below_the_models_length(start, monkeypa
         return np.arange(limit - length, limit, dtype=np.int32)[None]
 
     monkeypatch.setitem(positions.SAMPLERS._entries, "last", last)
-    compiled = {sampler: jax.jit(tiny.create_learner(sampler).loss) for sampler in ("consecutive", "last")}
+    compiled = {
+        sampler: jax.jit(tiny.create_learner(sampler).loss) for sampler in ("consecutive", "last")
+    }
 
     def loss(sampler, params=start.params):
         return float(compiled[sampler](params, tiny.batch(), start.key)[0])
@@ -170,18 +176,28 @@ class Given(Learner):
     """A learner whose loss and gradient stand in the batch."""
 
     def gradient(self, params, batch, key, carry=()):
-        return {"loss": batch["loss"]}, jax.tree.map(lambda p: jnp.full(p.shape, batch["slope"]), params), carry
+        return (
+            {"loss": batch["loss"]},
+            jax.tree.map(lambda p: jnp.full(p.shape, batch["slope"]), params),
+            carry,
+        )
 
 
 @functools.cache
 def given():
     """(state, loss, slope) → (state, metrics), and the state before the first step."""
     learner = tiny.create_learner()
-    learner = Given(**{field.name: getattr(learner, field.name) for field in dataclasses.fields(learner)})
+    learner = Given(
+        **{field.name: getattr(learner, field.name) for field in dataclasses.fields(learner)}
+    )
     params = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.full((4,), -1.0)}
-    state = dataclasses.replace(tiny.program().init([0]), params=params, opt_state=learner.optimizer.init(params))
+    state = dataclasses.replace(
+        tiny.program().init([0]), params=params, opt_state=learner.optimizer.init(params)
+    )
     step = jax.jit(learner.train_step)
-    return lambda state, loss=1.0, slope=1.0: step(state, {"loss": np.float32(loss), "slope": np.float32(slope)}), state
+    return lambda state, loss=1.0, slope=1.0: step(
+        state, {"loss": np.float32(loss), "slope": np.float32(slope)}
+    ), state
 
 
 def test_metrics_are_of_the_gradient_before_clipping_and_of_the_update():
@@ -189,7 +205,10 @@ def test_metrics_are_of_the_gradient_before_clipping_and_of_the_update():
     schedule = create_schedule(tiny.OPTIMIZER, tiny.STEPS)
     for number, slope in enumerate((2.0, -1.0, 0.5, 3.0)):
         after, metrics = step(state, slope=slope, loss=number)
-        moved = [new - old for new, old in zip(*map(jax.tree.leaves, (after.params, state.params)), strict=True)]
+        moved = [
+            new - old
+            for new, old in zip(*map(jax.tree.leaves, (after.params, state.params)), strict=True)
+        ]
         assert metrics.keys() == {"loss", "grad_norm", "update_norm", "learning_rate", "finite"}
         assert float(metrics["loss"]) == number
         np.testing.assert_allclose(metrics["grad_norm"], abs(slope) * 10**0.5, rtol=1e-6)
@@ -202,7 +221,9 @@ def test_metrics_are_of_the_gradient_before_clipping_and_of_the_update():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"loss": np.nan}, {"loss": np.inf}, {"slope": np.inf}, {"slope": np.nan}, {"slope": 1e30}], ids=str
+    "bad",
+    [{"loss": np.nan}, {"loss": np.inf}, {"slope": np.inf}, {"slope": np.nan}, {"slope": 1e30}],
+    ids=str,
 )
 def test_a_step_that_is_not_finite_changes_nothing_but_the_number_of_steps(bad):
     step, start = given()
@@ -222,7 +243,9 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_number_of_steps(bad):
 
 def test_an_update_that_is_not_finite_is_skipped(start):
     learner = tiny.create_learner()
-    learner = dataclasses.replace(learner, optimizer=optax.chain(learner.optimizer, optax.scale(np.inf)))
+    learner = dataclasses.replace(
+        learner, optimizer=optax.chain(learner.optimizer, optax.scale(np.inf))
+    )
     state = dataclasses.replace(start, opt_state=learner.optimizer.init(start.params))
     after, metrics = jax.jit(learner.train_step)(state, tiny.batch())
     assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all()
@@ -232,7 +255,9 @@ def test_an_update_that_is_not_finite_is_skipped(start):
 
 def test_a_batch_whose_loss_is_not_finite_is_skipped(start, step):
     batch = tiny.batch()
-    weights = np.where(np.arange(tiny.BATCH)[:, None] == 2, np.inf, batch["weights"]).astype(np.float32)
+    weights = np.where(np.arange(tiny.BATCH)[:, None] == 2, np.inf, batch["weights"]).astype(
+        np.float32
+    )
     after, metrics = step(start, batch | {"weights": weights})
     assert (float(metrics["finite"]), int(after.step)) == (0, 1)
     assert tiny.contents(dataclasses.replace(after, step=start.step)) == tiny.contents(start)
@@ -245,7 +270,9 @@ def logits(params, inputs, dropout_key=None):
 
 @jax.jit
 def _LOGITS(params, inputs, positions, dropout_key):
-    return tiny.create_learner().rebuild(params)(inputs, positions_BL=positions, dropout_key=dropout_key)
+    return tiny.create_learner().rebuild(params)(
+        inputs, positions_BL=positions, dropout_key=dropout_key
+    )
 
 
 def copy(state):

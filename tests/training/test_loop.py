@@ -26,7 +26,14 @@ pytestmark = pytest.mark.xdist_group("loop")  # what its fixtures train is share
 # Fresh examples without end; 10 fixed examples, so that batches of 4 straddle epochs; two seeds
 # side by side.
 KINDS = {"endless": ([3], None), "fixed": ([3], 10), "side_by_side": ([3, 8], None)}
-SOONEST = {("fixed", 1), ("fixed", 2), ("fixed", 5), ("endless", 3), ("side_by_side", 3), ("side_by_side", 6)}
+SOONEST = {
+    ("fixed", 1),
+    ("fixed", 2),
+    ("fixed", 5),
+    ("endless", 3),
+    ("side_by_side", 3),
+    ("side_by_side", 6),
+}
 DISPATCHES = tiny.STEPS // tiny.DISPATCH
 # A checkpoint is due after every second dispatch: before the first, at one, and behind one; the
 # others are slow.
@@ -107,7 +114,9 @@ def test_ctrl_c_before_the_first_steps_is_obeyed_at_once(straight, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "at"), WHERE)
-def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_bits(kind, at, straight, tmp_path):
+def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_bits(
+    kind, at, straight, tmp_path
+):
     run = tiny.create_run(tmp_path, *KINDS[kind])
     run.program = Disturbed(run.program, at, kill)
     with pytest.raises(Killed):
@@ -140,7 +149,9 @@ def test_a_signal_after_the_last_step_stops_the_run_too(straight, tmp_path, monk
     assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
 
 
-@pytest.mark.parametrize("change", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("elsewhere"))])
+@pytest.mark.parametrize(
+    "change", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("elsewhere"))]
+)
 def test_a_workdir_that_is_moved_or_removed_ends_the_run(change, tmp_path):
     run = tiny.create_run(tmp_path / "run", *KINDS["endless"])
     run.program = Disturbed(run.program, 1, lambda: change(tmp_path / "run"))
@@ -149,7 +160,9 @@ def test_a_workdir_that_is_moved_or_removed_ends_the_run(change, tmp_path):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_run_killed_while_it_saves_goes_on_to_the_same_bits(when, straight, tmp_path, monkeypatch):
+def test_a_run_killed_while_it_saves_goes_on_to_the_same_bits(
+    when, straight, tmp_path, monkeypatch
+):
     save, steps = Checkpoints.save, []
 
     def killing(self, step, *args):
@@ -175,9 +188,13 @@ def test_a_run_killed_while_it_measures_goes_on_to_the_same_bits(straight, tmp_p
     assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
 
 
-def test_a_finished_run_trains_no_further_and_keeps_its_time(straight, tmp_path, monkeypatch, capsys):
+def test_a_finished_run_trains_no_further_and_keeps_its_time(
+    straight, tmp_path, monkeypatch, capsys
+):
     ticks = itertools.count()  # a clock that goes on by one whenever it is read
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks), time=time.time))
+    monkeypatch.setattr(
+        loop, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks), time=time.time)
+    )
     first = tiny.create_run(tmp_path, *KINDS["endless"], label="cope")
     _, seconds = first.train()
     assert capsys.readouterr().err.splitlines()[0] == "cope"
@@ -199,14 +216,18 @@ def test_metrics_have_a_row_for_each_dispatch_and_each_point_of_the_curve(straig
     curve = [(row["step"], row["seed"]) for row in rows if "split" in row]
     assert train == [(step, seed) for step in range(2, tiny.STEPS + 1, 2) for seed in seeds]
     assert curve == [(step, seed) for step in (4, 8, 12) for seed in seeds]
-    assert all(np.isfinite([row["loss"], row["grad_norm"]]).all() for row in rows if "split" not in row)
+    assert all(
+        np.isfinite([row["loss"], row["grad_norm"]]).all() for row in rows if "split" not in row
+    )
 
 
 def test_the_curve_may_have_its_last_point_alone(tmp_path):
     run = tiny.create_run(tmp_path, [3])
     run.config = dataclasses.replace(run.config, evaluate_every=0)
     run.train()
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl") if "split" in row] == [tiny.STEPS]
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl") if "split" in row] == [
+        tiny.STEPS
+    ]
 
 
 def test_loss_goes_down_where_the_answer_is_always_the_same(tmp_path):
@@ -256,32 +277,46 @@ def saved(workdir):
 
 
 @pytest.mark.parametrize(("number", "kept"), [(1, []), (8, [4])])
-def test_a_loss_that_is_not_finite_stops_the_run_before_anything_of_it_is_saved(number, kept, straight, tmp_path):
-    with pytest.raises(NonFiniteError, match=rf"^step {number} \(seed 3, batch {number} of its data\)") as error:
+def test_a_loss_that_is_not_finite_stops_the_run_before_anything_of_it_is_saved(
+    number, kept, straight, tmp_path
+):
+    with pytest.raises(
+        NonFiniteError, match=rf"^step {number} \(seed 3, batch {number} of its data\)"
+    ) as error:
         poisoned(tmp_path, number).train()
     assert "\n" not in str(error.value)
     assert saved(tmp_path) == kept
     rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert max((row["step"] for row in rows), default=0) == (number - 1) // tiny.DISPATCH * tiny.DISPATCH
+    assert (
+        max((row["step"] for row in rows), default=0)
+        == (number - 1) // tiny.DISPATCH * tiny.DISPATCH
+    )
     # The checkpoints before are whole: with better data the run is as if nothing had been.
     assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
 
 
 def test_of_seeds_side_by_side_the_one_is_named_whose_loss_is_not_finite(tmp_path):
-    with pytest.raises(NonFiniteError, match=r"^step 5 \(seed 8, batch 5 of its data\) has loss nan"):
+    with pytest.raises(
+        NonFiniteError, match=r"^step 5 \(seed 8, batch 5 of its data\) has loss nan"
+    ):
         poisoned(tmp_path, 5, 6, seeds=(3, 8)).train()
 
 
 def test_updates_that_are_not_finite_can_be_skipped(straight, tmp_path):
     poisoned(tmp_path / "skips", 5, 9, 10, on_non_finite="skip").train()
     rows = [row for row in read_metrics(tmp_path / "skips" / "metrics.jsonl") if "split" not in row]
-    assert {row["step"]: row["skipped"] for row in rows if "skipped" in row} == {6: [5], 10: [9, 10]}
+    assert {row["step"]: row["skipped"] for row in rows if "skipped" in row} == {
+        6: [5],
+        10: [9, 10],
+    }
     by_step = {row["step"]: row for row in rows}
     assert list(by_step) == list(range(2, tiny.STEPS + 1, 2))
     names = "loss", "grad_norm", "update_norm", "learning_rate"
     for step, row in by_step.items():
         assert [row[name] is None for name in names] == [step == 10] * 4
-        assert step == 10 or np.isfinite([row[name] for name in names]).all(), "means of the steps that were done"
+        assert step == 10 or np.isfinite([row[name] for name in names]).all(), (
+            "means of the steps that were done"
+        )
     # What is before the first bad batch is that of any run.
     path = tmp_path / "straight.jsonl"
     path.write_bytes(straight["endless"][1])
@@ -293,7 +328,9 @@ def test_updates_that_are_not_finite_can_be_skipped(straight, tmp_path):
 def test_a_run_that_skips_everything_stops_in_the_end(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
     # The other seed, which is well, does not hide the one that is lost.
-    with pytest.raises(NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row; .*: lower") as error:
+    with pytest.raises(
+        NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row; .*: lower"
+    ) as error:
         poisoned(tmp_path, 2, 5, 6, 7, 8, on_non_finite="skip", seeds=(3, 8)).train()
     assert "=skip" not in str(error.value)
     assert "skipped steps [2]" in capfd.readouterr().err
@@ -323,7 +360,9 @@ def two_splits(state, step):
     ]
 
 
-def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(tmp_path, monkeypatch, capsys):
+def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(
+    tmp_path, monkeypatch, capsys
+):
     """And when it is saved, all rows of metrics up to it are on disk, even if the machine goes
     down.
 
@@ -357,7 +396,9 @@ def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_sp
 
 @pytest.mark.parametrize(("keep", "keep_best", "kept"), [(1, 1, [4, 12]), (1, 0, [12])])
 def test_the_best_and_the_newest_checkpoints_are_kept(keep, keep_best, kept, tmp_path):
-    tiny.create_run(tmp_path, [3, 8], evaluate=two_splits, job=JobConfig(keep=keep, keep_best=keep_best)).train()
+    tiny.create_run(
+        tmp_path, [3, 8], evaluate=two_splits, job=JobConfig(keep=keep, keep_best=keep_best)
+    ).train()
     assert saved(tmp_path) == kept
 
 

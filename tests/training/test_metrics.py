@@ -24,8 +24,20 @@ def test_rows_are_on_disk_when_write_returns_and_read_back_the_same(tmp_path):
 
 def test_a_number_that_is_not_finite_is_null(tmp_path):
     with MetricsWriter(tmp_path, 0) as writer:
-        writer.write([{"step": 1, "seed": 0, "loss": float("nan"), "grad_norm": float("inf"), "update_norm": 0.5}])
-    assert read_metrics(writer.path) == [{"step": 1, "seed": 0, "loss": None, "grad_norm": None, "update_norm": 0.5}]
+        writer.write(
+            [
+                {
+                    "step": 1,
+                    "seed": 0,
+                    "loss": float("nan"),
+                    "grad_norm": float("inf"),
+                    "update_norm": 0.5,
+                }
+            ]
+        )
+    assert read_metrics(writer.path) == [
+        {"step": 1, "seed": 0, "loss": None, "grad_norm": None, "update_norm": 0.5}
+    ]
     assert "NaN" not in writer.path.read_text()
 
 
@@ -51,14 +63,17 @@ def test_a_last_line_cut_off_by_a_kill_is_left_out(tmp_path):
     assert writer.path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(("present", "lost"), [((1, 2, 3, 4), None), ((1, 2), "3 to 4"), ((), "1 to 4")])
+@pytest.mark.parametrize(
+    ("present", "lost"), [((1, 2, 3, 4), None), ((1, 2), "3 to 4"), ((), "1 to 4")]
+)
 def test_rows_that_someone_removed_are_missed_once(present, lost, tmp_path, capsys):
     with MetricsWriter(tmp_path, 0) as writer:
         writer.write(rows(*present))
     with MetricsWriter(tmp_path, 4) as writer:
         writer.write(rows(5))
     line = (
-        f"warning: {writer.path} was cut or removed: the rows of steps {lost} are lost; training resumes after them\n"
+        f"warning: {writer.path} was cut or removed: the rows of steps {lost} are lost; "
+        "training resumes after them\n"
     )
     assert capsys.readouterr().err == (line if lost else "")
 
@@ -82,9 +97,17 @@ def test_a_long_file_is_read_a_row_at_a_time(tmp_path):
 
 def test_curves_end_where_a_row_is_damaged(tmp_path):
     curve = json.dumps({"step": 1, "seed": 0, "split": "dense", "loss": 0.5}) + "\n"
-    for damaged in ('{"step": 2, "loss"', "\0" * 30 + "\n", "{}", "\0" * 30 + '"loss": 1}\n', '{"loss": 1}\n'):
+    for damaged in (
+        '{"step": 2, "loss"',
+        "\0" * 30 + "\n",
+        "{}",
+        "\0" * 30 + '"loss": 1}\n',
+        '{"loss": 1}\n',
+    ):
         (tmp_path / "metrics.jsonl").write_text(curve + damaged + curve)
-        assert list(read_curves(tmp_path / "metrics.jsonl")) == read_metrics(tmp_path / "metrics.jsonl")
+        assert list(read_curves(tmp_path / "metrics.jsonl")) == read_metrics(
+            tmp_path / "metrics.jsonl"
+        )
         assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 
 
@@ -94,13 +117,19 @@ def test_no_file_has_no_rows(tmp_path):
 
 def test_tensorboard_has_the_same_tags_for_all_seeds(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(metrics._Board, "add", lambda board, *scalar: written.append((boards[board], *scalar)))
+    monkeypatch.setattr(
+        metrics._Board, "add", lambda board, *scalar: written.append((boards[board], *scalar))
+    )
     curve = {"step": 4, "seed": 7, "split": "dense", "loss": 0.5, "token_error": 0.25}
     with MetricsWriter(tmp_path / "one", 0, [7]) as writer:
         boards = {writer._board: "."}
         writer.write([curve])
         writer.board(6, {"speed": 7.0})
-    assert written == [(".", "dense/loss", 0.5, 4), (".", "dense/token_error", 0.25, 4), (".", "speed", 7.0, 6)]
+    assert written == [
+        (".", "dense/loss", 0.5, 4),
+        (".", "dense/token_error", 0.25, 4),
+        (".", "speed", 7.0, 6),
+    ]
     written.clear()
     with MetricsWriter(tmp_path / "two", 0, [7, 8]) as writer:
         boards = {board: seed for seed, board in writer._boards.items()} | {writer._board: "."}
@@ -121,14 +150,19 @@ def test_tensorboard_shows_the_config_of_a_run_once(tmp_path):
 
 
 def test_the_headline_says_what_is_not_finite_or_missing():
-    rows = [{"seed": 0, "split": "dense", "loss": float("inf")}, {"seed": 0, "split": "sparse", "loss": 1234.5}]
+    rows = [
+        {"seed": 0, "split": "dense", "loss": float("inf")},
+        {"seed": 0, "split": "sparse", "loss": 1234.5},
+    ]
     assert headline(rows, "loss") == "loss dense inf, sparse 1,234.50"
     assert headline(rows[:1], "perplexity") == "perplexity dense nan"
 
 
 def test_a_kill_may_cut_a_character_in_two(tmp_path):
     row = {"step": 2, "seed": 0, "split": "größer"}
-    whole = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in (*rows(1), row))
+    whole = b"".join(
+        json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in (*rows(1), row)
+    )
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(whole[: whole.index("ö".encode()) + 1])
     assert read_metrics(path) == rows(1)

@@ -53,7 +53,9 @@ def test_a_signal_may_come_while_a_line_is_printed(monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             return len(line)
 
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Terminal()), write_through=True))
+    monkeypatch.setattr(
+        sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Terminal()), write_through=True)
+    )
     with GracefulStop() as interruption:
         print("progress", file=sys.stderr, flush=True)
         assert interruption.requested()
@@ -95,7 +97,9 @@ def several(monkeypatch):
     """Two processes; the other must stop before the third step. Gives the signals handed on."""
     handed = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(module.multihost_utils, "reached_preemption_sync_point", lambda step: step == 3)
+    monkeypatch.setattr(
+        module.multihost_utils, "reached_preemption_sync_point", lambda step: step == 3
+    )
     monkeypatch.setattr(os, "kill", lambda process, number: handed.append((process, number)))
     return handed
 

@@ -10,7 +10,9 @@ from cope_jax.training.profiling import Profile
 def calls(monkeypatch):
     """Replaces the profiler's calls: records starts and stops, and the steps between."""
     calls = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **options: calls.append("start"))
+    monkeypatch.setattr(
+        jax.profiler, "start_trace", lambda folder, **options: calls.append("start")
+    )
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
     return calls
 
@@ -74,7 +76,9 @@ def test_none_is_no_profile(calls):
     assert run(calls, None, steps=20) == [0, 20, 40]
 
 
-@pytest.mark.parametrize("text", ["", "100", "110:100", "100:100", "-5:10", "a:b", "1:2:3", "1:2\n", " 1:2", "1.5:2"])
+@pytest.mark.parametrize(
+    "text", ["", "100", "110:100", "100:100", "-5:10", "a:b", "1:2:3", "1:2\n", " 1:2", "1.5:2"]
+)
 def test_nonsense_is_one_clear_line(text):
     with pytest.raises(
         ConfigError, match=r"^cannot profile the steps .*: write FIRST:LAST, .* as in 100:110$"

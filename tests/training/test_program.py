@@ -45,25 +45,36 @@ def test_what_is_placed_is_the_batch(axes, width):
     devices = made.mesh.shape["data"] * made.mesh.shape["fsdp"]
     for array in placed.values():
         assert array.sharding.is_equivalent_to(made.batch_sharding, array.ndim)
-        assert {shard.data.shape[-2] for shard in array.addressable_shards} == {tiny.BATCH // devices}
+        assert {shard.data.shape[-2] for shard in array.addressable_shards} == {
+            tiny.BATCH // devices
+        }
 
 
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_that_have_their_rows_alone_place_the_same_batch(processes, axes, width, monkeypatch):
+def test_processes_that_have_their_rows_alone_place_the_same_batch(
+    processes, axes, width, monkeypatch
+):
     """Each process is asked for the rows of its devices, neighbours or not, and has no others."""
     made = program(axes, width)
     devices = list(made.mesh.devices.flat)
     batches = made.seed_batch.stack([tiny.batches(STEPS)] * width)
     lead = (slice(None),) * (width > 1)
     for number in range(processes):
-        for devices_here in (devices[number::processes], devices[number * len(devices) // processes :][:1]):
+        for devices_here in (
+            devices[number::processes],
+            devices[number * len(devices) // processes :][:1],
+        ):
             if not devices_here:
                 continue
 
             def local(sharding, shape, devices_here=devices_here):
-                return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in devices_here}
+                return {
+                    d: i
+                    for d, i in sharding.devices_indices_map(shape).items()
+                    if d in devices_here
+                }
 
             def fill(shape, sharding, read, devices_here=devices_here):
                 filled = np.full(shape, -1, np.int32)
@@ -72,7 +83,9 @@ def test_processes_that_have_their_rows_alone_place_the_same_batch(processes, ax
                 return filled
 
             by_rows = made._by_rows
-            here = types.SimpleNamespace(addressable_devices_indices_map=lambda shape, s=by_rows: local(s, shape))
+            here = types.SimpleNamespace(
+                addressable_devices_indices_map=lambda shape, s=by_rows: local(s, shape)
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(made, "_by_rows", here)
                 patch.setattr(jax, "make_array_from_callback", fill)
@@ -82,8 +95,12 @@ def test_processes_that_have_their_rows_alone_place_the_same_batch(processes, ax
             others = np.setdiff1d(np.arange(tiny.BATCH), rows)
             for name, array in batches.items():
                 assert placed[name].shape == array.shape
-                np.testing.assert_array_equal(placed[name][(*lead, slice(None), rows)], mine[name].astype(np.int32))
-                assert (placed[name][(*lead, slice(None), others)] == -1).all(), "of other processes"
+                np.testing.assert_array_equal(
+                    placed[name][(*lead, slice(None), rows)], mine[name].astype(np.int32)
+                )
+                assert (placed[name][(*lead, slice(None), others)] == -1).all(), (
+                    "of other processes"
+                )
 
 
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
@@ -125,6 +142,8 @@ def test_what_a_run_starts_from_is_not_drawn(width):
     table = np.arange(32, dtype=np.float32).reshape(2, 4, 4)
     expected = jax.device_get(made.init([0, 1][:width]).params)
     params = made.init([0, 1][:width], {"blocks": {"encoding": {"cope": {"table": table}}}}).params
-    expected["blocks"]["encoding"]["cope"]["table"] = np.stack([table, table]) if width > 1 else table
+    expected["blocks"]["encoding"]["cope"]["table"] = (
+        np.stack([table, table]) if width > 1 else table
+    )
     chex.assert_trees_all_equal(jax.device_get(params), expected)
     assert params["out"]["kernel"].sharding == made.state_shardings.params["out"]["kernel"]

@@ -11,7 +11,9 @@ pytestmark = pytest.mark.xdist_group("loop")  # what `tiny` compiles is shared
 
 def test_seeds_side_by_side_equal_single_runs():
     seeds, seed_batch = [3, 8], SeedBatch(2)
-    batches_of = [jax.tree.map(lambda a, s=seed: np.roll(a, s, axis=1), tiny.batches(2)) for seed in seeds]
+    batches_of = [
+        jax.tree.map(lambda a, s=seed: np.roll(a, s, axis=1), tiny.batches(2)) for seed in seeds
+    ]
     together = tiny.program(2)
     state = together.init(seeds)
     state, metrics = together.train_steps(state, seed_batch.stack(batches_of))
@@ -19,10 +21,14 @@ def test_seeds_side_by_side_equal_single_runs():
         alone = tiny.program(1)
         expected, measured = alone.train_steps(alone.init([seed]), batches_of[run])
         for name in measured:
-            np.testing.assert_allclose(seed_batch.unstack(metrics)[run][name], measured[name], rtol=1e-5)
+            np.testing.assert_allclose(
+                seed_batch.unstack(metrics)[run][name], measured[name], rtol=1e-5
+            )
         ours, theirs = seed_batch.unstack(state)[run], expected
         assert int(ours.step) == int(theirs.step) == 2
-        np.testing.assert_array_equal(jax.random.key_data(ours.key), jax.random.key_data(theirs.key))
+        np.testing.assert_array_equal(
+            jax.random.key_data(ours.key), jax.random.key_data(theirs.key)
+        )
         # vmap sums in another order; Adam turns rounding of a tiny gradient into a share of the
         # rate, 1e-2.
         chex.assert_trees_all_close(ours.params, theirs.params, rtol=1e-4, atol=1e-6)

@@ -31,7 +31,9 @@ MODEL = DecoderConfig(
     vocab_size=TASK.vocab_size,
     max_length=TASK.max_length,
     encoding=EncodingConfig.parse("learned+cope(npos_max=4)"),
-    block=BlockConfig(model_dim=16, num_heads=8, num_kv_heads=4, head_dim=4, mlp_dim=32, activation="swiglu"),
+    block=BlockConfig(
+        model_dim=16, num_heads=8, num_kv_heads=4, head_dim=4, mlp_dim=32, activation="swiglu"
+    ),
 )
 MESHES = {
     "data": {"data": 8},
@@ -70,7 +72,9 @@ def learner(layout=WHOLE, accumulate=1, encoding=None, **changes):
 @functools.cache
 def program(mesh, width=1, accumulate=1, **changes):
     devices = sharding.create_mesh(mesh)
-    return Program(learner(sharding.layout_of(devices), accumulate, **changes), SeedBatch(width), devices)
+    return Program(
+        learner(sharding.layout_of(devices), accumulate, **changes), SeedBatch(width), devices
+    )
 
 
 def batches(count=2):
@@ -84,7 +88,9 @@ def train(program, seeds=(3,), count=2):
 
 
 def named(tree):
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 @functools.cache
@@ -93,11 +99,18 @@ def gradient(program):
     shapes = program.state_shapes().params
     rng = np.random.default_rng(1)
     params = jax.tree.map(
-        lambda leaf: jax.device_put(rng.normal(scale=0.5, size=leaf.shape).astype(leaf.dtype), leaf.sharding), shapes
+        lambda leaf: jax.device_put(
+            rng.normal(scale=0.5, size=leaf.shape).astype(leaf.dtype), leaf.sharding
+        ),
+        shapes,
     )
     batch = program.place(batches(1), BATCH)
     with jax.set_mesh(program.mesh):
-        run = jax.jit(lambda params, batch: program.learner.gradient(params, jax.tree.map(lambda x: x[0], batch), KEY))
+        run = jax.jit(
+            lambda params, batch: program.learner.gradient(
+                params, jax.tree.map(lambda x: x[0], batch), KEY
+            )
+        )
         losses, grads, _ = run(params, batch)
     return float(losses["loss"]), {name: np.asarray(g) for name, g in named(grads).items()}
 
@@ -108,11 +121,17 @@ def assert_same_gradient(actual, exact, atol=1e-5):
     for name, expected in exact[1].items():
         # Some are 0 but for rounding, as those of a key's bias, which softmax does not see.
         scale = max(np.abs(expected).max(), 1e-2 * largest)
-        np.testing.assert_allclose(actual[1][name], expected, rtol=0, atol=atol * scale, err_msg=name)
+        np.testing.assert_allclose(
+            actual[1][name], expected, rtol=0, atol=atol * scale, err_msg=name
+        )
 
 
 @pytest.mark.parametrize(
-    "axes", [axes if name in FAST else pytest.param(axes, marks=pytest.mark.slow) for name, axes in MESHES.items()]
+    "axes",
+    [
+        axes if name in FAST else pytest.param(axes, marks=pytest.mark.slow)
+        for name, axes in MESHES.items()
+    ],
 )
 def test_loss_and_gradients_equal_those_of_one_device(axes):
     assert_same_gradient(gradient(program(mesh_config(axes))), gradient(program(ONE)))
@@ -125,7 +144,13 @@ def test_loss_and_gradients_of_a_rich_encoding_equal_those_of_one_device(axes):
     assert_same_gradient(gradient(program(mesh_config(axes), encoding=RICH)), exact)
 
 
-AROUND = {"qk_norm": True, "output_norm": True, "output_gate": True, "kv_shift": True, "convolution": 3}
+AROUND = {
+    "qk_norm": True,
+    "output_norm": True,
+    "output_gate": True,
+    "kv_shift": True,
+    "convolution": 3,
+}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +178,11 @@ def test_other_blocks_on_a_mesh_equal_those_of_one_device(options):
     ids=["sequence", "fsdp"],
 )
 def test_tape_on_a_mesh_equals_one_device(axes):
-    changes = {"tape": 4, "encoding": "none", "block": dataclasses.replace(MODEL.block, num_kv_heads=8)}
+    changes = {
+        "tape": 4,
+        "encoding": "none",
+        "block": dataclasses.replace(MODEL.block, num_kv_heads=8),
+    }
     exact = gradient(program(ONE, **changes))
     # 1e-13 in float64.
     assert_same_gradient(gradient(program(mesh_config(axes), **changes)), exact, atol=5e-4)
@@ -171,7 +200,9 @@ def test_two_steps_equal_those_of_one_device(axes):
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "attention", "dots"])
 def test_recomputing_on_a_mesh_changes_nothing(remat):
-    assert_same_gradient(gradient(program(mesh_config(MESHES["all but data"]), remat=remat)), gradient(program(ONE)))
+    assert_same_gradient(
+        gradient(program(mesh_config(MESHES["all but data"]), remat=remat)), gradient(program(ONE))
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +235,8 @@ def test_weights_count_by_tokens_not_by_microbatches():
 
     fields = {f.name: getattr(learner(), f.name) for f in dataclasses.fields(Learner)}
     whole, halves = (
-        Weighed(**fields | {"accumulate": n}).gradient({"scale": jnp.ones(())}, batch, KEY) for n in (1, 2)
+        Weighed(**fields | {"accumulate": n}).gradient({"scale": jnp.ones(())}, batch, KEY)
+        for n in (1, 2)
     )
     mean = (batch["weights"] * batch["targets"]).sum() / batch["weights"].sum()
     for losses, grads, _ in (whole, halves):

@@ -52,21 +52,29 @@ def test_named_axes_are_split_and_the_rest_is_whole(shape, axes, sizes, expected
 
 
 def test_two_axes_that_meet_on_one_axis_of_the_mesh_collide():
-    with pytest.raises(ValueError, match=r"the axes \('heads', 'mlp'\) of mlp\.kernel collide") as error:
+    with pytest.raises(
+        ValueError, match=r"the axes \('heads', 'mlp'\) of mlp\.kernel collide"
+    ) as error:
         spec_of("mlp.kernel", (4, 4), ("heads", "mlp"), SIZES)
     assert not isinstance(error.value, ConfigError)  # no user can mend it
     assert spec_of("mlp.kernel", (4, 4), ("heads", "mlp"), {"tensor": 1}) == P(None, None)
 
 
 def test_an_axis_that_the_table_does_not_have_is_an_error():
-    with pytest.raises(ValueError, match=r"the logical axis 'mlpp' of kernel is not in RULES: choose one of \['embed'"):
+    with pytest.raises(
+        ValueError,
+        match=r"the logical axis 'mlpp' of kernel is not in RULES: choose one of \['embed'",
+    ):
         spec_of("kernel", (4, 4), ("embed", "mlpp"), {})
 
 
 def test_a_size_that_the_devices_do_not_divide_is_one_clear_line():
     with pytest.raises(ConfigError) as error:
         spec_of("blocks.mlp.inner.kernel", (2, 8, 6), ("embed", "mlp"), {"fsdp": 2, "tensor": 4})
-    assert str(error.value) == "the size 6 of mlp in blocks.mlp.inner.kernel must be a multiple of job.mesh.tensor=4"
+    assert (
+        str(error.value)
+        == "the size 6 of mlp in blocks.mlp.inner.kernel must be a multiple of job.mesh.tensor=4"
+    )
 
 
 def test_the_table_knows_axes_of_the_mesh_only():
@@ -74,7 +82,9 @@ def test_the_table_knows_axes_of_the_mesh_only():
     assert set(AXES) == {field.name for field in dataclasses.fields(MeshConfig)}
 
 
-BLOCK = BlockConfig(model_dim=16, num_heads=8, num_kv_heads=4, head_dim=4, mlp_dim=32, activation="swiglu")
+BLOCK = BlockConfig(
+    model_dim=16, num_heads=8, num_kv_heads=4, head_dim=4, mlp_dim=32, activation="swiglu"
+)
 MATRICES = {
     "embedding/embedding": ("tensor", "fsdp"),
     "out/kernel": ("fsdp", "tensor"),
@@ -89,7 +99,12 @@ MATRICES = {
 
 
 def specs(**changes):
-    options = {"vocab_size": 8, "max_length": 8, "encoding": EncodingConfig.parse("none"), "block": BLOCK}
+    options = {
+        "vocab_size": 8,
+        "max_length": 8,
+        "encoding": EncodingConfig.parse("none"),
+        "block": BLOCK,
+    }
     learner = dataclasses.replace(tiny.create_learner(), model=DecoderConfig(**options | changes))
     return learner, parameter_specs(learner.variables(), SIZES)
 
@@ -100,12 +115,18 @@ def flat(tree):
 
 
 @pytest.mark.parametrize("sharing", ["layer", "model"])
-@pytest.mark.parametrize("name", [*encodings.names(), "cope(gate=separate_key)", "learned+cope(gate=value)+t5"])
+@pytest.mark.parametrize(
+    "name", [*encodings.names(), "cope(gate=separate_key)", "learned+cope(gate=value)+t5"]
+)
 def test_every_parameter_of_a_decoder_has_its_place(name, sharing):
     learner, specs_of = specs(encoding=EncodingConfig.parse(name), encoding_sharing=sharing)
     params = jax.eval_shape(learner.init, np.int32(0)).params
-    assert jax.tree.structure(params) == jax.tree.structure(specs_of, is_leaf=lambda leaf: isinstance(leaf, P))
-    assert {path: tuple(spec) for path, spec in flat(specs_of).items() if path in MATRICES} == MATRICES
+    assert jax.tree.structure(params) == jax.tree.structure(
+        specs_of, is_leaf=lambda leaf: isinstance(leaf, P)
+    )
+    assert {
+        path: tuple(spec) for path, spec in flat(specs_of).items() if path in MATRICES
+    } == MATRICES
     assert {
         path
         for path, spec in flat(specs_of).items()
@@ -123,13 +144,23 @@ def test_every_parameter_of_a_decoder_has_its_place(name, sharing):
 def test_every_kind_of_block_has_its_places(block, missing):
     _, specs_of = specs(block=dataclasses.replace(BLOCK, **block))
     assert {path for path in MATRICES if path not in flat(specs_of)} == missing
-    assert {path: tuple(spec) for path, spec in flat(specs_of).items() if path in MATRICES}.items() <= MATRICES.items()
+    assert {
+        path: tuple(spec) for path, spec in flat(specs_of).items() if path in MATRICES
+    }.items() <= MATRICES.items()
 
 
 def test_what_an_encoding_has_for_each_head_is_split_with_the_heads():
     _, specs_of = specs(encoding=EncodingConfig.parse("fox+t5"))
-    split = {path.split("/")[-1]: tuple(spec) for path, spec in flat(specs_of).items() if "encoding" in path}
-    assert split == {"kernel": (None, "fsdp", "tensor"), "bias": (None, "tensor"), "table": (None, None, "tensor")}
+    split = {
+        path.split("/")[-1]: tuple(spec)
+        for path, spec in flat(specs_of).items()
+        if "encoding" in path
+    }
+    assert split == {
+        "kernel": (None, "fsdp", "tensor"),
+        "bias": (None, "tensor"),
+        "table": (None, None, "tensor"),
+    }
 
 
 def test_biases_follow_the_outputs_and_a_tied_table_has_no_output():
@@ -142,12 +173,19 @@ def test_biases_follow_the_outputs_and_a_tied_table_has_no_output():
 
 
 def test_moments_lie_as_their_parameters_and_counts_are_whole():
-    params = {"a": jax.ShapeDtypeStruct((4, 4), "float32"), "b": {"c": jax.ShapeDtypeStruct((2,), "float32")}}
+    params = {
+        "a": jax.ShapeDtypeStruct((4, 4), "float32"),
+        "b": {"c": jax.ShapeDtypeStruct((2,), "float32")},
+    }
     indices = {"a": P("fsdp", "tensor"), "b": {"c": P(None)}}
     moments = optimizer_specs(create_optimizer(OptimizerConfig(), 1000), params, indices)
     assert optax.tree.get(moments, "mu") == indices
     assert optax.tree.get(moments, "nu") == indices
-    rest = [leaf for leaf in jax.tree.leaves(moments, is_leaf=lambda leaf: isinstance(leaf, P)) if len(leaf) == 0]
+    rest = [
+        leaf
+        for leaf in jax.tree.leaves(moments, is_leaf=lambda leaf: isinstance(leaf, P))
+        if len(leaf) == 0
+    ]
     assert len(rest) == 2  # Adam's count, and the schedule's
 
 
@@ -226,7 +264,12 @@ def test_an_axis_of_one_device_splits_nothing(config, expected):
             "evaluation.batch_size=6 cannot be split evenly over the 4 devices of job.mesh data × fsdp: "
             "choose a multiple of 4, or set --config.job.mesh.data",
         ),
-        (MeshConfig(data=1, tensor=8), BLOCK, {}, "model.block.num_kv_heads=4 must be a multiple of job.mesh.tensor=8"),
+        (
+            MeshConfig(data=1, tensor=8),
+            BLOCK,
+            {},
+            "model.block.num_kv_heads=4 must be a multiple of job.mesh.tensor=8",
+        ),
         (
             MeshConfig(data=1, tensor=3),
             BlockConfig(num_heads=8),
@@ -242,11 +285,15 @@ def test_sizes_that_the_mesh_does_not_divide_are_one_clear_line(config, block, s
 
 
 def test_sizes_that_the_mesh_divides_are_no_error():
-    check_sizes(create_mesh(MeshConfig(data=1, fsdp=2, tensor=4)), BLOCK, {"training.batch_size": 6})
+    check_sizes(
+        create_mesh(MeshConfig(data=1, fsdp=2, tensor=4)), BLOCK, {"training.batch_size": 6}
+    )
     check_sizes(create_mesh(MeshConfig(data=1, sequence=8)), BLOCK, {"training.batch_size": 1})
 
 
 def test_the_rows_of_a_process_are_those_of_its_devices_ascending_and_once():
     slices = {0: slice(4, 6), 1: slice(0, 2), 2: slice(4, 6)}  # two devices have the same rows
-    sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: {d: (s,) for d, s in slices.items()})
+    sharding = types.SimpleNamespace(
+        addressable_devices_indices_map=lambda shape: {d: (s,) for d, s in slices.items()}
+    )
     assert rows_here(sharding, 8).tolist() == [0, 1, 4, 5]

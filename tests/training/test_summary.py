@@ -58,7 +58,13 @@ def test_shapes_without_shardings_and_arrays_are_whole():
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(255, "1,020.0 B"), (256, "1.0 KiB"), (2**18, "1.0 MiB"), (2**28, "1.0 GiB"), (2**39, "2,048.0 GiB")],
+    [
+        (255, "1,020.0 B"),
+        (256, "1.0 KiB"),
+        (2**18, "1.0 MiB"),
+        (2**28, "1.0 GiB"),
+        (2**39, "2,048.0 GiB"),
+    ],
 )
 def test_units_of_bytes(size, text):
     assert rows(summarise({"a": shape(size)}))["a"][-2] == text
@@ -86,7 +92,9 @@ def test_the_job(mesh):
 
 
 def test_the_job_counts_processes():
-    devices = np.array([types.SimpleNamespace(device_kind="TPU v4", process_index=i // 4) for i in range(8)])
+    devices = np.array(
+        [types.SimpleNamespace(device_kind="TPU v4", process_index=i // 4) for i in range(8)]
+    )
     mesh = types.SimpleNamespace(devices=devices.reshape(2, 4), shape={"data": 8})
     facts = job_facts({"a": shape(1)}, mesh, batch_size=1, length=1, flops_per_token=1.0)
     assert facts["devices"] == "8 × TPU v4, 2 processes"

@@ -71,7 +71,9 @@ def test_mfu_is_of_all_devices_in_all_processes(clock):
     assert throughput.dispatched(2)["mfu"] == pytest.approx(20 / 25 / 4)
 
 
-@pytest.mark.parametrize(("kind", "peak", "expected"), [("cpu", 10.0, 0.5), ("TPU v4", 10.0, 0.5), ("cpu", None, None)])
+@pytest.mark.parametrize(
+    ("kind", "peak", "expected"), [("cpu", 10.0, 0.5), ("TPU v4", 10.0, 0.5), ("cpu", None, None)]
+)
 def test_a_given_peak_counts_and_without_any_there_is_no_mfu(clock, kind, peak, expected):
     throughput = running(clock, [Device(kind)], peak=peak)
     clock.now += 20
@@ -85,7 +87,9 @@ def test_memory_is_that_of_the_fullest_device_of_this_process(clock):
         {"bytes_in_use": 3 * gib, "peak_bytes_in_use": 3 * gib},
     ]
     devices = [Device(stats=memory) for memory in stats]
-    elsewhere = Device(process_index=1, stats={"bytes_in_use": 99 * gib, "peak_bytes_in_use": 99 * gib})
+    elsewhere = Device(
+        process_index=1, stats={"bytes_in_use": 99 * gib, "peak_bytes_in_use": 99 * gib}
+    )
     throughput = Throughput(1, 1.0, [*devices, elsewhere], clock=clock)
     assert throughput.dispatched(1) == {"memory_gib": 3.0, "memory_peak_gib": 4.0}
 

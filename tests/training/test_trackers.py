@@ -32,7 +32,9 @@ class Service:
     def wandb(self):
         def init(project, name, config, dir, id, resume):
             self.reached("init")
-            self.runs.append({"project": project, "name": name, "config": config, "dir": dir, "id": id})
+            self.runs.append(
+                {"project": project, "name": name, "config": config, "dir": dir, "id": id}
+            )
             assert resume == "allow"
             return self
 
@@ -62,7 +64,11 @@ def test_numbers_of_a_step_are_sent_together(tmp_path, monkeypatch):
         (2, {"loss": 0.2, "dense/loss": 0.5, "dense/token_error": 0.25, "speed": 7.0}),
     ]
     (run,) = service.runs
-    assert (run["project"], run["config"], run["dir"]) == ("cope_jax", {"encoding": "cope"}, str(tmp_path))
+    assert (run["project"], run["config"], run["dir"]) == (
+        "cope_jax",
+        {"encoding": "cope"},
+        str(tmp_path),
+    )
     assert service.finished == 1
     assert read_metrics(tmp_path / "metrics.jsonl") == [*rows(1, 2), curve]
     assert not list(tmp_path.glob("events*"))
@@ -120,7 +126,9 @@ def test_an_init_without_a_signature_stops_nothing(module, tmp_path, monkeypatch
 @pytest.mark.parametrize("active", [True, False])
 def test_a_missing_package_is_one_line(active, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ConfigError, match=r"^job.tracker=trackio needs a package .*: pip install trackio$"):
+    with pytest.raises(
+        ConfigError, match=r"^job.tracker=trackio needs a package .*: pip install trackio$"
+    ):
         MetricsWriter(tmp_path / "run", 0, active=active, tracker="trackio")
     assert not (tmp_path / "run").exists()
 

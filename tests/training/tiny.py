@@ -44,7 +44,9 @@ def create_learner(sampler: str = "consecutive", layout: Layout = WHOLE, **chang
     """The learner; `changes` replace fields of it."""
     model = dataclasses.replace(MODEL, layout=layout)
     optimizer, schedule = create_optimizer(OPTIMIZER, STEPS), create_schedule(OPTIMIZER, STEPS)
-    return dataclasses.replace(Learner(model, optimizer, schedule, model.max_length, sampler, BATCH), **changes)
+    return dataclasses.replace(
+        Learner(model, optimizer, schedule, model.max_length, sampler, BATCH), **changes
+    )
 
 
 @functools.cache
@@ -57,17 +59,26 @@ def measuring(
     metrics: Callable[..., Any],
     *,
     initial_carry: Callable[[int], Any] = lambda rows: (),
-    sampler: Callable[..., Any] = lambda key, batch, length: np.arange(length, dtype=np.int32)[None],
+    sampler: Callable[..., Any] = lambda key, batch, length: np.arange(length, dtype=np.int32)[
+        None
+    ],
     put: Callable[[Any], Any] = lambda batch: batch,
     width: int = 1,
     sequence: int = 1,
 ) -> Any:
     """A program for an evaluator, which measures by a function of (params, carry, batch)."""
-    fields = {"metrics": metrics, "initial_carry": initial_carry, "sample_positions": sampler, "losses": ("loss",)}
+    fields = {
+        "metrics": metrics,
+        "initial_carry": initial_carry,
+        "sample_positions": sampler,
+        "losses": ("loss",),
+    }
     stub: Any = SimpleNamespace(**fields)
     stub.with_positions = functools.partial(Learner.with_positions, stub)
     mesh = create_mesh(MeshConfig(data=1, sequence=sequence))
-    return SimpleNamespace(learner=stub, seed_batch=SeedBatch(width), mesh=mesh, place_whole=put, whole=None)
+    return SimpleNamespace(
+        learner=stub, seed_batch=SeedBatch(width), mesh=mesh, place_whole=put, whole=None
+    )
 
 
 @functools.cache
@@ -81,7 +92,9 @@ def batch(number: int = 0, rows: int = BATCH) -> dict[str, np.ndarray]:
 
 def batches(count: int) -> dict[str, np.ndarray]:
     """`count` batches stacked along a leading axis."""
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *(batch(number) for number in range(count)))
+    return jax.tree.map(
+        lambda *arrays: np.stack(arrays), *(batch(number) for number in range(count))
+    )
 
 
 def iterators(seeds: list[int], examples: int | None) -> list[Any]:
@@ -92,12 +105,21 @@ def iterators(seeds: list[int], examples: int | None) -> list[Any]:
 def create_run(workdir: Path, seeds: list[int], examples: int | None = None, **changes: Any) -> Run:
     """A run of `STEPS` steps; `changes` replace fields of it."""
     config = TrainingConfig(
-        steps=STEPS, batch_size=BATCH, steps_per_dispatch=DISPATCH, evaluate_every=4, checkpoint_every=4
+        steps=STEPS,
+        batch_size=BATCH,
+        steps_per_dispatch=DISPATCH,
+        evaluate_every=4,
+        checkpoint_every=4,
     )
 
     def evaluate(state: Any, step: int) -> list[dict[str, Any]]:
-        sums = np.atleast_1d(jax.device_get(state.params["embedding"]["embedding"].sum(axis=(-2, -1))))
-        return [{"step": step, "seed": s, "split": "dense", "loss": float(v)} for s, v in zip(seeds, sums, strict=True)]
+        sums = np.atleast_1d(
+            jax.device_get(state.params["embedding"]["embedding"].sum(axis=(-2, -1)))
+        )
+        return [
+            {"step": step, "seed": s, "split": "dense", "loss": float(v)}
+            for s, v in zip(seeds, sums, strict=True)
+        ]
 
     throughput = Throughput(BATCH * LENGTH, 1.0, jax.devices()[:1])
     fields = {
@@ -113,6 +135,12 @@ def contents(tree: Any) -> dict[str, tuple[Any, ...]]:
     """Type, shape and bytes of leaves by path: equal exactly if the trees are bit-identical."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        leaves[jax.tree_util.keystr(path)] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+        leaf = (
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
+        leaves[jax.tree_util.keystr(path)] = (
+            str(leaf.dtype),
+            leaf.shape,
+            np.asarray(leaf).tobytes(),
+        )
     return leaves

@@ -32,7 +32,9 @@ from tools.benchmark.workloads import Recipe, cores, read_problems
 
 SECTIONS = ("attention", "memory", "decode", "train")
 
-_ONLY = flags.DEFINE_list("only", list(SECTIONS), f"Sections to measure: any of {', '.join(SECTIONS)}.")
+_ONLY = flags.DEFINE_list(
+    "only", list(SECTIONS), f"Sections to measure: any of {', '.join(SECTIONS)}."
+)
 _LENGTHS = flags.DEFINE_list(
     "lengths", ["512", "1024", "2048", "4096"], "Sequence lengths at which attention is timed."
 )
@@ -40,7 +42,9 @@ _MEMORY_LENGTHS = flags.DEFINE_list(
     "memory_lengths", ["2048", "8192", "32768"], "Sequence lengths at which memory is measured."
 )
 _CONTEXTS = flags.DEFINE_list("contexts", ["4096"], "Context lengths at which decoding is timed.")
-_NPOS_MAX = flags.DEFINE_list("npos_max", ["64"], "Sizes of CoPE's position table; T means the sequence length.")
+_NPOS_MAX = flags.DEFINE_list(
+    "npos_max", ["64"], "Sizes of CoPE's position table; T means the sequence length."
+)
 _CONTENDERS = flags.DEFINE_string(
     "contenders",
     ",".join(contenders.DEFAULT),
@@ -69,10 +73,16 @@ _BATCH = flags.DEFINE_integer(
     "batch", 1, "Batch size in the sections 'attention', 'memory' and 'decode'.", lower_bound=1
 )
 _HEADS = flags.DEFINE_integer(
-    "heads", 8, "Number of attention heads in the sections 'attention', 'memory' and 'decode'.", lower_bound=1
+    "heads",
+    8,
+    "Number of attention heads in the sections 'attention', 'memory' and 'decode'.",
+    lower_bound=1,
 )
 _HEAD_DIM = flags.DEFINE_integer(
-    "head_dim", 64, "Width of a head in the sections 'attention', 'memory' and 'decode'; an even number.", lower_bound=2
+    "head_dim",
+    64,
+    "Width of a head in the sections 'attention', 'memory' and 'decode'; an even number.",
+    lower_bound=2,
 )
 _DTYPE = flags.DEFINE_enum(
     "dtype",
@@ -87,7 +97,10 @@ _ROUNDS = flags.DEFINE_integer(
     lower_bound=1,
 )
 _DEVICES = flags.DEFINE_integer(
-    "devices", 0, "Number of JAX devices that share the work; 0 means all (on a CPU, one per core).", lower_bound=0
+    "devices",
+    0,
+    "Number of JAX devices that share the work; 0 means all (on a CPU, one per core).",
+    lower_bound=0,
 )
 _TUNE = flags.DEFINE_bool(
     "tune",
@@ -106,7 +119,8 @@ def main() -> None:
     check_names("--reference", [reference], names)
     sizes = (_BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value)
     timed, weighed, decoded = (
-        read_problems(flag.name, flag.value, _NPOS_MAX.value, *sizes) for flag in (_LENGTHS, _MEMORY_LENGTHS, _CONTEXTS)
+        read_problems(flag.name, flag.value, _NPOS_MAX.value, *sizes)
+        for flag in (_LENGTHS, _MEMORY_LENGTHS, _CONTEXTS)
     )
     labels = read_names("encodings", _ENCODINGS.value, EncodingConfig.parse)
     recipes = [Recipe.parse(text) for text in _RECIPES.value]
@@ -134,7 +148,9 @@ def main() -> None:
                 memory_use.run(weighed, names, results, stop, keep)
             keep()
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped at once; {workdir} has the results of the completed cases") from None
+        raise Interrupted(
+            f"stopped at once; {workdir} has the results of the completed cases"
+        ) from None
     plots = benchmark_report.write_plots(workdir, results.records)
     show(workdir, facts, results, plots)
     if interruption.number is not None:
@@ -144,7 +160,10 @@ def main() -> None:
 def write(workdir: Path, facts: Record, results: timing.Results) -> None:
     """Writes the results measured so far."""
     workdirs.write_json(workdir / "benchmark.json", {"environment": facts, **vars(results)})
-    write_atomically(workdir / "benchmark.md", benchmark_report.markdown(results.records, *results.lines(), facts))
+    write_atomically(
+        workdir / "benchmark.md",
+        benchmark_report.markdown(results.records, *results.lines(), facts),
+    )
 
 
 def show(workdir: Path, facts: Record, results: timing.Results, plots: Sequence[Path]) -> None:
@@ -155,7 +174,12 @@ def show(workdir: Path, facts: Record, results: timing.Results, plots: Sequence[
     for table in benchmark_report.tables(results.records):
         console.print(table.rich())
     reasons, notes = results.lines()
-    lines = [*(f"left out: {reason}" for reason in reasons), *notes, *process.warnings(facts), facts["process"]]
+    lines = [
+        *(f"left out: {reason}" for reason in reasons),
+        *notes,
+        *process.warnings(facts),
+        facts["process"],
+    ]
     written = ", ".join(["benchmark.json", "benchmark.md", *(plot.name for plot in plots)])
     for line in [*lines, f"written: {workdir}/{written}"]:
         console.print(line, markup=False, soft_wrap=True)

@@ -21,14 +21,22 @@ _BYTES = "memory of the process beyond its inputs, and temporaries of XLA"
 def tables(records: Sequence[Record]) -> list[Table]:
     """One table for each combination of a section, a measurement and a size of CoPE's table."""
     return [
-        *_tables(records, "attention", "length", f"Attention, {{what}}, causal, {_SIZES}: {_TIMES}", _time),
+        *_tables(
+            records,
+            "attention",
+            "length",
+            f"Attention, {{what}}, causal, {_SIZES}: {_TIMES}",
+            _time,
+        ),
         *_tables(records, "memory", "length", f"Memory of {{what}}, {_SIZES}: {_BYTES}", _memory),
         *_tables(records, "decode", "context", f"Decoding, {{what}}, {_SIZES}: {_TIMES}", _time),
         *_tables(records, "train", "recipe", f"Training, {{what}}, {{devices}}: {_TIMES}", _time),
     ]
 
 
-def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[str], environment: Record) -> str:
+def markdown(
+    records: Sequence[Record], reasons: Sequence[str], notes: Sequence[str], environment: Record
+) -> str:
     """The complete report in Markdown."""
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in environment.items()]
     parts = ["# Benchmark", *(table.markdown() for table in tables(records))]
@@ -46,14 +54,24 @@ def _tables(
     Columns are values of `across`.
     """
     built, section_records = [], select(records, section=section)
-    for npos_max, measured in {(record.get("npos_max"), record["what"]): None for record in section_records}:
+    for npos_max, measured in {
+        (record.get("npos_max"), record["what"]): None for record in section_records
+    }:
         of_table = select(section_records, npos_max=npos_max, what=measured)
         columns = list(dict.fromkeys(record[across] for record in of_table))
         rows = []
         for contender in dict.fromkeys(record["contender"] for record in of_table):
-            cells = [select(of_table, **{"contender": contender, across: column}) for column in columns]
+            cells = [
+                select(of_table, **{"contender": contender, across: column}) for column in columns
+            ]
             rows.append(
-                [contender, *(cell(records_of_cell[0]) if records_of_cell else MISSING for records_of_cell in cells)]
+                [
+                    contender,
+                    *(
+                        cell(records_of_cell[0]) if records_of_cell else MISSING
+                        for records_of_cell in cells
+                    ),
+                ]
             )
         built.append(Table(_filled(title, of_table[0]), [across, *map(str, columns)], rows))
     return built
@@ -83,7 +101,9 @@ def milliseconds(seconds: float) -> str:
 
 def _memory(record: Record) -> str:
     taken = mebibytes(record["peak_bytes"] - record["start_bytes"])
-    return f"{taken}  {MISSING if record['temp_bytes'] is None else mebibytes(record['temp_bytes'])}"
+    return (
+        f"{taken}  {MISSING if record['temp_bytes'] is None else mebibytes(record['temp_bytes'])}"
+    )
 
 
 def mebibytes(count: int) -> str:
@@ -102,7 +122,10 @@ def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
     """
     attention = select(records, section="attention")
     return [
-        save(time_by_length(select(attention, npos_max=npos_max)), workdir / f"attention_npos_max_{npos_max}.png")
+        save(
+            time_by_length(select(attention, npos_max=npos_max)),
+            workdir / f"attention_npos_max_{npos_max}.png",
+        )
         for npos_max in dict.fromkeys(record["npos_max"] for record in attention)
     ]
 
@@ -117,10 +140,19 @@ def time_by_length(records: Sequence[Record]) -> Figure:
     lengths = sorted({record["length"] for record in records})
     panels = figure.subplots(1, 2, sharey=True)
     for axes, measured in zip(panels, (FORWARD, BACKWARD), strict=True):
-        for name, look in looks(list(dict.fromkeys(record["contender"] for record in records))).items():
-            of_line = sorted(select(records, contender=name, what=measured), key=lambda record: record["length"])
+        for name, look in looks(
+            list(dict.fromkeys(record["contender"] for record in records))
+        ).items():
+            of_line = sorted(
+                select(records, contender=name, what=measured), key=lambda record: record["length"]
+            )
             times = [1000 * record["median_seconds"] for record in of_line]
-            axes.plot([record["length"] for record in of_line], times, label=name, **look | {"linestyle": "-"})
+            axes.plot(
+                [record["length"] for record in of_line],
+                times,
+                label=name,
+                **look | {"linestyle": "-"},
+            )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(lengths, [str(length) for length in lengths])
@@ -131,5 +163,8 @@ def time_by_length(records: Sequence[Record]) -> Figure:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")
     figure.suptitle(_filled(f"time of causal attention, {_SIZES}", records[0]), fontsize=8)
-    add_caption(figure, "medians over rounds; one colour for each encoding, one marker for each implementation")
+    add_caption(
+        figure,
+        "medians over rounds; one colour for each encoding, one marker for each implementation",
+    )
     return figure

@@ -53,12 +53,18 @@ X_TRANSFORMERS = ("cope", "rope")
 OF_FULL, OF_JAX_NN = 10, 6
 
 
-def attention_cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> list[Case]:
+def attention_cases(
+    problems: Sequence[Problem], names: Sequence[str], reference: str
+) -> list[Case]:
     """One case for each problem: attention, without and with all gradients."""
     built = []
     for problem in problems:
         builds = {name: functools.partial(find(name), problem) for name in names}
-        built.append(Case({"section": "attention", **vars(problem)}, builds, reference, cost=problem.length**2))
+        built.append(
+            Case(
+                {"section": "attention", **vars(problem)}, builds, reference, cost=problem.length**2
+            )
+        )
     return built
 
 
@@ -77,9 +83,13 @@ def training_cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int
     """
     built = []
     for recipe in recipes:
-        builds: dict[str, Build] = {name: functools.partial(train, recipe, name, devices) for name in names}
+        builds: dict[str, Build] = {
+            name: functools.partial(train, recipe, name, devices) for name in names
+        }
         for name in X_TRANSFORMERS:
-            builds[f"{name}, x-transformers"] = functools.partial(of_torch, "x_transformers_step", recipe, name)
+            builds[f"{name}, x-transformers"] = functools.partial(
+                of_torch, "x_transformers_step", recipe, name
+            )
         fields = {"section": "train", "recipe": recipe.label, "devices": devices}
         built.append(Case(fields, builds, names[0], cost=recipe.batch()["inputs"].size * 500))
     return built
@@ -137,12 +147,16 @@ def _jax_nn(implementation: Literal["cudnn"] | None, problem: Problem) -> Mappin
         raise LeftOut("cuDNN needs an NVIDIA GPU")
 
     def build(problem: Problem) -> tuple[Attention, PyTree]:
-        rope = encodings.create("rope", num_heads=problem.heads, head_dim=problem.head_dim, rngs=nnx.Rngs(0))
+        rope = encodings.create(
+            "rope", num_heads=problem.heads, head_dim=problem.head_dim, rngs=nnx.Rngs(0)
+        )
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
             q, k = rope.rotate(q, (), positions), rope.rotate_keys(k, (), positions)
-            return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+            return jax.nn.dot_product_attention(
+                q, k, v, is_causal=True, implementation=implementation
+            )
 
         return attention, {}
 
@@ -157,7 +171,9 @@ class Compiled:
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, plan: Plan):
         self._function, self._arguments = function, arguments
-        self._context = functools.partial(jax.set_mesh, plan.mesh) if plan.mesh else contextlib.nullcontext
+        self._context = (
+            functools.partial(jax.set_mesh, plan.mesh) if plan.mesh else contextlib.nullcontext
+        )
         with self._context():
             jax.eval_shape(function, *arguments)  # so that errors are raised now
 
@@ -181,7 +197,9 @@ def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
     arrays = [jnp.asarray(array, problem.dtype) for array in problem.arrays()]
     params, (q, k, v, cotangent) = plan.place(plan.params, arrays)
 
-    def forward_and_backward(params: Any, q: jax.Array, k: jax.Array, v: jax.Array, cotangent: jax.Array) -> Any:
+    def forward_and_backward(
+        params: Any, q: jax.Array, k: jax.Array, v: jax.Array, cotangent: jax.Array
+    ) -> Any:
         out, pull = jax.vjp(plan.attention, params, q, k, v)
         of_params, *of_inputs = pull(cotangent)
         return out, *of_inputs, *jax.tree.leaves(of_params)
@@ -205,15 +223,21 @@ def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
 
     def enter(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> Cache:
         positions_BL = cache.filled + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
-        return cache.enter(positions_BL).append(q, k, v, encoding=merge(params), x_BLD=layer_input(q))
+        return cache.enter(positions_BL).append(
+            q, k, v, encoding=merge(params), x_BLD=layer_input(q)
+        )
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def run(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Cache]:
+    def run(
+        params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array
+    ) -> tuple[jax.Array, Cache]:
         cache = enter(params, cache, q, k, v)
         out = attend_cached(q, cache, encoding=merge(params), embedded=True)
         return out, dataclasses.replace(cache, filled=cache.filled - 1)
 
-    empty = create_cache(merge(params), batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
+    empty = create_cache(
+        merge(params), batch=problem.batch, capacity=problem.length, dtype=problem.dtype
+    )
     cache = jax.jit(enter)(params, empty, q[:, :-1], k[:, :-1], v[:, :-1])
     token = q[:, -1:], k[:, -1:], v[:, -1:]
 
@@ -232,7 +256,9 @@ def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]
     """
     size = recipe.config.training.batch_size
     shares = 1 if size % devices else devices
-    config = dataclasses.replace(recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares)))
+    config = dataclasses.replace(
+        recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares))
+    )
     task = tasks.create(config.task.name, **config.task.options)
     program = from_config.create_program(config, task, devices=jax.devices()[:shares])
     state = program.init([0])
@@ -244,7 +270,9 @@ def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]
         return float(np.asarray(jax.block_until_ready(metrics["loss"])).item())
 
     if shares < devices:
-        return WithNote({STEP: step}, f"on 1 device, because {devices} devices cannot share a batch of {size}")
+        return WithNote(
+            {STEP: step}, f"on 1 device, because {devices} devices cannot share a batch of {size}"
+        )
     return {STEP: step}
 
 
@@ -258,7 +286,9 @@ def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, 
 
         return getattr(torch_contenders, function)(*arguments)
     except ModuleNotFoundError as error:
-        raise LeftOut(f"{error.name} is not installed: run pip install 'cope-jax[bench]'") from error
+        raise LeftOut(
+            f"{error.name} is not installed: run pip install 'cope-jax[bench]'"
+        ) from error
 
 
 CONTENDERS: dict[str, Contender] = {

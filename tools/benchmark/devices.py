@@ -34,7 +34,9 @@ def choose(asked: int) -> int:
     """
     available = jax.device_count()
     if asked > available:
-        raise ConfigError(f"--devices={asked}, but JAX has {available} devices: ask for fewer, or check XLA_FLAGS")
+        raise ConfigError(
+            f"--devices={asked}, but JAX has {available} devices: ask for fewer, or check XLA_FLAGS"
+        )
     return asked or available
 
 
@@ -62,7 +64,9 @@ class Plan:
 
 
 def _mesh(devices: int) -> Mesh:
-    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+    return jax.make_mesh(
+        (devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+    )
 
 
 def split_heads(build: Build, problem: Problem) -> Plan:
@@ -73,13 +77,19 @@ def split_heads(build: Build, problem: Problem) -> Plan:
     if devices == 1:
         return plan
     if heads % devices:
-        return dataclasses.replace(plan, note=f"on 1 device, because {devices} devices cannot share {heads} heads")
+        return dataclasses.replace(
+            plan, note=f"on 1 device, because {devices} devices cannot share {heads} heads"
+        )
     attention = _part(build, plan, problem)
     if attention is None:
-        return dataclasses.replace(plan, note="on 1 device, because the encoding treats its heads differently")
+        return dataclasses.replace(
+            plan, note="on 1 device, because the encoding treats its heads differently"
+        )
     plan = dataclasses.replace(plan, mesh=_mesh(devices))
     specs = (PartitionSpec(), *[plan.spec] * 3)
-    sharded = jax.shard_map(attention, mesh=plan.mesh, in_specs=specs, out_specs=plan.spec, check_vma=False)
+    sharded = jax.shard_map(
+        attention, mesh=plan.mesh, in_specs=specs, out_specs=plan.spec, check_vma=False
+    )
     return dataclasses.replace(plan, attention=sharded)
 
 
@@ -88,10 +98,14 @@ def _part(build: Build, plan: Plan, problem: Problem) -> Attention | None:
     change the result.
     """
     try:
-        attention, of_part = build(dataclasses.replace(problem, heads=problem.heads // problem.devices))
+        attention, of_part = build(
+            dataclasses.replace(problem, heads=problem.heads // problem.devices)
+        )
     except ConfigError:  # an option has an entry for every head
         return None
-    shapes, shapes_of_part = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (plan.params, of_part))
+    shapes, shapes_of_part = (
+        [leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (plan.params, of_part)
+    )
     if shapes != shapes_of_part:
         return None
     tiny = dataclasses.replace(problem, length=min(LENGTH, problem.length), batch=1)

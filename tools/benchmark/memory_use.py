@@ -40,7 +40,9 @@ def run(
                 if "reason" in measured:
                     results.left_out.append({**fields, "contender": name, **measured})
                 else:
-                    results.records.append({**fields, "contender": name, "what": BACKWARD, **measured})
+                    results.records.append(
+                        {**fields, "contender": name, "what": BACKWARD, **measured}
+                    )
                 progress.advance(problem.length)
             keep()
 
@@ -53,7 +55,11 @@ def measure(name: str, problem: Problem) -> dict[str, Any]:
     command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem))]
     done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
-        died = f"ended by signal {-done.returncode}" if done.returncode < 0 else (done.stderr.splitlines() or ["?"])[-1]
+        died = (
+            f"ended by signal {-done.returncode}"
+            if done.returncode < 0
+            else (done.stderr.splitlines() or ["?"])[-1]
+        )
         return {"reason": f"the process failed: {died}"}
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -79,7 +85,13 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
         return {"reason": "only Linux reports the peak of resident memory"}
 
     def peak() -> int:
-        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+        return 1024 * int(
+            next(
+                line.split()[1]
+                for line in status.read_text().splitlines()
+                if line.startswith("VmHWM")
+            )
+        )
 
     with contextlib.suppress(OSError):
         # Resets the peak to the current memory, because compilation must not count.

@@ -26,7 +26,9 @@ def cope_listing(problem: Problem) -> Mapping[str, Task]:
     """
     problem.check_square(OF_COPE)
     table_NK = _table(problem)
-    later_LL = torch.full((problem.length, problem.length), -torch.inf, dtype=getattr(torch, problem.dtype)).triu(1)
+    later_LL = torch.full(
+        (problem.length, problem.length), -torch.inf, dtype=getattr(torch, problem.dtype)
+    ).triu(1)
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         logits = q @ k.mT / problem.head_dim**0.5 + later_LL
@@ -66,7 +68,10 @@ def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
-    return _tasks(lambda q, k, v: F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True), problem)
+    return _tasks(
+        lambda q, k, v: F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True),
+        problem,
+    )
 
 
 def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
@@ -80,13 +85,21 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
 
     use_all_cores()
     config, block = recipe.config, recipe.config.model.block
-    plain = BlockConfig(model_dim=block.model_dim, num_heads=block.num_heads, head_dim=block.head_dim)
+    plain = BlockConfig(
+        model_dim=block.model_dim, num_heads=block.num_heads, head_dim=block.head_dim
+    )
     if block != plain or config.model.tie_embeddings or config.optimizer.name != "adamw":
-        raise LeftOut("this recipe cannot be compared: choose one with the default block, untied embeddings and AdamW")
+        raise LeftOut(
+            "this recipe cannot be compared: choose one with the default block, untied embeddings and AdamW"
+        )
     task = tasks.create(config.task.name, **config.task.options)
     options = {
         "cope": {"attn_use_cope": True, "attn_cope_max_pos": config.encodings["cope"]["npos_max"]},
-        "rope": {"rotary_pos_emb": True, "rotary_emb_dim": block.attention_shape(None).head_dim, "attn_flash": True},
+        "rope": {
+            "rotary_pos_emb": True,
+            "rotary_emb_dim": block.attention_shape(None).head_dim,
+            "attn_flash": True,
+        },
     }[encoding]
     torch.manual_seed(0)
     layers = Decoder(
@@ -98,7 +111,10 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
         **options,
     )
     model = TransformerWrapper(
-        num_tokens=task.vocab_size, max_seq_len=task.max_length, attn_layers=layers, use_abs_pos_emb=False
+        num_tokens=task.vocab_size,
+        max_seq_len=task.max_length,
+        attn_layers=layers,
+        use_abs_pos_emb=False,
     )
     rule = config.optimizer
     optimizer = torch.optim.AdamW(
@@ -139,7 +155,9 @@ def _table(problem: Problem) -> torch.Tensor:
     return table_NK.to(getattr(torch, problem.dtype)).requires_grad_()
 
 
-def _tasks(attention: Callable[..., torch.Tensor], problem: Problem, *params: torch.Tensor) -> Mapping[str, Task]:
+def _tasks(
+    attention: Callable[..., torch.Tensor], problem: Problem, *params: torch.Tensor
+) -> Mapping[str, Task]:
     """The tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K].
 
     Their results have our layout.

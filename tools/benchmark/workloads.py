@@ -41,10 +41,19 @@ class Problem:
     devices: int = 1  # number of JAX devices over which JAX contenders split the work
 
     def __post_init__(self):
-        check_at_least(1, "benchmark", length=self.length, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
+        check_at_least(
+            1,
+            "benchmark",
+            length=self.length,
+            batch=self.batch,
+            heads=self.heads,
+            head_dim=self.head_dim,
+        )
         check_at_least(2, "benchmark", npos_max=self.npos_max)
         if self.head_dim % 2:
-            raise ConfigError(f"benchmark.head_dim must be even, because RoPE rotates pairs, got {self.head_dim}")
+            raise ConfigError(
+                f"benchmark.head_dim must be even, because RoPE rotates pairs, got {self.head_dim}"
+            )
 
     def arrays(self) -> list[np.ndarray]:
         """q, k, v and the cotangent of the output, `[B, L, H, K]`, standard normal, float32.
@@ -69,7 +78,9 @@ class Problem:
         shape = AttentionShape(self.heads, self.head_dim, max_length=self.length)
         parts: Any = nnx.split(config.build(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
         graph, initial, rest = parts
-        params = jax.tree.map(lambda leaf: leaf + jnp.asarray(self.parameter(leaf.shape), leaf.dtype), initial)
+        params = jax.tree.map(
+            lambda leaf: leaf + jnp.asarray(self.parameter(leaf.shape), leaf.dtype), initial
+        )
         return lambda params: nnx.merge(graph, params, rest), params
 
     def check_square(self, matrices: int) -> None:
@@ -79,7 +90,9 @@ class Problem:
         needed, free = 4.0 * matrices * self.batch * self.heads * self.length**2, free_memory()
         if needed > free / 2:
             sizes = f"about {needed / 2**30:.1f} GiB, over half of the {free / 2**30:.1f} GiB of free memory"
-            raise LeftOut(f"matrices of all pairs of tokens would take {sizes}: choose shorter lengths")
+            raise LeftOut(
+                f"matrices of all pairs of tokens would take {sizes}: choose shorter lengths"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +113,9 @@ class Recipe:
         config = config_files.config(name)
         if at:
             if not batch.isdecimal() or int(batch) < 1:
-                raise ConfigError(f"--recipes={text}: write NAME@BATCH with a batch size of at least 1")
+                raise ConfigError(
+                    f"--recipes={text}: write NAME@BATCH with a batch size of at least 1"
+                )
             training = dataclasses.replace(config.training, batch_size=int(batch), examples=None)
             config = dataclasses.replace(config, training=training)
         return cls(name, config)
@@ -115,7 +130,9 @@ class Recipe:
         return task.sample(np.random.default_rng(0), self.config.training.batch_size, "train")
 
 
-def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *sizes: Any) -> list[Problem]:
+def read_problems(
+    flag: str, lengths: Sequence[str], npos_max: Sequence[str], *sizes: Any
+) -> list[Problem]:
     """Reads the problems of a flag: each length with each size of CoPE's table. A size of T means
     the length.
 
@@ -124,7 +141,9 @@ def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *s
     """
     problems = []
     for length in read_numbers(flag, lengths or [""]):
-        sizes_of_table = read_numbers("npos_max", [str(length) if n == "T" else n for n in npos_max])
+        sizes_of_table = read_numbers(
+            "npos_max", [str(length) if n == "T" else n for n in npos_max]
+        )
         problems += [Problem(length, n, *sizes) for n in dict.fromkeys(sizes_of_table)]
     return problems
 

@@ -24,10 +24,15 @@ from tools.compile_check.figures import compile_step, notes, rows
 
 _CONFIG = config_flags.DEFINE_config("config", purpose="Config of the training step (required). ")
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, f"Accelerator and topology to compile for, such as {chips.known()} (required).", required=True
+    "topology",
+    None,
+    f"Accelerator and topology to compile for, such as {chips.known()} (required).",
+    required=True,
 )
 _JSON = flags.DEFINE_string(
-    "json", None, "JSON file to write the numbers to; without this flag, the numbers are only printed."
+    "json",
+    None,
+    "JSON file to write the numbers to; without this flag, the numbers are only printed.",
 )
 flags.mark_flag_as_required("config")
 

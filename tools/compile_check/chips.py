@@ -46,7 +46,16 @@ class Chip:
 CHIPS = {
     # Two cores appear as one device, as on Cloud TPU. Without this option libtpu would show two
     # devices.
-    "v4": Chip("tpu", 32 * GIB, 1200 * GB, 100 * GB, _CUBES, 1.05e9, cores=2, options={"chip_config_name": "megacore"}),
+    "v4": Chip(
+        "tpu",
+        32 * GIB,
+        1200 * GB,
+        100 * GB,
+        _CUBES,
+        1.05e9,
+        cores=2,
+        options={"chip_config_name": "megacore"},
+    ),
     "v5e": Chip("tpu", 16 * GIB, 800 * GB, 100 * GB, _FLAT, 1.5e9),
     "v5p": Chip("tpu", 95 * GIB, 2765 * GB, 200 * GB, _CUBES, 1.75e9, cores=2),
     "v6e": Chip("tpu", 32 * GIB, 1600 * GB, 200 * GB, _FLAT, 1.75e9),
@@ -137,15 +146,23 @@ def describe(name: str) -> Topology:
     options: dict[str, Any] = {"topology_name": name, **chip.options}
     if chip.platform == "tpu":
         if importlib.util.find_spec("libtpu") is None:
-            raise ConfigError("compiling for TPUs needs libtpu: run pip install 'cope-jax[tpu-compile]'")
+            raise ConfigError(
+                "compiling for TPUs needs libtpu: run pip install 'cope-jax[tpu-compile]'"
+            )
         os.environ.update(_TPU_ENVIRONMENT)
     else:
         plugin = f"pip install 'jax-cuda13-plugin[with-cuda]=={jax.__version__}'"
-        if not all(importlib.util.find_spec(module) for module in ("jax_plugins", "jax_plugins.xla_cuda13")):
+        if not all(
+            importlib.util.find_spec(module) for module in ("jax_plugins", "jax_plugins.xla_cuda13")
+        ):
             raise ConfigError(f"compiling for GPUs needs CUDA's compiler: run {plugin}")
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         kind = name.partition(":")[0]
-        options = {"topology_name": kind, "topology": f"1x1x{shape}", "target_config": target_config(chip)}
+        options = {
+            "topology_name": kind,
+            "topology": f"1x1x{shape}",
+            "target_config": target_config(chip),
+        }
     try:
         devices = topologies.get_topology_desc(platform=chip.platform, **options).devices
     except jax.errors.JaxRuntimeError as error:

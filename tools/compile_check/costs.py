@@ -15,7 +15,16 @@ from tools.compile_check.trip_counts import Visit
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Opcodes that move or compute numbers; the compiler may give no estimate for them.
-_UNESTIMATED = ("fusion", "gather", "scatter", "sort", "custom-call", "convolution", "dot", "reduce")
+_UNESTIMATED = (
+    "fusion",
+    "gather",
+    "scatter",
+    "sort",
+    "custom-call",
+    "convolution",
+    "dot",
+    "reduce",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +48,9 @@ class Collective:
         """
         if self.kind == "collective-permute":
             return self.payload
-        return (2 if self.kind == "all-reduce" else 1) * (self.group - 1) / self.group * self.payload
+        return (
+            (2 if self.kind == "all-reduce" else 1) * (self.group - 1) / self.group * self.payload
+        )
 
 
 def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
@@ -52,11 +63,15 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
         kind = visit.instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
-        scatters = visit.fused and kind == "all-reduce" and _is_cut(visit.instruction, visit.computation)
+        scatters = (
+            visit.fused and kind == "all-reduce" and _is_cut(visit.instruction, visit.computation)
+        )
         group = _group(visit.instruction, devices)
         payload = sum(shape.bytes for shape in visit.computation.inputs(visit.instruction))
         payload *= group if kind == "all-gather" else 1
-        message = Collective("reduce-scatter" if scatters else kind, group, visit.times, visit.times * payload)
+        message = Collective(
+            "reduce-scatter" if scatters else kind, group, visit.times, visit.times * payload
+        )
         channel = visit.instruction.attribute(r"channel_id=(\d+)")
         if not visit.fused or scatters or channel is None:
             messages.append(message)
@@ -66,7 +81,12 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
             parts[kind, channel] = message
     messages += parts.values()
     return [
-        Collective(kind, group, sum(m.count for m in group_messages), sum(m.payload for m in group_messages))
+        Collective(
+            kind,
+            group,
+            sum(m.count for m in group_messages),
+            sum(m.payload for m in group_messages),
+        )
         for kind, group in sorted({(m.kind, m.group) for m in messages})
         if (group_messages := [m for m in messages if (m.kind, m.group) == (kind, group)])
     ]
@@ -74,9 +94,12 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
 
 def _is_cut(instruction: Instruction, computation: Computation) -> bool:
     """True if each device keeps only its slice of a result: a reduce-scatter in a fusion on TPUs."""
-    users = [user for user in computation.instructions.values() if instruction.name in user.operands]
+    users = [
+        user for user in computation.instructions.values() if instruction.name in user.operands
+    ]
     return bool(users) and all(
-        user.opcode == "dynamic-slice" or (user.opcode == "get-tuple-element" and _is_cut(user, computation))
+        user.opcode == "dynamic-slice"
+        or (user.opcode == "get-tuple-element" and _is_cut(user, computation))
         for user in users
     )
 
@@ -125,6 +148,10 @@ def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:
             total += visit.times * int(stated)
         elif instruction.opcode in _UNESTIMATED:
             fusion = instruction.opcode == "fusion"
-            name = re.sub(r"[.\d]+$|(\.clone)+", "", instruction.name) if fusion else instruction.opcode
+            name = (
+                re.sub(r"[.\d]+$|(\.clone)+", "", instruction.name)
+                if fusion
+                else instruction.opcode
+            )
             without[name] += visit.times
     return total, dict(without)

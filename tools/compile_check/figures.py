@@ -59,7 +59,10 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return figures | {"excess": excess(str(error)), "compile_seconds": time.perf_counter() - began}
+        return figures | {
+            "excess": excess(str(error)),
+            "compile_seconds": time.perf_counter() - began,
+        }
     figures["compile_seconds"] = time.perf_counter() - began
     memory = memory_of(compiled)
     turns = count_turns(model, length)
@@ -68,8 +71,13 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     # In a ring a kernel sees chunks, whose cycles are not known.
     if heads and model.layout.length is None:
         cycles = kernel_cycles.of_model(model, length, topology.name)
-        work["kernel_cycles"] = sum(count * cycles[name] for name, count in heads.items()) / chip.cores
-    return predict(figures | {"fits": memory["peak"] <= chip.hbm_bytes, "bytes": memory, "turns": turns, **work})
+        work["kernel_cycles"] = (
+            sum(count * cycles[name] for name, count in heads.items()) / chip.cores
+        )
+    return predict(
+        figures
+        | {"fits": memory["peak"] <= chip.hbm_bytes, "bytes": memory, "turns": turns, **work}
+    )
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -92,7 +100,13 @@ def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
     cycles, without = costs.estimated_cycles(visits)
     return {
         "collectives": [
-            {"kind": c.kind, "group": c.group, "count": c.count, "payload_bytes": c.payload, "sent_bytes": c.sent}
+            {
+                "kind": c.kind,
+                "group": c.group,
+                "count": c.count,
+                "payload_bytes": c.payload,
+                "sent_bytes": c.sent,
+            }
             for c in costs.collectives(visits, devices)
         ],
         "estimated_cycles": cycles,
@@ -122,50 +136,77 @@ def predict(figures: Figures) -> Figures:
     steps = [max(compute, messages), compute + messages]
     return figures | {
         "step_seconds": steps,
-        "tokens_per_second": [figures["batch_size"] * figures["length"] / seconds for seconds in steps],
+        "tokens_per_second": [
+            figures["batch_size"] * figures["length"] / seconds for seconds in steps
+        ],
         "mfu": [at_peak and at_peak / seconds for seconds in steps],
     }
 
 
 def excess(message: str) -> str:
     """The sentence with the numbers in a compiler's error, such as "Ran out of memory on HBM, …"."""
-    sentence = re.search(r"((?:Ran )?out of memory[^\n]*?|Used [^\n]*?)(?:\.(?:\s|$)|\n|$)", message, re.IGNORECASE)
+    sentence = re.search(
+        r"((?:Ran )?out of memory[^\n]*?|Used [^\n]*?)(?:\.(?:\s|$)|\n|$)", message, re.IGNORECASE
+    )
     return sentence[1] if sentence else " ".join(message.split())[:300]
 
 
 def rows(figures: Figures) -> list[tuple[str, str]]:
     """The figures as rows of a table, (name, value)."""
-    mesh = " × ".join(f"{axis}={count}" for axis, count in figures["mesh"].items() if count > 1) or "one device"
+    mesh = (
+        " × ".join(f"{axis}={count}" for axis, count in figures["mesh"].items() if count > 1)
+        or "one device"
+    )
     table_rows = [
-        ("topology", f"{figures['topology']}, {figures['chips']} chips, {figures['devices']} devices"),
+        (
+            "topology",
+            f"{figures['topology']}, {figures['chips']} chips, {figures['devices']} devices",
+        ),
         ("mesh", mesh),
         ("batch", f"{figures['batch_size']:,} × {figures['length']:,} tokens"),
         ("parameters", f"{figures['parameters']:,}"),
-        ("model FLOPs of a step, by formula", re.sub(r"e\+0?", "e", f"{figures['model_flops']:.2e}")),
+        (
+            "model FLOPs of a step, by formula",
+            re.sub(r"e\+0?", "e", f"{figures['model_flops']:.2e}"),
+        ),
     ]
     if memory := figures.get("bytes"):
         hbm = figures["hbm_bytes"]
         table_rows += [
             ("arguments of a device", size(memory["arguments"])),
-            ("outputs, and how much reuses arguments", f"{size(memory['outputs'])}, {size(memory['aliased'])}"),
+            (
+                "outputs, and how much reuses arguments",
+                f"{size(memory['outputs'])}, {size(memory['aliased'])}",
+            ),
             ("temporaries", size(memory["temporaries"])),
             ("program", size(memory["program"])),
-            ("peak, and share of the memory", f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}"),
+            (
+                "peak, and share of the memory",
+                f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}",
+            ),
         ]
         for c in figures["collectives"]:
             sent = f"{c['count']:,.0f} times, {size(c['sent_bytes'])} sent"
             table_rows.append((f"{c['kind']} among {c['group']}", sent))
     else:
-        table_rows += [("memory of a device", size(figures["hbm_bytes"])), ("the compiler", figures["excess"])]
+        table_rows += [
+            ("memory of a device", size(figures["hbm_bytes"])),
+            ("the compiler", figures["excess"]),
+        ]
     if "step_seconds" in figures:
         table_rows += [
             ("compute", seconds(figures["compute_seconds"])),
             ("messages", seconds(figures["collective_seconds"])),
             ("step, messages hidden or not", between(*map(seconds, figures["step_seconds"]))),
-            ("tokens/s", between(*(f"{count:,.0f}" for count in reversed(figures["tokens_per_second"])))),
+            (
+                "tokens/s",
+                between(*(f"{count:,.0f}" for count in reversed(figures["tokens_per_second"]))),
+            ),
         ]
         if figures["peak_flops"]:
-            table_rows.append(("MFU", between(*(f"{share:.1%}" for share in reversed(figures["mfu"])))))
+            table_rows.append(
+                ("MFU", between(*(f"{share:.1%}" for share in reversed(figures["mfu"]))))
+            )
     return [*table_rows, ("compiled in", seconds(figures["compile_seconds"]))]
 
 
@@ -188,12 +229,22 @@ def notes(figures: Figures) -> list[str]:
         )
     if figures["turns"] and not figures["kernel_cycles"]:
         counted = ", ".join(f"{name} {turns:.2f}" for name, turns in figures["turns"].items())
-        sentences.append(f"Attention loops that depend on data, mean iterations in an untrained model: {counted}.")
+        sentences.append(
+            f"Attention loops that depend on data, mean iterations in an untrained model: {counted}."
+        )
     if figures["unknown_loops"]:
-        sentences.append(f"Loops of unknown length: {figures['unknown_loops']}. Each counts as one iteration.")
+        sentences.append(
+            f"Loops of unknown length: {figures['unknown_loops']}. Each counts as one iteration."
+        )
     without = figures["without_estimate"].items() if figures["clock"] else ()
-    if slow := [f"{name} ({times:,.0f} times)" for name, times in without if "gather" in name or "scatter" in name]:
-        sentences.append(f"Not in the estimate, because the compiler states no cycles: {', '.join(slow)}.")
+    if slow := [
+        f"{name} ({times:,.0f} times)"
+        for name, times in without
+        if "gather" in name or "scatter" in name
+    ]:
+        sentences.append(
+            f"Not in the estimate, because the compiler states no cycles: {', '.join(slow)}."
+        )
     return [*sentences, "A prediction for comparing settings, not a measurement."]
 
 

@@ -28,7 +28,10 @@ class Shape:
     def all(cls, text: str) -> tuple["Shape", ...]:
         """All shapes in the text of a type: one shape, or the shapes of a tuple as a flat sequence."""
         return tuple(
-            cls(match["type"], tuple(int(size.strip(" <=")) for size in match["sizes"].split(",") if size.strip()))
+            cls(
+                match["type"],
+                tuple(int(size.strip(" <=")) for size in match["sizes"].split(",") if size.strip()),
+            )
             for match in _ARRAY.finditer(text)
         )
 
@@ -67,7 +70,11 @@ class Instruction:
     @functools.cached_property
     def operands(self) -> list[str]:
         """Names of the instructions whose results this instruction uses."""
-        return [] if self.opcode in ("constant", "parameter") else re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
+        return (
+            []
+            if self.opcode in ("constant", "parameter")
+            else re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
+        )
 
     def attribute(self, pattern: str) -> str | None:
         """The first group of a regular expression in the attributes; None if the expression does
@@ -80,8 +87,12 @@ class Instruction:
         """Names of the computations that this instruction runs, without computations that only add
         or compare.
         """
-        singles = re.findall(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)", self.attributes)
-        lists = re.findall(r"(?:branch_computations|called_computations|calls)=\{([^}]*)\}", self.attributes)
+        singles = re.findall(
+            r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)", self.attributes
+        )
+        lists = re.findall(
+            r"(?:branch_computations|called_computations|calls)=\{([^}]*)\}", self.attributes
+        )
         if self.opcode == "call":
             singles += re.findall(r"to_apply=%?([\w.\-]+)", self.attributes)
         return [*singles, *(name for names in lists for name in re.findall(r"[\w.\-]+", names))]
@@ -126,7 +137,9 @@ class Module:
                 current = computations[header["name"]] = Computation()
                 entry = header["name"] if header["entry"] else entry
             elif match := _INSTRUCTION.match(line):
-                current.instructions[match["name"]] = Instruction.parse(match["name"], match["rest"])
+                current.instructions[match["name"]] = Instruction.parse(
+                    match["name"], match["rest"]
+                )
                 current.root = match["name"] if match["root"] else current.root
             elif line.startswith("}"):
                 current = Computation()  # the text that follows is not part of a computation
@@ -140,4 +153,6 @@ def _split(text: str) -> tuple[str, str]:
         depth += (letter == "(") - (letter == ")")
         if depth == 0:
             return text[: index + 1], text[index + 1 :]
-    raise ValueError(f"the text of the program has an unclosed parenthesis: give the complete text, not {text[:200]!r}")
+    raise ValueError(
+        f"the text of the program has an unclosed parenthesis: give the complete text, not {text[:200]!r}"
+    )

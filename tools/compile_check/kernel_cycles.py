@@ -47,7 +47,9 @@ class Problem:
         shape = AttentionShape(self.heads, self.head_dim, self.kv_heads, width, self.length)
         return EncodingConfig.parse(self.encoding).build(shape, rngs=nnx.Rngs(0))
 
-    def step(self, attention: Callable[..., Any], sharding: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def step(
+        self, attention: Callable[..., Any], sharding: Any = None
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A function that computes `attention(encoding, x, q, k, v)` with its gradients; and its
         arguments.
         """
@@ -114,7 +116,9 @@ def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
     carry = carry_of(encoding)
     with jax.set_mesh(mesh):
         jax.jit(step).lower(*arguments).compile()
-        sizes = tpu_attention.sizes_of(encoding, carry, problem.length, problem.length, problem.blocks)
+        sizes = tpu_attention.sizes_of(
+            encoding, carry, problem.length, problem.length, problem.blocks
+        )
     # Each head's loops end by themselves.
     one_head = dataclasses.replace(problem, heads=1, kv_heads=1).build()
     turns = loop_turns(one_head, problem.length, sizes)

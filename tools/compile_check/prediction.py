@@ -25,7 +25,18 @@ from cope_jax.evaluation.report.table import Table
 from cope_jax.storage.files import read_object
 from tools.compile_check.figures import Figures, between, seconds, size
 
-HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s per device", "MFU", "efficiency")
+HEADINGS = (
+    "chip",
+    "devices",
+    "",
+    "memory",
+    "compute",
+    "sent",
+    "messages",
+    "tokens/s per device",
+    "MFU",
+    "efficiency",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +66,17 @@ class Point:
         messages = sent / figures["ring_bandwidth"]
         steps = compute + messages, max(compute, messages)
         efficiency = least / steps[0], least / steps[1]
-        return cls(devices, devices == compiled, memory, compute, sent, messages, steps, efficiency, figures)
+        return cls(
+            devices,
+            devices == compiled,
+            memory,
+            compute,
+            sent,
+            messages,
+            steps,
+            efficiency,
+            figures,
+        )
 
     def cells(self) -> list[str]:
         """The row of the table. Numbers from the formula are rounded to two digits."""
@@ -66,7 +87,8 @@ class Point:
             chip_of(figures),
             str(self.devices),
             "compiled" if self.compiled else "formula",
-            shown(size(self.memory)) + (": does not fit" if self.memory > figures["hbm_bytes"] else ""),
+            shown(size(self.memory))
+            + (": does not fit" if self.memory > figures["hbm_bytes"] else ""),
             shown(seconds(self.compute)),
             shown(size(self.sent)),
             shown(seconds(self.messages)),
@@ -96,9 +118,13 @@ def read(folder: Path) -> dict[str, list[Figures]]:
                 Point.of(figures, figures["devices"], 1.0).cells()
                 figures_of.setdefault(chip_of(figures), []).append(figures)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path} was not written by tools.compile_check --json: remove it") from error
+            raise ConfigError(
+                f"{path} was not written by tools.compile_check --json: remove it"
+            ) from error
     if not figures_of:
-        raise ConfigError(f"{folder} has no step on several devices: write one with tools.compile_check --json")
+        raise ConfigError(
+            f"{folder} has no step on several devices: write one with tools.compile_check --json"
+        )
     return dict(sorted(figures_of.items()))
 
 
@@ -109,7 +135,10 @@ def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
     least = min(figures["compute_seconds"] for figures in compiled)
     points = []
     for count in sorted({*counts, *(figures["devices"] for figures in compiled)}):
-        nearest = min(compiled, key=lambda figures: (abs(math.log(figures["devices"] / count)), figures["devices"]))
+        nearest = min(
+            compiled,
+            key=lambda figures: (abs(math.log(figures["devices"] / count)), figures["devices"]),
+        )
         points.append(Point.of(nearest, count, least))
     return points
 
@@ -118,7 +147,9 @@ def markdown(points: dict[str, list[Point]]) -> str:
     """The table of all points in Markdown."""
     return (
         Table(
-            "", HEADINGS, [point.cells() for points_of_chip in points.values() for point in points_of_chip]
+            "",
+            HEADINGS,
+            [point.cells() for points_of_chip in points.values() for point in points_of_chip],
         ).markdown()
         + "\n"
     )
@@ -147,14 +178,19 @@ def plot(points: dict[str, list[Point]]) -> Figure:
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, (chip, points_of_chip) in enumerate(points.items()):
-        style = line(number) | {"markevery": [index for index, point in enumerate(points_of_chip) if point.compiled]}
+        style = line(number) | {
+            "markevery": [index for index, point in enumerate(points_of_chip) if point.compiled]
+        }
         low, high = (
-            [100 * share for share in shares] for shares in zip(*(p.efficiency for p in points_of_chip), strict=True)
+            [100 * share for share in shares]
+            for shares in zip(*(p.efficiency for p in points_of_chip), strict=True)
         )
         devices = [point.devices for point in points_of_chip]
         axes.plot(devices, low, label=f"{chip}, no message hidden", **style)
         axes.plot(devices, high, label=f"{chip}, messages hidden", linestyle="--", **style)
-    counts = sorted({point.devices for points_of_chip in points.values() for point in points_of_chip})
+    counts = sorted(
+        {point.devices for points_of_chip in points.values() for point in points_of_chip}
+    )
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_ylim(0, 105)

@@ -53,16 +53,24 @@ def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit
     If `turns` returns None, the loop counts as one iteration.
     """
 
-    def within(computation: Computation, times: float, fused: bool, around: Visit | None) -> Iterator[Visit]:
+    def within(
+        computation: Computation, times: float, fused: bool, around: Visit | None
+    ) -> Iterator[Visit]:
         for instruction in computation.instructions.values():
             visit = Visit(instruction, computation, times, fused, around)
             if instruction.opcode != "while":
                 yield visit
                 for name in instruction.calls():
-                    yield from within(module[name], times, fused or instruction.opcode == "fusion", around)
+                    yield from within(
+                        module[name], times, fused or instruction.opcode == "fusion", around
+                    )
                 continue
             count = trip_count(module, visit)
-            count_given = turns(instruction.attribute(r'op_name="([^"]*)"') or "") if count is None else float(count)
+            count_given = (
+                turns(instruction.attribute(r'op_name="([^"]*)"') or "")
+                if count is None
+                else float(count)
+            )
             yield dataclasses.replace(visit, unknown=count_given is None)
             of_parts = times if count_given is None else times * count_given
             for role in ("body", "condition"):
@@ -76,7 +84,12 @@ def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
     "…/body/diagonal/while".
     """
     return lambda name: next(
-        (turns for loop, turns in counted.items() if re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)), None
+        (
+            turns
+            for loop, turns in counted.items()
+            if re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)
+        ),
+        None,
     )
 
 
@@ -157,7 +170,9 @@ def _count_turns(encoding: Encoding, length: int, blocks: Sequence[int] | None) 
     # Iterations are counted inside the loops, because only the encoding and attention decide where
     # a loop ends.
     with mock.patch.object(jax.lax, "while_loop", counted):
-        lowered = jax.jit(lambda: attend(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, **options)).lower()
+        lowered = jax.jit(
+            lambda: attend(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, **options)
+        ).lower()
     if next(numbers) != len(LOOPS):
         return {}
     jax.block_until_ready(lowered.compile()())
@@ -204,7 +219,10 @@ def _entry(computation: Computation, instruction: Instruction) -> int | None:
     """The index of the entry of the loop's state that `instruction` reads; None if it does not read
     such an entry.
     """
-    if instruction.opcode != "get-tuple-element" or computation[instruction.operands[0]].opcode != "parameter":
+    if (
+        instruction.opcode != "get-tuple-element"
+        or computation[instruction.operands[0]].opcode != "parameter"
+    ):
         return None
     return int(instruction.attribute(r"index=(\d+)") or 0)
 
@@ -232,10 +250,14 @@ def _initial(module: Module, loop: Visit, index: int) -> int | None:
     state = _source(loop.computation, loop.instruction.operands[0])
     if state.opcode != "tuple":
         return None
-    return _constant(module, loop.computation, _source(loop.computation, state.operands[index]), loop.around)
+    return _constant(
+        module, loop.computation, _source(loop.computation, state.operands[index]), loop.around
+    )
 
 
-def _constant(module: Module, computation: Computation, value: Instruction, loop: Visit | None) -> int | None:
+def _constant(
+    module: Module, computation: Computation, value: Instruction, loop: Visit | None
+) -> int | None:
     """The number that a value always has; None if it varies.
 
     The value may be a constant entry of a loop's state.
@@ -243,7 +265,11 @@ def _constant(module: Module, computation: Computation, value: Instruction, loop
     if value.opcode == "constant":
         return _number(value)
     index = _entry(computation, value)
-    if index is None or loop is None or _step(module[_called(loop.instruction, "body")], index) != 0:
+    if (
+        index is None
+        or loop is None
+        or _step(module[_called(loop.instruction, "body")], index) != 0
+    ):
         return None
     return _initial(module, loop, index)
 

@@ -40,8 +40,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="Random seed of the cases.")
     parser.add_argument("--kinds", default="all", help=f"Any of {', '.join(cases.KINDS)}.")
     parser.add_argument("--only", type=int, help="The number of the only case to run.")
-    parser.add_argument("--limit", type=float, default=20, help="Seconds until a command must end or show progress.")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Number of cases at a time.")
+    parser.add_argument(
+        "--limit", type=float, default=20, help="Seconds until a command must end or show progress."
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="Number of cases at a time."
+    )
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
@@ -58,7 +62,9 @@ def main() -> int:
             bar.update()
             ends[f"{case.kind}: {'stopped' if done is None else f'status {done.status}'}"] += 1
             if problem:
-                findings.append(f"case {number} ({case.kind}, {case.text!r}): {problem}\n  {_line(case)}")
+                findings.append(
+                    f"case {number} ({case.kind}, {case.text!r}): {problem}\n  {_line(case)}"
+                )
                 bar.write(findings[-1])
     for end, count in sorted(ends.items()):
         print(f"{end}: {count}")
@@ -106,8 +112,12 @@ def prepare(material: Material) -> None:
     material.folder.mkdir()
     material.config.write_text(CONFIG)
     right = material.base(material.run)
-    shards = [word.replace(str(material.run), str(material.shards)) for word in right["export of shards"]]
-    text = [word.replace(str(material.run), str(material.text)) for word in right["train of shards"]]
+    shards = [
+        word.replace(str(material.run), str(material.shards)) for word in right["export of shards"]
+    ]
+    text = [
+        word.replace(str(material.run), str(material.text)) for word in right["train of shards"]
+    ]
     for name, flags in (
         ("train", right["train"]),
         ("export", shards),
@@ -131,7 +141,10 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
     except TimeoutError as slow:
         if " tok/s" not in str(slow) and " steps" not in str(slow):
             command.send(signal.SIGKILL)
-            return None, f"it hangs: no end after {time.monotonic() - began:.0f} s: {str(slow)[-200:]!r}"
+            return (
+                None,
+                f"it hangs: no end after {time.monotonic() - began:.0f} s: {str(slow)[-200:]!r}",
+            )
         command.send(signal.SIGTERM)
         try:
             done = command.wait(2 * limit)
@@ -158,12 +171,18 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
 def _name(command: str) -> str:
     """The name of a command or tool, of what a case calls it."""
     name = command.partition(" ")[0]
-    return f"tools.{name}" if (ROOT / "tools" / f"{name}.py").exists() or (ROOT / "tools" / name).exists() else name
+    return (
+        f"tools.{name}"
+        if (ROOT / "tools" / f"{name}.py").exists() or (ROOT / "tools" / name).exists()
+        else name
+    )
 
 
 def _line(case: Case) -> str:
     words = shlex.join(["cope-jax", _name(case.command), *case.flags])[:1500]
-    return words.encode(errors="backslashreplace").decode() + (f"  # {case.around}" if case.kind == "around" else "")
+    return words.encode(errors="backslashreplace").decode() + (
+        f"  # {case.around}" if case.kind == "around" else ""
+    )
 
 
 if __name__ == "__main__":

@@ -16,9 +16,51 @@ from tests.commands.commands import Surroundings
 from tools.fuzz.odd import ODD, THINGS, VARIABLES
 from tools.fuzz.servers import ANSWERS
 
-JUNK = ("", " ", "x", "0", "-1", "1", "3", "2.5", "nan", "inf", "-inf", "1e400", "1e30", "2147483648", "9" * 30, "None")
-JUNK += ("True", "[]", "()", "(1,", "{'a': 1}", "'", "a,b", "a=b", "../..", "/dev/null", "ü☃", "\x01\x1b[31m", "a\nb")
-JUNK += ("%s%n", "x" * 3000, "-" * 9, "cope", "quick", "rope+", "gs://", "gs://bucket-503/x", "http://x/y", "~/x")
+JUNK = (
+    "",
+    " ",
+    "x",
+    "0",
+    "-1",
+    "1",
+    "3",
+    "2.5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "1e30",
+    "2147483648",
+    "9" * 30,
+    "None",
+)
+JUNK += (
+    "True",
+    "[]",
+    "()",
+    "(1,",
+    "{'a': 1}",
+    "'",
+    "a,b",
+    "a=b",
+    "../..",
+    "/dev/null",
+    "ü☃",
+    "\x01\x1b[31m",
+    "a\nb",
+)
+JUNK += (
+    "%s%n",
+    "x" * 3000,
+    "-" * 9,
+    "cope",
+    "quick",
+    "rope+",
+    "gs://",
+    "gs://bucket-503/x",
+    "http://x/y",
+    "~/x",
+)
 ENCODINGS = (
     "cope(npos_max={})",
     "cope(gate={})",
@@ -33,7 +75,23 @@ NEVER = ("nan", "inf", "-inf", "1e400", "2147483648", "9" * 30)
 
 """
 
-VALUES: tuple[Any, ...] = (None, True, 0, -1, 2.5, 1e300, 10**30, "", "x", [], {}, [[]], [None], {"x": 1}, "x" * 5000)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    2.5,
+    1e300,
+    10**30,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    [None],
+    {"x": 1},
+    "x" * 5000,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +127,11 @@ class Material:
         """Right flags of each command, which write to `out`."""
         config = [f"--config={self.config}", "--config.training.steps=4"]
         workdir = f"--workdir={out}"
-        shards = ["--config=lm:125m", f"--config.task.options.folders=('{self.shards}',)", *SMALL_TEXT]
+        shards = [
+            "--config=lm:125m",
+            f"--config.task.options.folders=('{self.shards}',)",
+            *SMALL_TEXT,
+        ]
         text = f"--model={self.text}"
         return {
             "train": [*config, workdir],
@@ -77,21 +139,47 @@ class Material:
             "compare": [*config, "--encodings=rope", "--seeds=1", "--jobs=1", workdir],
             "evaluate": [f"--model={self.run}", "--examples=4"],
             "inspect": [f"--model={self.run}", "--split=dense", "--example=1", f"--out={out}"],
-            "generate": [text, "--prompt=The", "--max_new_tokens=3", "--temperature=0.5", "--top_k=3", "--top_p=0.9"],
+            "generate": [
+                text,
+                "--prompt=The",
+                "--max_new_tokens=3",
+                "--temperature=0.5",
+                "--top_k=3",
+                "--top_p=0.9",
+            ],
             "perplexity": [text, "--length=8", "--stride=4", "--split=test"],
             "convert": [text, "--format=cope_jax", f"--out={out}"],
-            "export": ["--task=counting", "--options=max_operations=8", "--sizes=train=4", f"--out={out}"],
+            "export": [
+                "--task=counting",
+                "--options=max_operations=8",
+                "--sizes=train=4",
+                f"--out={out}",
+            ],
             "export of shards": [
-                *("--corpus=tinyshakespeare", "--tokenizer=bytes", "--length=16", "--packing=stream"),
+                *(
+                    "--corpus=tinyshakespeare",
+                    "--tokenizer=bytes",
+                    "--length=16",
+                    "--packing=stream",
+                ),
                 *("--shard=0/1", "--shard_tokens=9999", "--workers=1", f"--out={out}"),
             ],
             "sweep": ["--grid=abilities", "--dry_run", workdir],
-            "download": ["--corpora=tinyshakespeare", f"--mirror={self.mirror}/whole", f"--out={out}"],
+            "download": [
+                "--corpora=tinyshakespeare",
+                f"--mirror={self.mirror}/whole",
+                f"--out={out}",
+            ],
             "list": ["--only=tasks"],
             "generate to a file": [text, "--prompt=The", "--max_new_tokens=3", f"--out={out}"],
             "floors": [text],
             "language_models": [f"--models={self.text}", workdir],
-            "neighbours": [f"--models={self.text}", "--word=play", "--sentences=They play|A play", workdir],
+            "neighbours": [
+                f"--models={self.text}",
+                "--word=play",
+                "--sentences=They play|A play",
+                workdir,
+            ],
             "probe": [f"--models={self.run}", workdir],
             "classify": ["--systems=majority", "--repeats=1", workdir],
             "scaling": [f"--figures={self.folder}"],
@@ -99,11 +187,27 @@ class Material:
 
 
 SMALL_TEXT = (
-    *("--config.task.options.length=16", "--config.model.num_layers=1", "--config.model.block.model_dim=8"),
-    *("--config.model.block.num_heads=2", "--config.training.steps=2", "--config.training.batch_size=4"),
+    *(
+        "--config.task.options.length=16",
+        "--config.model.num_layers=1",
+        "--config.model.block.model_dim=8",
+    ),
+    *(
+        "--config.model.block.num_heads=2",
+        "--config.training.steps=2",
+        "--config.training.batch_size=4",
+    ),
     *("--config.training.steps_per_dispatch=2", "--config.training.evaluate_every=2"),
-    *("--config.training.checkpoint_every=2", "--config.optimizer.warmup_steps=1", "--config.evaluation.examples=4"),
-    *("--config.evaluation.curve_examples=4", "--config.evaluation.batch_size=4", "--config.job.mesh.data=1"),
+    *(
+        "--config.training.checkpoint_every=2",
+        "--config.optimizer.warmup_steps=1",
+        "--config.evaluation.examples=4",
+    ),
+    *(
+        "--config.evaluation.curve_examples=4",
+        "--config.evaluation.batch_size=4",
+        "--config.job.mesh.data=1",
+    ),
 )
 
 
@@ -121,7 +225,9 @@ def _flags(rng: random.Random, material: Material, out: Path) -> Case:
     index = rng.randrange(len(flags))
     index -= flags[index] == "--dry_run"  # without it a sweep trains for hours
     flag, _, old = flags[index].partition("=")
-    change = rng.choice(("value", "value", "value", "value", "gone", "twice", "name", "unknown", "word"))
+    change = rng.choice(
+        ("value", "value", "value", "value", "gone", "twice", "name", "unknown", "word")
+    )
     if change == "value":
         value = rng.choice(JUNK)
         if flag == "--encodings" or rng.random() < 0.1:
@@ -136,7 +242,9 @@ def _flags(rng: random.Random, material: Material, out: Path) -> Case:
         letter = rng.randrange(2, len(flag))
         flags[index] = f"{flag[:letter]}{flag[letter + 1 :]}={old}"
     else:
-        flags.insert(index, rng.choice(("--x=1", "--no", "--")) if change == "unknown" else rng.choice(JUNK))
+        flags.insert(
+            index, rng.choice(("--x=1", "--no", "--")) if change == "unknown" else rng.choice(JUNK)
+        )
     return Case("flags", name, tuple(flags), f"{change} of {flag}", absurd)
 
 
@@ -148,7 +256,11 @@ def _fields(rng: random.Random, material: Material, out: Path) -> Case:
     for name, default in rng.sample(fields, rng.choice((1, 1, 2))):
         value = rng.choice(JUNK)
         if isinstance(default, int | float) and rng.random() < 0.5:
-            value = str(rng.choice((-default, default + 1, default * 1000, default / 3, -1, 0, 1, 2, 3, 7, 1e-9)))
+            value = str(
+                rng.choice(
+                    (-default, default + 1, default * 1000, default / 3, -1, 0, 1, 2, 3, 7, 1e-9)
+                )
+            )
         number = isinstance(default, int | float) and not isinstance(default, bool)
         # An encoding that is not used has no size.
         may_be_large = "seed" in name or ".encodings." in name
@@ -269,7 +381,13 @@ def _words(rng: random.Random, material: Material, out: Path) -> Case:
     index = rng.choice([index for index, word in enumerate(flags) if word != "--dry_run"])
     flag, _, old = flags[index].partition("=")
     value = "".join(rng.choices(ODD, k=rng.choice((1, 1, 2))))
-    folder = f"{out}/" if str(out) in old else f"{old}/" if str(material.folder) in old and rng.random() < 0.3 else ""
+    folder = (
+        f"{out}/"
+        if str(out) in old
+        else f"{old}/"
+        if str(material.folder) in old and rng.random() < 0.3
+        else ""
+    )
     flags[index] = f"{flag}={folder}{value}"
     return Case("words", name, tuple(flags), flags[index][:200])
 
@@ -277,22 +395,44 @@ def _words(rng: random.Random, material: Material, out: Path) -> Case:
 def _paths(rng: random.Random, material: Material, out: Path) -> Case:
     """Something else where a file or folder should be."""
     commands = material.base(out / "out")
-    name = rng.choice([name for name, flags in commands.items() if any("/" in flag for flag in flags)])
+    name = rng.choice(
+        [name for name, flags in commands.items() if any("/" in flag for flag in flags)]
+    )
     flags = list(commands[name])
-    index = rng.choice([index for index, word in enumerate(flags) if "/" in word and "://" not in word])
+    index = rng.choice(
+        [index for index, word in enumerate(flags) if "/" in word and "://" not in word]
+    )
     flag, _, old = flags[index].partition("=")
     how = rng.choice(tuple(THINGS))
-    path = out / rng.choice(("thing", "th[i]ng", "th*ng?", "th\\ng", "thing ", "th\udcffng", "th\nng"))
-    right = next((path for path in (material.run, material.text, material.config) if str(path) == old), material.run)
+    path = out / rng.choice(
+        ("thing", "th[i]ng", "th*ng?", "th\\ng", "thing ", "th\udcffng", "th\nng")
+    )
+    right = next(
+        (path for path in (material.run, material.text, material.config) if str(path) == old),
+        material.run,
+    )
     THINGS[how](path, right)
-    flags[index] = f"{flag}={path}{'/out' if how == 'a folder' and right is material.run and str(out) in old else ''}"
+    flags[index] = (
+        f"{flag}={path}{'/out' if how == 'a folder' and right is material.run and str(out) in old else ''}"
+    )
     return Case("paths", name, tuple(flags), f"{flag}: {how} named {path.name!r}")
 
 
 def _around(rng: random.Random, material: Material, out: Path) -> Case:
     """Right flags, sometimes with a mistake, in odd surroundings."""
     commands = material.base(out / "out")
-    name = rng.choice(("list", "list", "evaluate", "inspect", "generate", "generate to a file", "convert", "sweep"))
+    name = rng.choice(
+        (
+            "list",
+            "list",
+            "evaluate",
+            "inspect",
+            "generate",
+            "generate to a file",
+            "convert",
+            "sweep",
+        )
+    )
     flags = [*commands[name], *rng.choice(([], [], ["--help"], ["--no_such=ü"]))]
     streams = {number: rng.choice(("", "/dev/full")) for number in (0, 1, 2) if rng.random() < 0.3}
     variable = rng.choice(tuple(VARIABLES))

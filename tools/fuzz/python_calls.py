@@ -25,7 +25,17 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "bool": (None, "x", 1, 0, 2.5, [], object()),
     "str": (None, 3, True, [], b"x", object()),
     "path": (3, 2.5, True, [], {}, object()),
-    "array": (None, 3, "x", [[1.0]], {}, np.ones(3), np.array(["x"]), np.ones((1, 5, 2, 8), object), object()),
+    "array": (
+        None,
+        3,
+        "x",
+        [[1.0]],
+        {},
+        np.ones(3),
+        np.array(["x"]),
+        np.ones((1, 5, 2, 8), object),
+        object(),
+    ),
     "ids": (
         3,
         "x",
@@ -49,7 +59,21 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "prompts": (None, 3, "x", [], [3], [[]], [["a"]], [[1.5]], [[10**6]], [[-1]], {}, object()),
 }
 """Values that an argument of this kind must not have. A kind that ends with "?" may be None."""
-OTHERS = (np.int64(2), np.int32(0), np.float32(0.5), jnp.int32(1), 0, 1, 3, 0.5, -1, 10**30, 1e300, "rope", (1, 2, 3))
+OTHERS = (
+    np.int64(2),
+    np.int32(0),
+    np.float32(0.5),
+    jnp.int32(1),
+    0,
+    1,
+    3,
+    0.5,
+    -1,
+    10**30,
+    1e300,
+    "rope",
+    (1, 2, 3),
+)
 """Values that some arguments may have."""
 
 
@@ -78,7 +102,10 @@ def calls() -> dict[str, Call]:
     task = cj.tasks.create("flip_flop", length=8)
     model = models.model(models.config(vocab_size=task.vocab_size))
     rng = np.random.default_rng(0)
-    numbers = {**dict.fromkeys(sizes, "int"), **dict.fromkeys(("num_kv_heads", "model_dim", "max_length"), "int?")}
+    numbers = {
+        **dict.fromkeys(sizes, "int"),
+        **dict.fromkeys(("num_kv_heads", "model_dim", "max_length"), "int?"),
+    }
     words = {"vocabulary": task.vocabulary, "tokens_L": [1, 0]}
     return {
         "attend": Call(
@@ -86,11 +113,23 @@ def calls() -> dict[str, Call]:
             {"q": q, "k": q, "v": q, "encoding": encoding},
             {
                 **dict.fromkeys("qkv", "array"),
-                **dict.fromkeys(("q_positions", "k_positions", "q_segment_ids", "k_segment_ids"), "ids?"),
+                **dict.fromkeys(
+                    ("q_positions", "k_positions", "q_segment_ids", "k_segment_ids"), "ids?"
+                ),
                 **dict.fromkeys(("embedded", "causal"), "bool"),
                 **dict.fromkeys(("sequence_axis", "head_axis"), "str?"),
-                **{"encoding": "object", "mask": "mask?", "window": "int?", "implementation": "str"},
-                **{"dropout_rate": "float", "dropout_key": "key?", "batch_axes": "names", "blocks": "sizes?"},
+                **{
+                    "encoding": "object",
+                    "mask": "mask?",
+                    "window": "int?",
+                    "implementation": "str",
+                },
+                **{
+                    "dropout_rate": "float",
+                    "dropout_key": "key?",
+                    "batch_axes": "names",
+                    "blocks": "sizes?",
+                },
             },
         ),
         "encodings.create": Call(
@@ -103,14 +142,24 @@ def calls() -> dict[str, Call]:
             {"name": "decoder", "config": model.config, "rngs": nnx.Rngs(0)},
             {"name": "str", "config": "object", "rngs": "object"},
         ),
-        "tasks.create": Call(cj.tasks.create, {"name": "flip_flop"}, {"name": "str", "length": "int"}),
+        "tasks.create": Call(
+            cj.tasks.create, {"name": "flip_flop"}, {"name": "str", "length": "int"}
+        ),
         "tasks.names": Call(cj.tasks.names, {}, {"ability": "str?"}),
-        "sample": Call(task.sample, {"rng": rng, "n": 2}, {"rng": "object", "n": "int", "split": "str"}),
-        "dataset": Call(task.dataset, {"split": "train", "n": 2}, {"split": "str", "n": "int", "seed": "int"}),
-        "config": Call(cj.config, {"name": "quick"}, {"name": "path", "training": "config", "encoding": "str"}),
+        "sample": Call(
+            task.sample, {"rng": rng, "n": 2}, {"rng": "object", "n": "int", "split": "str"}
+        ),
+        "dataset": Call(
+            task.dataset, {"split": "train", "n": 2}, {"split": "str", "n": "int", "seed": "int"}
+        ),
+        "config": Call(
+            cj.config, {"name": "quick"}, {"name": "path", "training": "config", "encoding": "str"}
+        ),
         "Experiment": Call(cj.Experiment, {"config": None}, {"config": "object"}),
         "ExperimentConfig": Call(
-            cj.ExperimentConfig, {}, {"task": "config", "encoding": "str", "seeds_side_by_side": "int"}
+            cj.ExperimentConfig,
+            {},
+            {"task": "config", "encoding": "str", "seeds_side_by_side": "int"},
         ),
         "load": Call(cj.load, {"folder": "counting"}, {"folder": "path"}),
         "generate": Call(
@@ -169,7 +218,10 @@ def problem(case: Case) -> str | None:
         call.function(**{**call.arguments, **case.changes})
     except (ConfigError, TypeError) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        if isinstance(error, TypeError) and Path(cj.__file__).parent not in Path(last.filename).parents:
+        if (
+            isinstance(error, TypeError)
+            and Path(cj.__file__).parent not in Path(last.filename).parents
+        ):
             return f"{type(error).__name__} from {last.filename}:{last.lineno}: {error}"
         return None if str(error) and "\n" not in str(error) else f"not one line: {error}"
     except Exception as error:

@@ -30,7 +30,15 @@ from tools.mutants.faults import FOLDERS, Fault, draw
 from tools.mutants.trees import Tree, files
 
 ROOT = Path(__file__).parents[2]
-PRELOAD = ("hypothesis", "jax", "flax.nnx", "optax", "orbax.checkpoint.experimental.v1", "grain", "ml_collections")
+PRELOAD = (
+    "hypothesis",
+    "jax",
+    "flax.nnx",
+    "optax",
+    "orbax.checkpoint.experimental.v1",
+    "grain",
+    "ml_collections",
+)
 PRELOAD += (
     "matplotlib.pyplot",
     "rich.table",
@@ -60,7 +68,9 @@ class Suite:
         if not path.exists():
             reports = tree.test(["--collect-only"], None, lambda _: LONGEST, note=True)[2]
             groups = collections.defaultdict(list)
-            for test, group in next(report["groups"] for report in reports if "groups" in report).items():
+            for test, group in next(
+                report["groups"] for report in reports if "groups" in report
+            ).items():
                 groups[group].append(test)
             path.write_text(json.dumps(groups))
         return json.loads(path.read_text())
@@ -74,9 +84,14 @@ class Suite:
                 break
         shared = collections.defaultdict(set)
         for report in reports:
-            for path, numbers in report.get("lines", {}).items() if report.get("test") == "" else ():
+            for path, numbers in (
+                report.get("lines", {}).items() if report.get("test") == "" else ()
+            ):
                 shared[path].update(numbers)
-        record = {"tests": done, "lines": {path: sorted(numbers) for path, numbers in shared.items()}}
+        record = {
+            "tests": done,
+            "lines": {path: sorted(numbers) for path, numbers in shared.items()},
+        }
         self._path(group).write_text(json.dumps(record))
         bad = [test for test in tests if test not in done or done[test]["failed"]]
         print(
@@ -87,7 +102,9 @@ class Suite:
     def load(self, groups: Sequence[str]) -> None:
         for group in groups:
             record = self.records[group] = json.loads(self._path(group).read_text())
-            record["tests"] = {name: test for name, test in record["tests"].items() if not test["failed"]}
+            record["tests"] = {
+                name: test for name, test in record["tests"].items() if not test["failed"]
+            }
 
     def _path(self, group: str) -> Path:
         return self.folder / "tests" / (group.replace("/", "-") + ".json")
@@ -109,12 +126,16 @@ class Suite:
         candidates = []
         for group in groups:
             record, cases = self.records[group], collections.Counter[str]()
-            direct = {name for name, test in record["tests"].items() if _executes(test["lines"], fault)}
+            direct = {
+                name for name, test in record["tests"].items() if _executes(test["lines"], fault)
+            }
             if direct or _executes(record["lines"], fault):
                 for test in sorted(record["tests"].values(), key=lambda test: test["seconds"]):
                     name, cost = test["test"], test["seconds"]
                     function = name.split("[")[0]
-                    candidates.append((name not in direct, _distance(fault, name) + cases[function], cost, name))
+                    candidates.append(
+                        (name not in direct, _distance(fault, name) + cases[function], cost, name)
+                    )
                     cases[function] += 1
         chosen, total = [], 0.0
         for _, _, cost, name in sorted(candidates):
@@ -122,9 +143,15 @@ class Suite:
                 chosen, total = [*chosen, name], total + cost
         return chosen
 
-    def attempt(self, tree: Tree, fault: Fault, room: str, groups: Sequence[str], seconds: float) -> None:
+    def attempt(
+        self, tree: Tree, fault: Fault, room: str, groups: Sequence[str], seconds: float
+    ) -> None:
         """Looks whether a test catches the fault."""
-        known = {test: record for group in groups for test, record in self.records[group]["tests"].items()}
+        known = {
+            test: record
+            for group in groups
+            for test, record in self.records[group]["tests"].items()
+        }
         tests, spent, by, how = self.choose(fault, groups, seconds), 0.0, None, ""
 
         def patience(test: str) -> float:
@@ -171,7 +198,8 @@ class Suite:
         done = {
             line["fault"]
             for line in self.lines()
-            if "fault" in line and (line["outcome"] == CAUGHT or (line["part"] == room and line["budget"] >= seconds))
+            if "fault" in line
+            and (line["outcome"] == CAUGHT or (line["part"] == room and line["budget"] >= seconds))
         }
         return [fault for fault in drawn if str(fault) not in done]
 
@@ -196,7 +224,9 @@ def _distance(fault: Fault, test: str) -> int:
     return 0 if module.stem in path.stem else 1 if module.parts[1] == path.parts[1] else 2
 
 
-def parallel(jobs: int, tree: Callable[[int], Tree], function: Callable[..., None], tasks: Sequence[Any]) -> None:
+def parallel(
+    jobs: int, tree: Callable[[int], Tree], function: Callable[..., None], tasks: Sequence[Any]
+) -> None:
     """Calls function(tree, task) for all tasks, in so many processes, each with a tree of its own."""
     context = multiprocessing.get_context("fork")
     taken = context.Value("i", 0)
@@ -240,11 +270,18 @@ def summary(drawn: Sequence[Fault], lines: Sequence[dict[str, Any]]) -> Iterator
     tried = [(OUTCOMES.index(line["outcome"]), line["fault"]) for line in lines if "fault" in line]
     outcomes = {fault: OUTCOMES[best] for best, fault in sorted(tried)}
     looked = [fault for fault in drawn if str(fault) in outcomes]
-    for title, key in (("kind", lambda fault: fault.kind), ("folder", lambda fault: fault.path.split("/")[1])):
-        tally = collections.Counter((key(fault), outcomes[str(fault)] == CAUGHT) for fault in looked)
+    for title, key in (
+        ("kind", lambda fault: fault.kind),
+        ("folder", lambda fault: fault.path.split("/")[1]),
+    ):
+        tally = collections.Counter(
+            (key(fault), outcomes[str(fault)] == CAUGHT) for fault in looked
+        )
         for name in sorted({name for name, _ in tally}):
             yield f"{title:7} {name:14} {tally[name, True]:4} of {tally[name, True] + tally[name, False]:4}"
-    yield from (f"{outcomes[str(fault)]}: {fault}" for fault in looked if outcomes[str(fault)] != CAUGHT)
+    yield from (
+        f"{outcomes[str(fault)]}: {fault}" for fault in looked if outcomes[str(fault)] != CAUGHT
+    )
     caught = sum(outcomes[str(fault)] == CAUGHT for fault in looked)
     low, high = interval(caught / len(looked), len(looked))
     cost = sum(line["cpu"] for line in lines if "fault" in line) / len(looked)
@@ -256,7 +293,9 @@ def summary(drawn: Sequence[Fault], lines: Sequence[dict[str, Any]]) -> Iterator
 
 def main() -> None:
     """Draws faults, and tries those that were not tried before."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=30, help="faults")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -267,7 +306,9 @@ def main() -> None:
         help="of tests for a fault, in each of three parts of the suite; more look again",
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="where results are kept")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "mutants", help="where results are kept"
+    )
     args = parser.parse_args()
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the tests that run are ended too
@@ -290,7 +331,10 @@ def main() -> None:
         return Tree(args.root.absolute(), out / "trees" / str(job), out / "compiled")
 
     groups = suite.groups(tree(0))
-    room = {group: folder if (folder := _folder(tests[0])) in FOLDERS else REST for group, tests in groups.items()}
+    room = {
+        group: folder if (folder := _folder(tests[0])) in FOLDERS else REST
+        for group, tests in groups.items()
+    }
     for room_name in (*FOLDERS, OTHERS, REST):
         faults = [fault for fault in drawn if room_name in (OTHERS, REST, _folder(fault.path))]
         faults = suite.open_faults(faults, room_name, args.seconds)
@@ -302,7 +346,13 @@ def main() -> None:
 
         def attempt(tree: Tree, fault: Fault, room_name: str = room_name) -> None:
             rooms = {*FOLDERS} - {_folder(fault.path)} if room_name == OTHERS else {room_name}
-            suite.attempt(tree, fault, room_name, [group for group in groups if room[group] in rooms], args.seconds)
+            suite.attempt(
+                tree,
+                fault,
+                room_name,
+                [group for group in groups if room[group] in rooms],
+                args.seconds,
+            )
 
         parallel(args.jobs, tree, attempt, faults)
     print(*summary(drawn, suite.lines()), sep="\n")

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "cope_jax"
-FOLDERS = ("encodings", "attention", "ops", "layers", "models", "exchange", "training", "generation", "evaluation")
+FOLDERS = (
+    "encodings",
+    "attention",
+    "ops",
+    "layers",
+    "models",
+    "exchange",
+    "training",
+    "generation",
+    "evaluation",
+)
 # A module that imports one of these shows figures, and computes none.
 DRAWING = {"matplotlib", "rich"}
 # Calls of these only say something.
@@ -44,7 +54,9 @@ OPERATORS: dict[type, tuple[type, ...]] = {
     ast.Or: (ast.And,),
 }
 PAIRS = "min/max minimum/maximum floor/ceil argmin/argmax any/all zeros/ones zeros_like/ones_like sin/cos sum/mean"
-PAIRS += " logical_and/logical_or cumsum/cumprod tril/triu exp/expm1 log/log1p first/last append/remove"
+PAIRS += (
+    " logical_and/logical_or cumsum/cumprod tril/triu exp/expm1 log/log1p first/last append/remove"
+)
 NAMES = {a: b for pair in PAIRS.split() for a, b in (pair.split("/"), pair.split("/")[::-1])}
 
 
@@ -81,9 +93,13 @@ class Fault:
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
     """Random places of the library, and at each of them a random fault."""
     places: list[list[Fault]] = []
-    for path in sorted(path for folder in FOLDERS for path in (root / PACKAGE / folder).rglob("*.py")):
+    for path in sorted(
+        path for folder in FOLDERS for path in (root / PACKAGE / folder).rglob("*.py")
+    ):
         imports = [
-            node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Import | ast.ImportFrom)
+            node
+            for node in ast.walk(ast.parse(path.read_bytes()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
         ]
         names = [getattr(node, "module", None) or node.names[0].name for node in imports]
         if DRAWING.isdisjoint(name.split(".")[0] for name in names):
@@ -91,7 +107,11 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
     generator = random.Random(seed)
     generator.shuffle(places)
     chosen = (generator.choice(faults_here) for faults_here in places)
-    return list(itertools.islice((fault for fault in chosen if fault.is_one((root / fault.path).read_bytes())), count))
+    return list(
+        itertools.islice(
+            (fault for fault in chosen if fault.is_one((root / fault.path).read_bytes())), count
+        )
+    )
 
 
 def faults(source: bytes, path: str) -> list[list[Fault]]:
@@ -125,10 +145,17 @@ class _Finder:
             self.statement(inner)
 
     def statement(self, node: ast.stmt) -> None:
-        parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)]
+        parts = [
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.stmt | ast.ExceptHandler)
+        ]
         cases = [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
         inner = min((stmt.lineno for stmt in [*parts, *cases]), default=math.inf)
-        self.span = (node.lineno, max(node.lineno, int(min(inner - 1, node.end_lineno or node.lineno))))
+        self.span = (
+            node.lineno,
+            max(node.lineno, int(min(inner - 1, node.end_lineno or node.lineno))),
+        )
         match node:
             case ast.FunctionDef():
                 return self.function(node)
@@ -142,7 +169,10 @@ class _Finder:
                 self.offer(node, "statement", ["pass"])
             case ast.Assign(targets=[target], value=value):
                 names = [stmt.id for stmt in ast.walk(value) if isinstance(stmt, ast.Name)]
-                if not isinstance(target, ast.Name | ast.Tuple) or getattr(target, "id", None) in names:
+                if (
+                    not isinstance(target, ast.Name | ast.Tuple)
+                    or getattr(target, "id", None) in names
+                ):
                     self.offer(node, "statement", ["pass"])
             case ast.AugAssign(op=op):
                 others = [_changed(node, op=new()) for new in OPERATORS.get(type(op), ())]
@@ -153,10 +183,16 @@ class _Finder:
                 self.offer(test, "condition", [ast.UnaryOp(ast.Not(), test)])
         for name, field in ast.iter_fields(node):
             for child in field if isinstance(field, list) else [field]:
-                if isinstance(child, ast.expr | ast.withitem) and name not in ("annotation", "target", "targets"):
+                if isinstance(child, ast.expr | ast.withitem) and name not in (
+                    "annotation",
+                    "target",
+                    "targets",
+                ):
                     self.expression(child, "constant")
         for child in ast.iter_child_nodes(node):
-            for stmt in child.body if isinstance(child, ast.ExceptHandler | ast.match_case) else [child]:
+            for stmt in (
+                child.body if isinstance(child, ast.ExceptHandler | ast.match_case) else [child]
+            ):
                 if isinstance(stmt, ast.stmt):
                     self.statement(stmt)
 
@@ -167,17 +203,33 @@ class _Finder:
             case ast.Constant(value=bool(value)):
                 self.offer(node, kind, [repr(not value)])
             case ast.Constant(value=int(value)):
-                self.offer(node, kind, [repr(value + 1), f"({value - 1})" if value < 1 else repr(value - 1)])
+                self.offer(
+                    node,
+                    kind,
+                    [repr(value + 1), f"({value - 1})" if value < 1 else repr(value - 1)],
+                )
             case ast.Constant(value=float(value)) if math.isfinite(value):
                 self.offer(node, kind, [repr(2 * value or 1.0)])
             case ast.Compare(ops=[op, *others]):
-                self.offer(node, "comparison", [_changed(node, ops=[new(), *others]) for new in OPERATORS[type(op)]])
+                self.offer(
+                    node,
+                    "comparison",
+                    [_changed(node, ops=[new(), *others]) for new in OPERATORS[type(op)]],
+                )
             case ast.BinOp(op=op) if not any(_is_text(side) for side in (node.left, node.right)):
-                self.offer(node, "arithmetic", [_changed(node, op=new()) for new in OPERATORS.get(type(op), ())])
+                self.offer(
+                    node,
+                    "arithmetic",
+                    [_changed(node, op=new()) for new in OPERATORS.get(type(op), ())],
+                )
             case ast.BoolOp(op=op):
-                self.offer(node, "boolean", [_changed(node, op=new()) for new in OPERATORS[type(op)]])
+                self.offer(
+                    node, "boolean", [_changed(node, op=new()) for new in OPERATORS[type(op)]]
+                )
             case ast.UnaryOp(op=op, operand=operand):
-                self.offer(node, "dropped sign" if isinstance(op, ast.USub) else "dropped not", [operand])
+                self.offer(
+                    node, "dropped sign" if isinstance(op, ast.USub) else "dropped not", [operand]
+                )
             case ast.IfExp(test=test) if not isinstance(test, ast.Compare | ast.UnaryOp):
                 self.offer(test, "condition", [ast.UnaryOp(ast.Not(), test)])
             case ast.Call(func=ast.Name(id="isinstance"), args=args):
@@ -185,11 +237,17 @@ class _Finder:
             case ast.Call(func=func, args=args):
                 if other := NAMES.get(_name(func)):
                     self.offer(
-                        func, "function", [_changed(func, **{"id" if isinstance(func, ast.Name) else "attr": other})]
+                        func,
+                        "function",
+                        [_changed(func, **{"id" if isinstance(func, ast.Name) else "attr": other})],
                     )
-                if _name(func) not in COMMUTATIVE and not any(isinstance(arg, ast.Starred) for arg in args):
+                if _name(func) not in COMMUTATIVE and not any(
+                    isinstance(arg, ast.Starred) for arg in args
+                ):
                     alike = [
-                        i for i in range(len(args) - 1) if type(args[i]) is type(args[i + 1]) and not _is_text(args[i])
+                        i
+                        for i in range(len(args) - 1)
+                        if type(args[i]) is type(args[i + 1]) and not _is_text(args[i])
                     ]
                     swaps = [[*args[:i], args[i + 1], args[i], *args[i + 2 :]] for i in alike]
                     self.offer(node, "arguments", [_changed(node, args=swap) for swap in swaps])
@@ -209,10 +267,15 @@ class _Finder:
         stop = self.lines[node.end_lineno - 1] + node.end_col_offset
         before = " ".join(self.source[start:stop].decode().split())
         texts = [text if isinstance(text, str) else ast.unparse(text) for text in after]
-        if isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare | ast.UnaryOp) or kind == "condition":
+        if (
+            isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare | ast.UnaryOp)
+            or kind == "condition"
+        ):
             texts = [f"({text})" for text in texts]
         if texts:
-            self.places.append([Fault(self.path, *self.span, kind, start, stop, before, text) for text in texts])
+            self.places.append(
+                [Fault(self.path, *self.span, kind, start, stop, before, text) for text in texts]
+            )
 
 
 def _name(function: ast.AST) -> str:
@@ -224,4 +287,6 @@ def _changed(node: Any, **fields: Any) -> Any:
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )

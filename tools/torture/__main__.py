@@ -52,13 +52,23 @@ def main() -> int:
     """Kills, compares, and prints a table."""
     parser = argparse.ArgumentParser("python -m tools.torture", description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all runs.")
-    parser.add_argument("--kills", type=int, default=50, help="How many, shared among the meshes and other kinds.")
+    parser.add_argument(
+        "--kills", type=int, default=50, help="How many, shared among the meshes and other kinds."
+    )
     parser.add_argument("--seed", type=int, default=0, help="Of the moments and signals.")
     parser.add_argument("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
-    parser.add_argument("--bucket", help="A new folder in a bucket for all runs; --workdir is for local files then.")
-    parser.add_argument("--processes", type=int, default=1, help="How many share the devices of a run.")
-    parser.add_argument("--kinds", default="train", help=f"What to kill: any of {', '.join(KINDS)}.")
-    parser.add_argument("--encodings", default="cope,alibi", help="Those of a comparison and a grid.")
+    parser.add_argument(
+        "--bucket", help="A new folder in a bucket for all runs; --workdir is for local files then."
+    )
+    parser.add_argument(
+        "--processes", type=int, default=1, help="How many share the devices of a run."
+    )
+    parser.add_argument(
+        "--kinds", default="train", help=f"What to kill: any of {', '.join(KINDS)}."
+    )
+    parser.add_argument(
+        "--encodings", default="cope,alibi", help="Those of a comparison and a grid."
+    )
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
@@ -67,12 +77,20 @@ def main() -> int:
     try:
         meshes = {text: parse_mesh(text) for text in options.meshes.split(",")}
         kinds = options.kinds.split(",")
-        jobs = {text: Job(mesh, options.processes) for text, mesh in meshes.items() if "train" in kinds}
-        jobs |= {kind: Job({"data": 1}, 1, kind, options.encodings) for kind in kinds if kind != "train"}
+        jobs = {
+            text: Job(mesh, options.processes) for text, mesh in meshes.items() if "train" in kinds
+        }
+        jobs |= {
+            kind: Job({"data": 1}, 1, kind, options.encodings) for kind in kinds if kind != "train"
+        }
     except ValueError as error:
         parser.error(f"--meshes: {error}")
-    if options.processes < 1 or any(math.prod(mesh.values()) % options.processes for mesh in meshes.values()):
-        parser.error(f"--processes={options.processes} does not split the devices of each mesh evenly")
+    if options.processes < 1 or any(
+        math.prod(mesh.values()) % options.processes for mesh in meshes.values()
+    ):
+        parser.error(
+            f"--processes={options.processes} does not split the devices of each mesh evenly"
+        )
     if wrong := [kind for kind in kinds if kind not in KINDS]:
         parser.error(f"--kinds={wrong[0]} is unknown: choose from {', '.join(KINDS)}")
     if options.processes > 1 and kinds != ["train"]:
@@ -88,12 +106,27 @@ def main() -> int:
             bar.set_description(text)
             share = (options.kills + number) // len(jobs)
             starts, mistakes = torture(
-                options.workdir.resolve() / text, job, share, options.seed, bar.update, options.bucket
+                options.workdir.resolve() / text,
+                job,
+                share,
+                options.seed,
+                bar.update,
+                options.bucket,
             )
             rows.append(row(text, starts, mistakes))
             wrong += [f"{text}: {line}" for line in mistakes]
     console = wide_console()
-    headings = ["killed", "verdict", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds"]
+    headings = [
+        "killed",
+        "verdict",
+        "kills",
+        "SIGKILL",
+        "SIGTERM",
+        *PLACES.values(),
+        "runs",
+        "starts",
+        "seconds",
+    ]
     console.print(Table("Killed again and again", headings, rows, text_columns=2).rich())
     for line in wrong:
         console.print(line, markup=False, soft_wrap=True)
@@ -112,7 +145,9 @@ def parse_mesh(text: str) -> dict[str, int]:
             or not size.isdecimal()
             or not 0 < int(size) <= 64
         ):
-            raise ValueError(f"{term!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2")
+            raise ValueError(
+                f"{term!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2"
+            )
         axes[axis] = int(size)
     return axes
 
@@ -160,8 +195,12 @@ def torture(
         left = kills
         while left or starts[-1].signal is not None:
             if len(starts) > 4 * kills + 8:
-                raise BrokenError(f"{len(starts)} starts, and no more than {kills - left} kills: too short")
-            plan = Plan.draw(rng, len(starts) - 1, shortest, job.processes, moments) if left else None
+                raise BrokenError(
+                    f"{len(starts)} starts, and no more than {kills - left} kills: too short"
+                )
+            plan = (
+                Plan.draw(rng, len(starts) - 1, shortest, job.processes, moments) if left else None
+            )
             started = start(workdir, plan)
             if started.signal is not None:
                 left -= 1
@@ -176,9 +215,14 @@ def torture(
         with mirrored(place(done[0])) as straight, mirrored(place(run)) as other:
             for name in job.runs():
                 where = run.name if name == "." else f"{run.name}/{name}"
-                wrong += [f"{where}: {line}" for line in differences(Path(straight, name), Path(other, name))]
+                wrong += [
+                    f"{where}: {line}"
+                    for line in differences(Path(straight, name), Path(other, name))
+                ]
             if job.kind in EXPORTS:
-                wrong += [f"{run.name}: {line}" for line in bytes_differ(Path(straight), Path(other))]
+                wrong += [
+                    f"{run.name}: {line}" for line in bytes_differ(Path(straight), Path(other))
+                ]
     if bucket is None and not wrong:
         wrong += leftovers(folder, done)
     return starts, wrong
@@ -214,8 +258,14 @@ def differences(straight: Path, other: Path) -> list[str]:
     `metrics.jsonl` byte by byte, and the records of `result.json` without their wall time.
     """
     ours, theirs = _end(other), _end(straight)
-    mistakes = [f"{name} differs" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-    lines, wanted = ((folder / "metrics.jsonl").read_bytes().splitlines(True) for folder in (other, straight))
+    mistakes = [
+        f"{name} differs"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+    lines, wanted = (
+        (folder / "metrics.jsonl").read_bytes().splitlines(True) for folder in (other, straight)
+    )
     for number in range(max(len(lines), len(wanted))):
         if lines[number : number + 1] != wanted[number : number + 1]:
             return [*mistakes, f"metrics.jsonl differs from line {number + 1} on"]
@@ -229,10 +279,19 @@ def _end(workdir: Path) -> dict:
     assert restored is not None, f"{workdir} has no checkpoint"
     step, state, progress = restored
     records = json.loads((workdir / "result.json").read_text())["records"]
-    plain = [{name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}} for record in records]
-    contents = {"last checkpoint": step, "place in the data": progress["data"], "result.json": plain}
+    plain = [
+        {name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}}
+        for record in records
+    ]
+    contents = {
+        "last checkpoint": step,
+        "place in the data": progress["data"],
+        "result.json": plain,
+    }
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        leaf = (
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         contents[name] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
     return contents

@@ -58,7 +58,12 @@ class Plan:
 
     @classmethod
     def draw(
-        cls, rng: random.Random, turn: int, duration: float, processes: int = 1, moments: Sequence[str] = MOMENTS
+        cls,
+        rng: random.Random,
+        turn: int,
+        duration: float,
+        processes: int = 1,
+        moments: Sequence[str] = MOMENTS,
     ) -> "Plan":
         """The plan of a turn; `duration` is that of a whole run, in seconds."""
         moment = moments[turn % len(moments)]
@@ -96,7 +101,9 @@ class Watch:
 
     def __init__(self, workdir: Path, runs: Sequence[str] = (".",), bucket: str | None = None):
         self._workdir, self._runs = workdir, runs
-        self._buckets = [] if bucket is None else [Bucket(f"{bucket}/{run}".removesuffix("/.")) for run in runs]
+        self._buckets = (
+            [] if bucket is None else [Bucket(f"{bucket}/{run}".removesuffix("/.")) for run in runs]
+        )
         self.pause = 0.05 if self._buckets else 0.003  # to list objects costs the server time
         self._before, self._found = self._inodes(), self._written()
         self._sizes: dict[int, int] = {}
@@ -131,7 +138,9 @@ class Watch:
             return "start"
         row = self._last_row(path)
         # The row of the training step is written, and that of the evaluation after it is not.
-        at_evaluation = "step" in row and "split" not in row and not row["step"] % TRAINING.evaluate_every
+        at_evaluation = (
+            "step" in row and "split" not in row and not row["step"] % TRAINING.evaluate_every
+        )
         return "evaluation" if at_evaluation else "steps"
 
     def finished(self) -> bool:
@@ -224,7 +233,10 @@ def start(
             else:
                 _kill(processes)
         try:
-            statuses = [process.wait(max(0.1, PATIENCE - (time.monotonic() - began))) for process in processes]
+            statuses = [
+                process.wait(max(0.1, PATIENCE - (time.monotonic() - began)))
+                for process in processes
+            ]
         except subprocess.TimeoutExpired:
             raise BrokenError(f"it hangs: no end after {PATIENCE:.0f} s") from None
     finally:
@@ -242,9 +254,15 @@ def start(
     for status, path in zip(statuses, stderr, strict=True):
         said = path.read_text(errors="replace")
         if status not in expected or "Traceback" in said:
-            after = f" after {number.name} ({where})" if number is not None and where is not None else ""
+            after = (
+                f" after {number.name} ({where})"
+                if number is not None and where is not None
+                else ""
+            )
             last = (said.strip().splitlines() or ["nothing on stderr"])[-1][-300:]
-            raise BrokenError(f"status {status}{after}, not {' or '.join(map(str, sorted(expected)))}: {last}")
+            raise BrokenError(
+                f"status {status}{after}, not {' or '.join(map(str, sorted(expected)))}: {last}"
+            )
     killed = number is not None and where is not None and any(statuses)
     return Start(number.name if killed else None, where if killed else None, statuses[0], seconds)
 

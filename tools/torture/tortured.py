@@ -48,21 +48,49 @@ class Job:
 
     def runs(self) -> list[str]:
         """The folders of the runs below the workdir."""
-        below = {"train": ".", "text": ".", "compare": "cells/{}/seed_0", "sweep": "tortured/cells/{}/seed_0"}
-        folders = (below[self.kind].format(folder_name(name)) for name in self._names() if self.kind in below)
+        below = {
+            "train": ".",
+            "text": ".",
+            "compare": "cells/{}/seed_0",
+            "sweep": "tortured/cells/{}/seed_0",
+        }
+        folders = (
+            below[self.kind].format(folder_name(name))
+            for name in self._names()
+            if self.kind in below
+        )
         return list(dict.fromkeys(folders))
 
     def commands(self, workdir: Path | str, material: Path) -> list[list[str]]:
         """The command of each process, always the same but for the port of the first process."""
-        axes = [f"--config.job.mesh.{axis}={size}" for axis, size in {"data": 1, **self.mesh}.items()]
+        axes = [
+            f"--config.job.mesh.{axis}={size}" for axis, size in {"data": 1, **self.mesh}.items()
+        ]
         config = f"{CONFIG}:text" if self.kind == "text" else str(CONFIG)
         name, *given = {
             "train": ["train", f"--config={config}", *axes],
             "text": ["train", f"--config={config}", *axes],
-            "compare": ["compare", f"--config={config}", *axes, f"--encodings={self.encodings}", "--jobs=2"],
+            "compare": [
+                "compare",
+                f"--config={config}",
+                *axes,
+                f"--encodings={self.encodings}",
+                "--jobs=2",
+            ],
             "sweep": ["sweep", f"--grid={material / 'grid.py'}", "--jobs=2"],
-            "export": ["export", f"--input={material / 'text.jsonl'}", "--vocab_size=300", "--length=32", *WORKERS],
-            "dataset": ["export", "--task=counting", "--options=max_operations=32", "--sizes=train=3000,pass_10=500"],
+            "export": [
+                "export",
+                f"--input={material / 'text.jsonl'}",
+                "--vocab_size=300",
+                "--length=32",
+                *WORKERS,
+            ],
+            "dataset": [
+                "export",
+                "--task=counting",
+                "--options=max_operations=32",
+                "--sizes=train=3000,pass_10=500",
+            ],
         }[self.kind]
         folder = "--out" if self.kind in EXPORTS else "--workdir"
         words = [sys.executable, "-m", "cope_jax", name, *given, f"{folder}={workdir}"]
@@ -75,7 +103,9 @@ class Job:
         """Writes what the commands read."""
         material.mkdir()
         rng = random.Random(0)
-        lines = (json.dumps({"text": "".join(rng.choices("abcdefgh \n", k=200))}) for _ in range(4000))
+        lines = (
+            json.dumps({"text": "".join(rng.choices("abcdefgh \n", k=200))}) for _ in range(4000)
+        )
         (material / "text.jsonl").write_text("".join(f"{line}\n" for line in lines))
         (material / "grid.py").write_text(GRID.format(encodings=self._names(), config=str(CONFIG)))
 
@@ -119,7 +149,10 @@ def leftovers(folder: Path, workdirs: list[Path]) -> Iterator[str]:
     straight = names(workdirs[0])
     for workdir in workdirs[1:]:
         here = names(workdir)
-        yield from (f"{workdir.name}: {name} is {'left' if name in here else 'missing'}" for name in here ^ straight)
+        yield from (
+            f"{workdir.name}: {name} is {'left' if name in here else 'missing'}"
+            for name in here ^ straight
+        )
 
 
 def bytes_differ(straight: Path, other: Path) -> Iterator[str]:
@@ -141,4 +174,6 @@ def _content(path: Path) -> Any:
 
     split = path.name.split("-")[1].partition(".")[0]
     examples = tfds.builder_from_directory(folder).as_data_source(split)
-    return [sorted((name, value.tobytes()) for name, value in example.items()) for example in examples]
+    return [
+        sorted((name, value.tobytes()) for name, value in example.items()) for example in examples
+    ]

@@ -40,16 +40,24 @@ def why_not(kernels: str, request: Request) -> str | None:
     `kernels` is their name.
     """
     queries, keys, axis = request.queries, request.keys, request.layout.width
-    types = [array.dtype for array in (queries.rotated_q, keys.k, keys.v) if array.dtype not in TYPES]
+    types = [
+        array.dtype for array in (queries.rotated_q, keys.k, keys.v) if array.dtype not in TYPES
+    ]
     split = axis is not None and jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1
     reasons = {
-        "sizes of blocks are given, and the kernels of this device have their own": request.blocks is not None,
+        "sizes of blocks are given, and the kernels of this device have their own": request.blocks
+        is not None,
         f"axis {axis!r} of the mesh splits the heads, and the kernels of this device cannot": split,
         f"a type is {(*types, None)[0]}, not float32 or bfloat16": bool(types),
         "there are no queries or no keys": 0 in (*queries.q.shape, *keys.v.shape),
-        f"a mask is given, and {kernels} know only causality, windows and segments": keys.given is not None,
+        f"a mask is given, and {kernels} know only causality, windows and segments": keys.given
+        is not None,
         f"a bias is given, and {kernels} have none": keys.bias is not None,
-        f"scale or logits_soft_cap is given, and {kernels} have neither": (request.scale, request.soft_cap) != NEITHER,
+        f"scale or logits_soft_cap is given, and {kernels} have neither": (
+            request.scale,
+            request.soft_cap,
+        )
+        != NEITHER,
         f"{kernels} have no dropout": request.drop is not None,
         "the queries are not the last of the keys, in their order": not _in_order(request),
     }
@@ -77,7 +85,9 @@ def _in_order(request: Request) -> bool:
     if not isinstance(queries, np.ndarray) or not isinstance(keys, np.ndarray):
         return False
     length = len(keys)
-    return np.array_equal(keys, np.arange(length)) and np.array_equal(queries, np.arange(length - len(queries), length))
+    return np.array_equal(keys, np.arange(length)) and np.array_equal(
+        queries, np.arange(length - len(queries), length)
+    )
 
 
 def arrays_of(score: NativeScore, request: Request) -> Arrays:

@@ -40,9 +40,12 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
     """
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if not labels.size or not np.isin(labels, (0, 1)).all():
-        raise ConfigError("labels must be 1 for spam or 0 for ham, and at least one: give an array of 0 and 1")
+        raise ConfigError(
+            "labels must be 1 for spam or 0 for ham, and at least one: give an array of 0 and 1"
+        )
     (tn, fp), (fn, tp) = (
-        [int(np.sum((labels == truth) & (predictions == guess))) for guess in (0, 1)] for truth in (0, 1)
+        [int(np.sum((labels == truth) & (predictions == guess))) for guess in (0, 1)]
+        for truth in (0, 1)
     )
 
     def ratio(above: float, below: float) -> float:
@@ -57,7 +60,9 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
     )
 
 
-def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)) -> Classify:
+def tfidf_svm(
+    analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)
+) -> Classify:
     """A linear SVM on TF-IDF of n-grams, the baseline of BERT on short messages.
 
     The weight of an n-gram is w = (1 + log tf)·idf with idf = 1 + log((1 + n)/(1 + df)) for n
@@ -78,7 +83,9 @@ def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: 
         from sklearn.svm import LinearSVC
 
         vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, sublinear_tf=True)
-        return make_pipeline(vectorizer, LinearSVC(random_state=0)).fit(texts, labels).predict(tests)
+        return (
+            make_pipeline(vectorizer, LinearSVC(random_state=0)).fit(texts, labels).predict(tests)
+        )
 
     return classify
 
@@ -108,7 +115,9 @@ class CrossValidation:
     def by_fold(self, metric: str) -> np.ndarray:
         """The values of one field of `Metrics`, one for each fold."""
         pairs = zip(self.labels, self.predictions, strict=True)
-        return np.array([getattr(metrics(labels, predicted), metric) for labels, predicted in pairs])
+        return np.array(
+            [getattr(metrics(labels, predicted), metric) for labels, predicted in pairs]
+        )
 
     def pooled(self) -> Metrics:
         """The metrics over the test texts of all folds together."""
@@ -123,7 +132,9 @@ class CrossValidation:
         return summaries
 
 
-def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:
+def corrected_interval(
+    values: Sequence[float] | np.ndarray, test_share: float
+) -> tuple[float, float, float]:
     """The mean of a metric over repeated folds and its 95 % interval, as (mean, low, high).
 
     The corrected resampled t interval is mean ± t_{n−1} √((1/n + n_test/n_train) s²), where s² is
@@ -139,7 +150,9 @@ def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) 
 
     x = np.asarray(values, np.float64)
     if x.size < 2:
-        raise ConfigError(f"an interval needs at least 2 folds, got {x.size}: use more folds or repeats")
+        raise ConfigError(
+            f"an interval needs at least 2 folds, got {x.size}: use more folds or repeats"
+        )
     mean, variance = float(x.mean()), float(x.var(ddof=1))
     half = float(t.ppf(0.975, x.size - 1)) * ((1 / x.size + test_share) * variance) ** 0.5
     return mean, mean - half, mean + half

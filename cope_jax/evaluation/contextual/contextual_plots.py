@@ -49,8 +49,12 @@ def scores_by_layer(
     little apart, so that equal lines stay visible.
     """
     if not scores or not layers:
-        raise NothingToPlot("there are no scores by layer to plot: give at least one score and one layer")
-    figure = Figure(figsize=(COLUMN_WIDTH + 0.25 * max(0, len(layers) - 5), 2.6), layout="constrained")
+        raise NothingToPlot(
+            "there are no scores by layer to plot: give at least one score and one layer"
+        )
+    figure = Figure(
+        figsize=(COLUMN_WIDTH + 0.25 * max(0, len(layers) - 5), 2.6), layout="constrained"
+    )
     axes = figure.subplots()
     for number, (name, runs) in enumerate(scores.items()):
         places = np.arange(len(layers)) + 0.06 * (number - (len(scores) - 1) / 2)
@@ -73,7 +77,11 @@ def scores_by_layer(
 
 @rc_context(STYLE)
 def mix_weights(
-    layers: Sequence[str], weights: Mapping[str, Sequence[Values]], *, title: str = "", caption: str = ""
+    layers: Sequence[str],
+    weights: Mapping[str, Sequence[Values]],
+    *,
+    title: str = "",
+    caption: str = "",
 ) -> Figure:
     """Plots the share of each layer in the mix, with bars by task, and a line at equal weights.
 
@@ -82,7 +90,9 @@ def mix_weights(
     weights of the layers, the lowest layer first.
     """
     if not weights:
-        raise NothingToPlot("there are no layer weights to plot, because no model has a mix: give a task with a mix")
+        raise NothingToPlot(
+            "there are no layer weights to plot, because no model has a mix: give a task with a mix"
+        )
     # A number above a bar takes 0.3 inches; the axis and the name of the horizontal line are next
     # to the bars.
     needed = 0.3 * len(layers) * len(weights) + 0.7 + CHARACTER * len("equal")
@@ -93,12 +103,19 @@ def mix_weights(
         places = np.arange(len(layers)) + (number - (len(weights) - 1) / 2) * width
         means, stds = _moments(runs)
         ends = [np.minimum(stds, means), stds] if stds.any() else None
-        look = {"color": line(number)["color"], "ecolor": "0.25", "capsize": 2, "error_kw": {"elinewidth": 0.9}}
+        look = {
+            "color": line(number)["color"],
+            "ecolor": "0.25",
+            "capsize": 2,
+            "error_kw": {"elinewidth": 0.9},
+        }
         bars = axes.bar(places, means, 0.9 * width, yerr=ends, label=name, alpha=0.75, **look)
         if needed <= TEXT_WIDTH:
             # Keeps numbers readable on the line of equal shares.
             halo = [withStroke(linewidth=2, foreground="white")]
-            axes.bar_label(bars, [f"{mean:.1f}" for mean in means], padding=2, fontsize=6, path_effects=halo)
+            axes.bar_label(
+                bars, [f"{mean:.1f}" for mean in means], padding=2, fontsize=6, path_effects=halo
+            )
     axes.set_ylim(0, None)
     axes.margins(y=0.1)
     _baselines(axes, {"equal": 1 / len(layers)})
@@ -106,7 +123,9 @@ def mix_weights(
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("share of the mix (%)")
     seeds = max(map(len, weights.values()))
-    caption = caption or (f"mean of {seeds} seeds; bars: standard deviation" if seeds > 1 else "1 seed")
+    caption = caption or (
+        f"mean of {seeds} seeds; bars: standard deviation" if seeds > 1 else "1 seed"
+    )
     legend(figure, axes, title, caption)
     return figure
 
@@ -137,7 +156,12 @@ def language_model_curves(curves: Sequence[Record]) -> Figure:
         axes.set_xlabel(name)
     plain_log(panels[0], [row["perplexity"] for row in curves])
     panels[0].set_ylabel("perplexity")
-    legend(figure, panels[0], "perplexity on validation", over_seeds(curves, "bands: lowest to highest seed", "model"))
+    legend(
+        figure,
+        panels[0],
+        "perplexity on validation",
+        over_seeds(curves, "bands: lowest to highest seed", "model"),
+    )
     return figure
 
 
@@ -176,15 +200,30 @@ def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
     for name, value in sorted(baselines.items(), key=lambda item: item[1]):
         axes.axhline(100 * value, color="0.55", linestyle=":", linewidth=0.9, zorder=1)
         last = max(100 * value, last + nearest)
-        joined = {"arrowstyle": "-", "color": "0.55", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+        joined = {
+            "arrowstyle": "-",
+            "color": "0.55",
+            "linewidth": 0.6,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            "relpos": (0, 0.5),
+        }
         beside: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "annotation_clip": False}
-        beside |= {"fontsize": 6.5, "color": "0.35", "ha": "left", "va": "center", "arrowprops": joined}
+        beside |= {
+            "fontsize": 6.5,
+            "color": "0.35",
+            "ha": "left",
+            "va": "center",
+            "arrowprops": joined,
+        }
         axes.annotate(name, (1, 100 * value), (1.05, last), **beside)
 
 
 def _layer_axis(axes: Axes, layers: Sequence[str], room: float) -> None:
     """Labels the axis with names of layers; rotates names that do not fit into `room` inches."""
     fit = 1.2 * CHARACTER * len(layers) * max(map(len, layers)) <= room
-    aslant: dict[str, Any] = {} if fit else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    aslant: dict[str, Any] = (
+        {} if fit else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    )
     axes.set_xticks(range(len(layers)), list(layers), **aslant)
     axes.set_xlabel("layer")

@@ -48,7 +48,9 @@ def occurrence_vectors(
     for number, sentence in enumerate(sentences):
         numbers.setdefault(tuple(sentence), []).append(number)
     vectors = np.zeros((len(sentences), 0, 0), dtype)
-    for occurrences, layers_JLD in zip(numbers.values(), embed(embedder, list(numbers), label=label), strict=True):
+    for occurrences, layers_JLD in zip(
+        numbers.values(), embed(embedder, list(numbers), label=label), strict=True
+    ):
         if not vectors.size:
             vectors = np.zeros((len(sentences), len(layers_JLD), layers_JLD.shape[-1]), dtype)
         for number in occurrences:

@@ -49,7 +49,11 @@ class Probe:
         classes = []
         for start in range(0, len(x_NJD), block):
             x = (x_NJD[start : start + block].astype(np.float32) - self.mean_JD) / self.std_JD
-            classes.append(np.argmax(np.einsum("njd,j->nd", x, self.mix_J) @ self.kernel_DV + self.bias_V, axis=1))
+            classes.append(
+                np.argmax(
+                    np.einsum("njd,j->nd", x, self.mix_J) @ self.kernel_DV + self.bias_V, axis=1
+                )
+            )
         return np.concatenate(classes) if classes else np.zeros(0, np.int64)
 
     def accuracy(self, x_NJD: np.ndarray, labels_N: np.ndarray) -> float:
@@ -57,7 +61,9 @@ class Probe:
         return float(np.mean(self.predict(x_NJD) == labels_N))
 
 
-def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: ProbeConfig = DEFAULT) -> Probe:
+def fit_probe(
+    x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: ProbeConfig = DEFAULT
+) -> Probe:
     """Trains a probe with Adam for a fixed number of epochs; the same input gives the same probe.
 
     All parameters start at 0, so the layers start with equal shares. With one layer this is plain
@@ -66,15 +72,22 @@ def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: Pro
     """
     x_NJD, labels_N = np.asarray(x_NJD), np.asarray(labels_N)
     if x_NJD.ndim != 3 or labels_N.shape != x_NJD.shape[:1] or not x_NJD.size:
-        raise ConfigError(f"a probe needs vectors [N, J, D] and labels [N], got {x_NJD.shape} and {labels_N.shape}")
+        raise ConfigError(
+            f"a probe needs vectors [N, J, D] and labels [N], got {x_NJD.shape} and {labels_N.shape}"
+        )
     if labels_N.min() < 0 or labels_N.max() >= classes:
-        raise ConfigError(f"labels must be in [0, {classes}), got {labels_N.min()} to {labels_N.max()}")
+        raise ConfigError(
+            f"labels must be in [0, {classes}), got {labels_N.min()} to {labels_N.max()}"
+        )
     mean_JD, std_JD = _moments(x_NJD)
     size = min(config.batch_size, len(x_NJD))
     rng = np.random.default_rng(config.seed)
     steps = len(x_NJD) // size  # per epoch; the few vectors left over differ from epoch to epoch
     order_TB = np.concatenate(
-        [rng.permutation(len(x_NJD))[: steps * size].reshape(steps, size) for _ in range(config.epochs)]
+        [
+            rng.permutation(len(x_NJD))[: steps * size].reshape(steps, size)
+            for _ in range(config.epochs)
+        ]
     )
     numbers = labels_N.astype(np.int32), order_TB.astype(np.int32)
     params = _train(jnp.asarray(x_NJD), *numbers, mean_JD, std_JD, classes=classes, config=config)
@@ -85,7 +98,14 @@ def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: Pro
 
 @functools.partial(jax.jit, static_argnames=("classes", "config"))
 def _train(
-    x_NJD: Array, labels_N: Any, order_TB: Any, mean_JD: Any, std_JD: Any, *, classes: int, config: ProbeConfig
+    x_NJD: Array,
+    labels_N: Any,
+    order_TB: Any,
+    mean_JD: Any,
+    std_JD: Any,
+    *,
+    classes: int,
+    config: ProbeConfig,
 ) -> dict[str, Array]:
     layers, width = mean_JD.shape
     params = {
@@ -121,7 +141,13 @@ def _moments(x_NJD: np.ndarray, block: int = 8192) -> tuple[np.ndarray, np.ndarr
     never changes, 1 replaces its standard deviation.
     """
     blocks = range(0, len(x_NJD), block)
-    mean = np.sum([x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x_NJD)
-    square = np.sum([((x_NJD[i : i + block] - mean) ** 2).sum(axis=0) for i in blocks], axis=0) / len(x_NJD)
+    mean = np.sum(
+        [x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks], axis=0
+    ) / len(x_NJD)
+    square = np.sum(
+        [((x_NJD[i : i + block] - mean) ** 2).sum(axis=0) for i in blocks], axis=0
+    ) / len(x_NJD)
     std = np.sqrt(square)
-    return mean.astype(np.float32), np.where(std > 1e-6 * (1 + np.abs(mean)), std, 1).astype(np.float32)
+    return mean.astype(np.float32), np.where(std > 1e-6 * (1 + np.abs(mean)), std, 1).astype(
+        np.float32
+    )

@@ -35,7 +35,12 @@ class Neighbour:
 
     def record(self) -> dict[str, Any]:
         """The fields for JSON."""
-        return {"word": self.word, "cosine": self.cosine, "place": self.place, "sentence": " ".join(self.sentence)}
+        return {
+            "word": self.word,
+            "cosine": self.cosine,
+            "place": self.place,
+            "sentence": " ".join(self.sentence),
+        }
 
     def context(self, words: int = 5, mark: str = "*") -> str:
         """The word between two marks, with up to `words` words on each side.
@@ -59,7 +64,12 @@ class OccurrenceIndex:
     """
 
     def __init__(
-        self, embedder: Embedder, sentences: Sequence[Sentence], *, max_words: int = 200_000, label: str | None = None
+        self,
+        embedder: Embedder,
+        sentences: Sequence[Sentence],
+        *,
+        max_words: int = 200_000,
+        label: str | None = None,
     ):
         check_at_least(1, "neighbours", max_words=max_words)
         ends = np.cumsum([len(sentence) for sentence in sentences])
@@ -70,17 +80,27 @@ class OccurrenceIndex:
             )
         self.embedder = embedder
         self.sentences = [tuple(sentence) for sentence in sentences[:kept]]
-        self._rows = np.array([(s, i) for s, words in enumerate(self.sentences) for i in range(len(words))], np.int32)
+        self._rows = np.array(
+            [(s, i) for s, words in enumerate(self.sentences) for i in range(len(words))], np.int32
+        )
         self._words = np.array([self.sentences[s][i].lower() for s, i in self._rows])
         vectors = embed(embedder, self.sentences, label=label)
-        self._units_JND = np.concatenate([normalise(own_JLD).astype(np.float16) for own_JLD in vectors], axis=1)
+        self._units_JND = np.concatenate(
+            [normalise(own_JLD).astype(np.float16) for own_JLD in vectors], axis=1
+        )
 
     def __len__(self) -> int:
         """The number of words in the index."""
         return len(self._rows)
 
     def nearest(
-        self, sentence: Sentence, index: int, *, count: int = 10, words: Words = "any", per_word: int | None = None
+        self,
+        sentence: Sentence,
+        index: int,
+        *,
+        count: int = 10,
+        words: Words = "any",
+        per_word: int | None = None,
     ) -> dict[str, list[Neighbour]]:
         """Finds the occurrences nearest to a word in a sentence by cosine, for each layer.
 
@@ -105,11 +125,18 @@ class OccurrenceIndex:
         allowed = allowed & ~(np.isin(self._rows[:, 0], copies) & (self._rows[:, 1] == index))
         return {
             layer: self._best(units_ND, unit_D, allowed, count, per_word)
-            for layer, units_ND, unit_D in zip(self.embedder.layers, self._units_JND, normalise(query_JD), strict=True)
+            for layer, units_ND, unit_D in zip(
+                self.embedder.layers, self._units_JND, normalise(query_JD), strict=True
+            )
         }
 
     def _best(
-        self, units_ND: np.ndarray, unit_D: np.ndarray, allowed: np.ndarray, count: int, per_word: int | None
+        self,
+        units_ND: np.ndarray,
+        unit_D: np.ndarray,
+        allowed: np.ndarray,
+        count: int,
+        per_word: int | None,
     ) -> list[Neighbour]:
         blocks = (units_ND[start : start + BLOCK] for start in range(0, len(units_ND), BLOCK))
         cosines = np.concatenate([block_ND.astype(np.float32) @ unit_D for block_ND in blocks])
@@ -157,24 +184,33 @@ def compare(
     """
     forms = {sentence[number].lower() for sentence, number in queries}
     if len(forms) != 1:
-        raise ConfigError(f"all queries must be for one word, got {', '.join(sorted(forms)) or 'none'}")
+        raise ConfigError(
+            f"all queries must be for one word, got {', '.join(sorted(forms)) or 'none'}"
+        )
     (word,) = forms
     return Comparison(
         word,
         tuple(Neighbour(tuple(sentence), number, 1.0) for sentence, number in queries),
         most_similar(vectors, word, count) if word in vectors else [],
-        [index.nearest(s, number, count=count, words=words, per_word=per_word) for s, number in queries],
+        [
+            index.nearest(s, number, count=count, words=words, per_word=per_word)
+            for s, number in queries
+        ],
         index.embedder.name,
     )
 
 
-def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
+def choose_sentences(
+    text: Sequence[Sentence], word: str, most: int, seed: int = 0
+) -> list[Sentence]:
     """Chooses at most `most` random sentences with and without a word, and keeps their order.
 
     At most max(1, `most` // 2) of them have the word. Raises ConfigError if no sentence of the text
     has the word.
     """
-    having = [number for number, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
+    having = [
+        number for number, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)
+    ]
     if not having:
         raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")
     rng = np.random.default_rng(seed)
@@ -188,10 +224,14 @@ def table(comparison: Comparison, layers: Sequence[str] | None = None) -> Table:
 
     If `layers` is None, the table has all layers.
     """
-    rows = [("any sentence", "static", [f"{word} {cosine:.2f}" for word, cosine in comparison.static])]
+    rows = [
+        ("any sentence", "static", [f"{word} {cosine:.2f}" for word, cosine in comparison.static])
+    ]
     for query, by_layer in zip(comparison.queries, comparison.contextual, strict=True):
         for layer in by_layer if layers is None else layers:
-            rows.append((query.context(), layer, [f"{n.cosine:.2f} {n.context()}" for n in by_layer[layer]]))
+            rows.append(
+                (query.context(), layer, [f"{n.cosine:.2f} {n.context()}" for n in by_layer[layer]])
+            )
     cells = [[source, layer, "\n".join(near) or MISSING] for source, layer, near in rows]
     title = f"nearest neighbours of {comparison.word!r}: static, and in context by {comparison.embedder}"
     return Table(title, ("source", "layer", "nearest, with the cosine"), cells, text_columns=3)

@@ -46,7 +46,9 @@ def lowercase(loaded: Loaded) -> bool:
 def _cased(folder: Path) -> bool:
     """True if over 1 % of the pieces of a vocabulary have capital letters."""
     pieces = bert_files.vocabulary(folder) if (folder / bert_files.VOCABULARY).exists() else ()
-    return 100 * sum(piece != piece.lower() and not piece.startswith("[") for piece in pieces) > len(pieces)
+    return 100 * sum(
+        piece != piece.lower() and not piece.startswith("[") for piece in pieces
+    ) > len(pieces)
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
@@ -57,7 +59,9 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
     """
     loaded = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)
-    embedder: ModelEmbedder = loaded.model().embedder(loaded.folder, lowercase=lowercase(loaded), name=name)
+    embedder: ModelEmbedder = loaded.model().embedder(
+        loaded.folder, lowercase=lowercase(loaded), name=name
+    )
     return embedder
 
 
@@ -76,11 +80,15 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
     if done.exists():
         existing = workdirs.read_json(done, of=dict)["of"]
         if existing != settings:
-            raise ConfigError(f"{folder} contains vectors of {existing}, not of {settings}: choose another --workdir")
+            raise ConfigError(
+                f"{folder} contains vectors of {existing}, not of {settings}: choose another --workdir"
+            )
         return folder
     embedder = load(model)
     if embedder.title != title:
-        raise ConfigError(f"{model} does not contain {title}: choose a run or a published model of {title}")
+        raise ConfigError(
+            f"{model} does not contain {title}: choose a run or a published model of {title}"
+        )
     task: Any = tasks.create(config.task.name, **config.task.options)
     folder.mkdir(parents=True, exist_ok=True)
     for split in task.splits:
@@ -92,7 +100,9 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
     return folder
 
 
-def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, vocabulary: str) -> ExperimentConfig:
+def on_encoder(
+    config: ExperimentConfig, model: str | None, *, frozen: bool, vocabulary: str
+) -> ExperimentConfig:
     """Returns the config of a head, such as bert_tagger, on a pretrained encoder.
 
     The encoder decides the sizes, the encoding, the vocabulary and the initial parameters.
@@ -113,13 +123,19 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
             f"{loaded.folder} contains {loaded.name}: choose a run of bert, or a Hugging Face folder of BERT"
         )
     chosen = {vocabulary: str(loaded.folder / "vocab.txt"), "lowercase": lowercase(loaded)}
-    same = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(EncoderOptions) if f.name != "name"}
+    same = {
+        f.name: getattr(encoder, f.name)
+        for f in dataclasses.fields(EncoderOptions)
+        if f.name != "name"
+    }
     return dataclasses.replace(
         config,
         task=TaskConfig(config.task.name, {**config.task.options, **chosen}),
         model=dataclasses.replace(config.model, **same, frozen=frozen),
         encoding=encoder.encoding.text(),
-        training=dataclasses.replace(config.training, start=str(loaded.folder), max_position=encoder.max_length),
+        training=dataclasses.replace(
+            config.training, start=str(loaded.folder), max_position=encoder.max_length
+        ),
     )
 
 

@@ -61,7 +61,9 @@ class Probing:
         improve on layer 0. Tenney et al. (arXiv 1905.05950).
         """
         gains = np.diff(np.asarray(self.cumulative, np.float64))
-        return float(np.arange(1, len(gains) + 1) @ gains / gains.sum()) if gains.sum() > 0 else None
+        return (
+            float(np.arange(1, len(gains) + 1) @ gains / gains.sum()) if gains.sum() > 0 else None
+        )
 
 
 def probe_layers(
@@ -80,9 +82,16 @@ def probe_layers(
     (x, words, labels), (test_x, test_words, test_labels) = train, test
     names = sorted(set(labels))
     numbers = {label: number for number, label in enumerate(names)}
-    y, test_y = (np.array([numbers.get(label, -1) for label in column], np.int32) for column in (labels, test_labels))
-    random, test_random = (control_labels(column, labels, seed=config.seed) for column in (words, test_words))
-    r, test_r = (np.array([numbers[label] for label in column], np.int32) for column in (random, test_random))
+    y, test_y = (
+        np.array([numbers.get(label, -1) for label in column], np.int32)
+        for column in (labels, test_labels)
+    )
+    random, test_random = (
+        control_labels(column, labels, seed=config.seed) for column in (words, test_words)
+    )
+    r, test_r = (
+        np.array([numbers[label] for label in column], np.int32) for column in (random, test_random)
+    )
     scores = []
     for j, layer in enumerate(layers):
         x_N1D, test_N1D = x[:, j : j + 1], test_x[:, j : j + 1]
@@ -113,7 +122,8 @@ def baselines(
     guesses = {"majority": [majority_label(train[1])] * len(labels)}
     guesses["majority of the word"] = majority_by_word(*train, words)
     return {
-        name: float(np.mean([a == b for a, b in zip(guess, labels, strict=True)])) for name, guess in guesses.items()
+        name: float(np.mean([a == b for a, b in zip(guess, labels, strict=True)]))
+        for name, guess in guesses.items()
     }
 
 
@@ -157,7 +167,9 @@ def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0
 
     def draw(word: str) -> str:
         digest = hashlib.blake2b(f"{seed} {word}".encode(), digest_size=8).digest()
-        return counts[int(np.searchsorted(ends[:-1], int.from_bytes(digest, "big") / 2**64, side="right"))][0]
+        return counts[
+            int(np.searchsorted(ends[:-1], int.from_bytes(digest, "big") / 2**64, side="right"))
+        ][0]
 
     drawn = {word: draw(word) for word in set(words)}
     return [drawn[word] for word in words]
@@ -169,7 +181,10 @@ def record(probing: Probing, size: int) -> dict[str, Any]:
     plain = dataclasses.asdict(probing)
     plain["floors"] = plain.pop("baselines")
     for score, layer_score in zip(plain["scores"], probing.scores, strict=True):
-        score |= {"interval": wilson_interval(layer_score.accuracy, size), "selectivity": layer_score.selectivity}
+        score |= {
+            "interval": wilson_interval(layer_score.accuracy, size),
+            "selectivity": layer_score.selectivity,
+        }
     layers = [score.layer for score in probing.scores]
     return plain | {
         "best_layer": layers[best],
@@ -185,10 +200,14 @@ def table(probing: Probing, size: int, title: str) -> Table:
     The columns are accuracy with interval, accuracy on the control task, selectivity, and share of
     the mix.
     """
-    rows = [[f"none: {name}", share(value), *[MISSING] * 3] for name, value in probing.baselines.items()]
+    rows = [
+        [f"none: {name}", share(value), *[MISSING] * 3] for name, value in probing.baselines.items()
+    ]
     for score, weight in zip(probing.scores, probing.mix, strict=True):
         accuracy = share(score.accuracy, wilson_interval(score.accuracy, size))
-        rows.append([score.layer, accuracy, share(score.control), share(score.selectivity), share(weight)])
+        rows.append(
+            [score.layer, accuracy, share(score.control), share(score.selectivity), share(weight)]
+        )
     return Table(title, ("layer", "accuracy", "control", "selectivity", "mix"), rows)
 
 
@@ -210,14 +229,17 @@ def paragraph(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str,
     parts = [f"Claimed: {CLAIM} (Peters et al. 2018; Tenney et al. 2019). Seen:"]
     for name, by_task in probings.items():
         seen = {task: best_layers(probing, sizes[task]) for task, probing in by_task.items()}
-        findings = ", ".join(_finding(task, probing, sizes[task], *seen[task]) for task, probing in by_task.items())
+        findings = ", ".join(
+            _finding(task, probing, sizes[task], *seen[task]) for task, probing in by_task.items()
+        )
         centres = {task: probing.centre_of_gravity for task, probing in by_task.items()}
         parts.append(
             f"In {name} (layers 0 to {len(by_task[TAGS].scores) - 1}) {findings}; the mixes have their centres at"
             f" {centres[TAGS]:.2f} and {centres[SENSES]:.2f}. {_verdict(seen)}."
         )
     floors = {
-        task: probing.baselines["majority of the word"] for task, probing in next(iter(probings.values())).items()
+        task: probing.baselines["majority of the word"]
+        for task, probing in next(iter(probings.values())).items()
     }
     words = " and ".join(f"{100 * value:.1f} % of {task}" for task, value in floors.items())
     parts.append(
@@ -231,10 +253,11 @@ def _finding(task: str, probing: Probing, size: int, best: int, candidates: Sequ
     score = probing.scores[best].accuracy
     low, high = wilson_interval(score, size)
     overlapping = [f"layer {layer}" for layer in candidates if layer != best]
-    near = f"overlapping with {', '.join(overlapping)}" if overlapping else "overlapping with no other"
-    return (
-        f"{task} are best in layer {best} ({100 * score:.1f} %, interval {100 * low:.1f} to {100 * high:.1f}, {near})"
+    near = (
+        f"overlapping with {', '.join(overlapping)}" if overlapping else "overlapping with no other"
     )
+    interval = f"interval {100 * low:.1f} to {100 * high:.1f}"
+    return f"{task} are best in layer {best} ({100 * score:.1f} %, {interval}, {near})"
 
 
 def _verdict(seen: Mapping[str, tuple[int, list[int]]]) -> str:

@@ -59,7 +59,9 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
     for split, metric, value in triples:
         if value is not None:
             values.setdefault((split, metric), []).append(value)
-    return {key: statistics.mean(seed_values) for key, seed_values in values.items()}, source if values else None
+    return {
+        key: statistics.mean(seed_values) for key, seed_values in values.items()
+    }, source if values else None
 
 
 def measure(
@@ -77,7 +79,9 @@ def measure(
             return None
         return float(np.exp(value)) if baseline.measure == "perplexity" else 1 - value
 
-    baselines = task.baselines(lambda split: _batches(task, split, config), examples, config.training.data_seed)
+    baselines = task.baselines(
+        lambda split: _batches(task, split, config), examples, config.training.data_seed
+    )
     return [BesideRun(baseline, run(baseline)) for baseline in baselines]
 
 
@@ -97,9 +101,16 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
         is_share = baseline.measure != "perplexity"
         figures = (figure(value, 2, 100 if is_share else 1) for value in (baseline.value, run))
         rows.append(
-            [baseline.split, f"{baseline.measure} (%)" if is_share else baseline.measure, baseline.name, *figures]
+            [
+                baseline.split,
+                f"{baseline.measure} (%)" if is_share else baseline.measure,
+                baseline.name,
+                *figures,
+            ]
         )
-    return Table(title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3)
+    return Table(
+        title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3
+    )
 
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:

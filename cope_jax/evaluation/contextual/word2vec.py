@@ -26,7 +26,12 @@ class Word2VecConfig:
 
     def __post_init__(self):
         check_fields(self, "word2vec")
-        sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
+        sizes = {
+            "width": self.width,
+            "window": self.window,
+            "min_count": self.min_count,
+            "epochs": self.epochs,
+        }
         check_at_least(1, "word2vec", **sizes, negative=self.negative)
         check_at_least(0, "word2vec", sample=self.sample)
         check_at_least(0, "word2vec", 2**63 - 1, seed=self.seed)
@@ -48,18 +53,25 @@ def train_word2vec(
         raise ConfigError("word2vec needs gensim: run pip install 'cope-jax[text]'") from error
     options = dataclasses.asdict(config)
     width, lowercase = options.pop("width"), options.pop("lowercase")
-    text = [[word.lower() for word in sentence] if lowercase else list(sentence) for sentence in sentences]
+    text = [
+        [word.lower() for word in sentence] if lowercase else list(sentence)
+        for sentence in sentences
+    ]
     # Python's own hash differs from process to process.
     options["hashfxn"] = lambda word: zlib.crc32(str(word).encode())
     model = Word2Vec(vector_size=width, sg=1, workers=1, **options)
     model.build_vocab(text)
     if not len(model.wv):
-        raise ConfigError(f"no word occurs {config.min_count} times: give more text, or lower word2vec.min_count")
+        raise ConfigError(
+            f"no word occurs {config.min_count} times: give more text, or lower word2vec.min_count"
+        )
     model.train(text, total_examples=model.corpus_count, epochs=model.epochs)
     return dict(zip(model.wv.index_to_key, np.asarray(model.wv.vectors, np.float32), strict=True))
 
 
-def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
+def most_similar(
+    vectors: Mapping[str, np.ndarray], word: str, count: int = 10
+) -> list[tuple[str, float]]:
     """The `count` other words whose vectors have the highest cosine with that of `word`.
 
     cos(u, v) = u·v / (|u| |v|), and 0 if a vector is 0. If `word` is unknown, its lower-case form
@@ -103,7 +115,9 @@ class ContextFree:
 
     def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "context-free"):
         if not vectors:
-            raise ConfigError(f"{name} has no vectors: train them on text with more words, or lower the minimum count")
+            raise ConfigError(
+                f"{name} has no vectors: train them on text with more words, or lower the minimum count"
+            )
         self.name = name
         self.layers: tuple[str, ...] = ("static",)
         self.vectors = vectors
@@ -111,10 +125,17 @@ class ContextFree:
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
         check_sentences(sentences)
-        return [np.stack([self._vector(word) for word in sentence]).astype(np.float32)[None] for sentence in sentences]
+        return [
+            np.stack([self._vector(word) for word in sentence]).astype(np.float32)[None]
+            for sentence in sentences
+        ]
 
     def _vector(self, word: str) -> np.ndarray:
-        return self.vectors[word] if word in self.vectors else self.vectors.get(word.lower(), self._zeros)
+        return (
+            self.vectors[word]
+            if word in self.vectors
+            else self.vectors.get(word.lower(), self._zeros)
+        )
 
 
 class ContextMean(ContextFree):
@@ -138,5 +159,7 @@ class ContextMean(ContextFree):
             count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
             others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD
             # For a single word the difference may be rounding error, which is not a direction.
-            means.append(np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32))
+            means.append(
+                np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32)
+            )
         return means

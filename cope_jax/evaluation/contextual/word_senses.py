@@ -71,7 +71,9 @@ def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[
         indices if len(indices) <= most else rng.choice(indices, most, replace=False)
         for _, indices in sorted(_places(occurrences).items())
     ]
-    return [occurrences[index] for index in sorted(int(index) for indices in kept for index in indices)]
+    return [
+        occurrences[index] for index in sorted(int(index) for indices in kept for index in indices)
+    ]
 
 
 def read_occurrences(
@@ -82,8 +84,12 @@ def read_occurrences(
     Lemmas with fewer than two senses in training are left out, because they need no disambiguation.
     """
     occurrences = CORPORA[corpus](data_dir)
-    senses = senses_by_frequency([occurrence for occurrence in occurrences if occurrence.split == "train"])
-    ambiguous = [occurrence for occurrence in occurrences if len(senses.get(occurrence.lemma, ())) > 1]
+    senses = senses_by_frequency(
+        [occurrence for occurrence in occurrences if occurrence.split == "train"]
+    )
+    ambiguous = [
+        occurrence for occurrence in occurrences if len(senses.get(occurrence.lemma, ())) > 1
+    ]
     chosen = [
         cap([occurrence for occurrence in ambiguous if occurrence.split == split], most)
         for split, most in (("train", train), ("test", test))
@@ -109,11 +115,16 @@ def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> li
     If the lemma is not in training, the prediction is None, which always counts as an error.
     """
     senses = senses_by_frequency(train)
-    return [senses[occurrence.lemma][0] if occurrence.lemma in senses else None for occurrence in test]
+    return [
+        senses[occurrence.lemma][0] if occurrence.lemma in senses else None for occurrence in test
+    ]
 
 
 def nearest_mean(
-    train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray
+    train: Sequence[Occurrence],
+    train_ND: np.ndarray,
+    test: Sequence[Occurrence],
+    test_MD: np.ndarray,
 ) -> list[str | None]:
     """Predicts the sense whose mean vector over the training occurrences has the highest cosine.
 
@@ -122,15 +133,23 @@ def nearest_mean(
     equally near. Peters et al. (arXiv 1802.05365), section 5.3; Melamud et al. 2016.
     """
 
-    def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
-        means = np.stack([own_ND[labels == sense].astype(np.float64).mean(axis=0) for sense in range(senses)])
+    def predict(
+        own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray
+    ) -> np.ndarray:
+        means = np.stack(
+            [own_ND[labels == sense].astype(np.float64).mean(axis=0) for sense in range(senses)]
+        )
         return _first_best(normalise(queries_MD) @ normalise(means).T)
 
     return _by_lemma(train, train_ND, test, test_MD, predict)
 
 
 def k_nearest(
-    train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray, k: int = 5
+    train: Sequence[Occurrence],
+    train_ND: np.ndarray,
+    test: Sequence[Occurrence],
+    test_MD: np.ndarray,
+    k: int = 5,
 ) -> list[str | None]:
     """Predicts the commonest sense among the k nearest training occurrences of the lemma.
 
@@ -139,38 +158,57 @@ def k_nearest(
     """
     check_at_least(1, "senses", k=k)
 
-    def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
+    def predict(
+        own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray
+    ) -> np.ndarray:
         cosines = normalise(queries_MD) @ normalise(own_ND).T
         last = min(k, len(labels))
         bound = np.partition(cosines, -last, axis=1)[:, -last, None]
-        votes = (cosines >= bound - TIE).astype(np.float32) @ np.eye(senses, dtype=np.float32)[labels]
+        votes = (cosines >= bound - TIE).astype(np.float32) @ np.eye(senses, dtype=np.float32)[
+            labels
+        ]
         return _first_best(votes)
 
     return _by_lemma(train, train_ND, test, test_MD, predict)
 
 
 def disambiguate(
-    embedder: Embedder, train: Sequence[Occurrence], test: Sequence[Occurrence], *, k: int = 5, label: str | None = None
+    embedder: Embedder,
+    train: Sequence[Occurrence],
+    test: Sequence[Occurrence],
+    *,
+    k: int = 5,
+    label: str | None = None,
 ) -> list[SenseScore]:
     """Scores the baseline `most_frequent`, then `nearest_mean` and `k_nearest`, on each layer.
 
     For `label`, see `embed`.
     """
     if not train or not test:
-        raise ConfigError("senses need occurrences in training and test: give a corpus that has both splits")
+        raise ConfigError(
+            "senses need occurrences in training and test: give a corpus that has both splits"
+        )
     train_NJD, test_MJD = (
-        occurrence_vectors(embedder, [o.words for o in occurrences], [o.index for o in occurrences], label=label)
+        occurrence_vectors(
+            embedder, [o.words for o in occurrences], [o.index for o in occurrences], label=label
+        )
         for occurrences in (train, test)
     )
     scores = [score("most frequent", "", test, most_frequent(train, test))]
     for number, layer in enumerate(embedder.layers):
         vectors = train_NJD[:, number], test_MJD[:, number]
-        scores.append(score("nearest mean", layer, test, nearest_mean(train, vectors[0], test, vectors[1])))
-        scores.append(score("k nearest", layer, test, k_nearest(train, vectors[0], test, vectors[1], k)))
+        scores.append(
+            score("nearest mean", layer, test, nearest_mean(train, vectors[0], test, vectors[1]))
+        )
+        scores.append(
+            score("k nearest", layer, test, k_nearest(train, vectors[0], test, vectors[1], k))
+        )
     return scores
 
 
-def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[str | None]) -> SenseScore:
+def score(
+    method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[str | None]
+) -> SenseScore:
     """Counts the correct predictions for each lemma; lemmas are in alphabetical order."""
     lemmas = sorted({occurrence.lemma for occurrence in test})
     right, total = dict.fromkeys(lemmas, 0), dict.fromkeys(lemmas, 0)

@@ -92,7 +92,9 @@ def bootstrap(
     return float(low), float(high)
 
 
-def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.Generator, draws: int = 200) -> float:
+def chance(
+    gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.Generator, draws: int = 200
+) -> float:
     """The 5 % significance threshold of the highest AUC over all heads and features.
 
     A sample of the null hypothesis shifts the features cyclically against the gates by a random
@@ -132,7 +134,10 @@ def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
 
 
 def rank(
-    gates_LHN: np.ndarray, has: Mapping[str, np.ndarray], tokens_N: np.ndarray, rng: np.random.Generator
+    gates_LHN: np.ndarray,
+    has: Mapping[str, np.ndarray],
+    tokens_N: np.ndarray,
+    rng: np.random.Generator,
 ) -> list[HeadScore]:
     """Scores all heads, and sorts them by the AUC of their best feature, the highest first.
 
@@ -152,12 +157,23 @@ def rank(
                 mean_without = float(gates_N[~has[best]].mean())
                 low, high = bootstrap(gates_N, has[best], rng)
             heads.append(
-                HeadScore(layer, head, aucs, best, (low, high), mean_with, mean_without, identity(gates_N, tokens_N))
+                HeadScore(
+                    layer,
+                    head,
+                    aucs,
+                    best,
+                    (low, high),
+                    mean_with,
+                    mean_without,
+                    identity(gates_N, tokens_N),
+                )
             )
     return sorted(heads, key=lambda score: -score.aucs.get(score.best, 0.0))
 
 
-def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3) -> list[tuple[str, float]]:
+def top_tokens(
+    gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3
+) -> list[tuple[str, float]]:
     """Returns (text, mean gate) of the `count` tokens with the widest mean gates, the widest first.
 
     Tokens that occur fewer than `least` times are left out.

@@ -27,7 +27,9 @@ def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) 
     if text is not None:
         tokens_L = np.array([*codec.begin, *codec.read(text, "--input")], np.int32)
         if len(tokens_L) < _FEWEST:
-            raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it out")
+            raise ConfigError(
+                f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it out"
+            )
         return tokens_L[None]
     if isinstance(task, TextTask):  # the entire text, however the run's examples are packed
         texts = [entries.tokens for entries in task.token_streams(split)]
@@ -70,7 +72,10 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     rng = np.random.default_rng(0)
     bound = head_scores.chance(gates_LHN.reshape(-1, gates_LHN.shape[-1]), has_N, rng)
     heads = head_scores.rank(gates_LHN, has_N, tokens_N, rng)
-    top = [head_scores.top_tokens(gates_LHN[head.layer, head.head], words_N.tolist(), 3) for head in heads]
+    top = [
+        head_scores.top_tokens(gates_LHN[head.layer, head.head], words_N.tolist(), 3)
+        for head in heads
+    ]
     top_tokens = [" ".join(f"{word!r} {gate:.2f}" for word, gate in tokens) for tokens in top]
     return TextGates(heads, bound, top_tokens, len(tokens_N), gates_LHBL, parts_BL[0])
 
@@ -115,11 +120,15 @@ def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
         befores[index] = befores[index] or befores[index - 1]
     afters = [*("".join(parts[index : index + 4])[:1] for index in range(1, len(parts))), ""]
     rows = {
-        "word start": [_starts_word(piece, before) for piece, before in zip(parts, befores, strict=False)],
+        "word start": [
+            _starts_word(piece, before) for piece, before in zip(parts, befores, strict=False)
+        ],
         "whitespace": [any(map(str.isspace, piece)) for piece in parts],
         "newline": ["\n" in piece for piece in parts],
         "punctuation": [_is_punctuation(piece) for piece in parts],
-        "sentence end": [_ends_sentence(piece, after) for piece, after in zip(parts, afters, strict=True)],
+        "sentence end": [
+            _ends_sentence(piece, after) for piece, after in zip(parts, afters, strict=True)
+        ],
         "digit": [any(map(str.isdigit, piece)) for piece in parts],
         "bracket": [not BRACKETS.isdisjoint(piece) for piece in parts],
     }
@@ -128,7 +137,8 @@ def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
 
 def _starts_word(piece: str, before: str) -> bool:
     return any(
-        now.isalnum() and not last.isalnum() for last, now in zip(f"{before or ' '}{piece}", piece, strict=False)
+        now.isalnum() and not last.isalnum()
+        for last, now in zip(f"{before or ' '}{piece}", piece, strict=False)
     )
 
 

@@ -24,7 +24,15 @@ from rich.text import Text
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import viewer
 from cope_jax.evaluation.gates.head_scores import top_tokens
-from cope_jax.evaluation.report.plot_style import CHARACTER, COLOURS, COLUMN_WIDTH, STYLE, TEXT_WIDTH, add_caption, save
+from cope_jax.evaluation.report.plot_style import (
+    CHARACTER,
+    COLOURS,
+    COLUMN_WIDTH,
+    STYLE,
+    TEXT_WIDTH,
+    add_caption,
+    save,
+)
 from cope_jax.evaluation.report.table import FIRM, words
 from cope_jax.generation.prompts import pad_left
 from cope_jax.registry import checked
@@ -102,16 +110,21 @@ def inspect(
       ConfigError: there is no such query, layer or head.
     """
     if not hasattr(model, "maps"):
-        raise ConfigError(f"inspect.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
+        raise ConfigError(
+            f"inspect.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()"
+        )
     checked(vocabulary, Sequence, "vocabulary")
     layer, head = checked(layer, int | None, "layer"), checked(head, int | None, "head")
     tokens_BL, lengths = pad_left([tokens_L], min(model.config.vocab_size, len(vocabulary)))
     length = int(lengths[0])  # JSON has no integers of NumPy
     if not -length <= checked(query, int, "query") < length:
-        raise ConfigError(f"query must be between {-length} and {length - 1} for {length} tokens, got {query}")
+        raise ConfigError(
+            f"query must be between {-length} and {length - 1} for {length} tokens, got {query}"
+        )
     probabilities_V = jax.nn.softmax(model(tokens_BL, positions_BL=positions_BL)[0, query])
     maps = {
-        name: np.asarray(m[:, 0], np.float32) for name, m in model.maps(tokens_BL, positions_BL=positions_BL).items()
+        name: np.asarray(m[:, 0], np.float32)
+        for name, m in model.maps(tokens_BL, positions_BL=positions_BL).items()
     }
     num_layers, num_heads = maps["attention"].shape[:2]
     return Inspection(
@@ -182,7 +195,9 @@ def strips(seen: Inspection, width: int) -> Text:
     tokens = seen.tokens[: seen.query + 1]
     gates = seen.shading == "gates"
     lines = [
-        Text(f"query {seen.query} ({tokens[-1]}) predicts {seen.predicted} with probability {seen.probability:.2f}"),
+        Text(
+            f"query {seen.query} ({tokens[-1]}) predicts {seen.predicted} with probability {seen.probability:.2f}"
+        ),
         Text(textwrap.fill(f"selects best: {best_selection(seen).says}", width)),
         Text.assemble(
             legend("gates" if gates else "attention, relative to the strongest"),
@@ -191,15 +206,23 @@ def strips(seen: Inspection, width: int) -> Text:
     ]
     for layer in seen.layers:
         for head in seen.heads:
-            rows = {name: values[layer, head, seen.query, : len(tokens)] for name, values in seen.maps.items()}
-            shades_M = rows[seen.shading] if gates else rows[seen.shading] / rows[seen.shading].max()
+            rows = {
+                name: values[layer, head, seen.query, : len(tokens)]
+                for name, values in seen.maps.items()
+            }
+            shades_M = (
+                rows[seen.shading] if gates else rows[seen.shading] / rows[seen.shading].max()
+            )
             means = [
-                f"{token!r}{FIRM}{mean:.2f}" for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
+                f"{token!r}{FIRM}{mean:.2f}"
+                for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
             ]
             if len(means) > NAMED:
                 means = [*means[: NAMED // 2], "…", *means[-NAMED // 2 :]]
             named = f"layer {layer}, head {head}"
-            text = textwrap.fill(f"{named}  mean {seen.shading}: {', '.join(means)}", width, subsequent_indent="  ")
+            text = textwrap.fill(
+                f"{named}  mean {seen.shading}: {', '.join(means)}", width, subsequent_indent="  "
+            )
             lines.append(Text.assemble("\n", (text[: len(named)], "bold"), text[len(named) :]))
             lines.append(strip(tokens, shades_M, rows.get("positions"), width))
     return Text("\n").join(lines)
@@ -211,7 +234,12 @@ def legend(name: str) -> Text:
     return Text.assemble(f"{name}: ", *cells)
 
 
-def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
+def strip(
+    tokens: Sequence[str],
+    shades_M: np.ndarray,
+    numbers_M: np.ndarray | None = None,
+    width: int = 100,
+) -> Text:
     """Shows tokens in lines of `width` characters, with their shades in [0, 1] as background.
 
     If `numbers_M` is not None, its numbers are below the tokens.
@@ -243,18 +271,24 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
     """
     chosen, tokens = best_selection(seen), seen.tokens[: seen.query + 1]
     rows = {
-        name: map_LHQM[chosen.layer, chosen.head, seen.query, : len(tokens)] for name, map_LHQM in seen.maps.items()
+        name: map_LHQM[chosen.layer, chosen.head, seen.query, : len(tokens)]
+        for name, map_LHQM in seen.maps.items()
     }
     lines = -(-len(tokens) // PER_ROW)
     columns = min(len(tokens), PER_ROW)
     longest = max(map(len, tokens))
-    size = (max(COLUMN_WIDTH, TEXT_WIDTH * columns / PER_ROW), 1.1 + lines * (1.1 + 0.075 * longest))
+    size = (
+        max(COLUMN_WIDTH, TEXT_WIDTH * columns / PER_ROW),
+        1.1 + lines * (1.1 + 0.075 * longest),
+    )
     figure = Figure(figsize=size, layout="constrained")
     for number, axes in enumerate(figure.subplots(lines, 1, squeeze=False)[:, 0]):
         places = range(number * PER_ROW, min(len(tokens), (number + 1) * PER_ROW))
         colours = [COLOURS[0] if tokens[index] in chosen.tokens else "0.65" for index in places]
         axes.bar(places, rows[seen.shading][places.start : places.stop], 0.8, color=colours)
-        axes.set_xticks(places, [tokens[index] for index in places], rotation=90 if longest > 2 else 0)
+        axes.set_xticks(
+            places, [tokens[index] for index in places], rotation=90 if longest > 2 else 0
+        )
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(places.start - 0.6, places.start + columns - 0.4)
         axes.set_ylim(0, 1)
@@ -266,9 +300,16 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
                 axes.text(index, 1.06, f"{rows['positions'][index]:.1f}", ha="center", **above)
     axes.get_xticklabels()[-1].set_fontweight("bold")
     query = f"query {seen.query} {tokens[-1]!r} (bold) predicts {seen.predicted!r}, probability {seen.probability:.2f}"
-    head = (textwrap.fill(line, int(size[0] / (1.3 * CHARACTER))) for line in (title, query, chosen.says) if line)
+    head = (
+        textwrap.fill(line, int(size[0] / (1.3 * CHARACTER)))
+        for line in (title, query, chosen.says)
+        if line
+    )
     figure.suptitle("\n".join(head), fontsize=8)
-    add_caption(figure, "blue: the tokens that this head selects; no other of these heads selects so clearly")
+    add_caption(
+        figure,
+        "blue: the tokens that this head selects; no other of these heads selects so clearly",
+    )
     return figure
 
 
@@ -285,7 +326,9 @@ def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
     labels = seen.tokens if side >= LABEL * length else ()
     size = (max(COLUMN_WIDTH, side * columns + 0.9), (side + 0.25) * lines * len(seen.layers) + 0.7)
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(lines * len(seen.layers), columns, sharex=True, sharey=True, squeeze=False)
+    panels = figure.subplots(
+        lines * len(seen.layers), columns, sharex=True, sharey=True, squeeze=False
+    )
     visible_LM = np.tril(np.ones((length, length), bool))
     shown = seen.maps[name][np.ix_(seen.layers, seen.heads)][..., visible_LM]
     scale = {"vmin": min(0.0, float(shown.min())), "vmax": max(1.0, float(shown.max()))}
@@ -300,10 +343,16 @@ def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
             axes.set_yticks(range(len(labels)), labels, fontsize=5)
             axes.tick_params(length=0, pad=1)
             corner = (-0.5, seen.query - 0.5)
-            axes.add_patch(Rectangle(corner, seen.query + 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=0.8))
+            axes.add_patch(
+                Rectangle(
+                    corner, seen.query + 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=0.8
+                )
+            )
     figure.suptitle(title, fontsize=8)
     figure.supylabel("query", fontsize=8)
-    figure.colorbar(image, ax=panels, label=name, shrink=min(1.0, 2.0 / (side * len(panels))), aspect=12)
+    figure.colorbar(
+        image, ax=panels, label=name, shrink=min(1.0, 2.0 / (side * len(panels))), aspect=12
+    )
     add_caption(figure, f"columns: keys; frame: query {seen.query} ({seen.tokens[seen.query]})")
     return figure
 

@@ -47,10 +47,14 @@ def page(seen: "Inspection", title: str) -> str:
                 [_rounded(seen.maps[name][layer, head, shown, shown][lower]) for head in seen.heads]
                 for layer in seen.layers
             ]
-            for name in sorted(seen.maps, key=lambda name: (name not in FIRST, name in FIRST and FIRST.index(name)))
+            for name in sorted(
+                seen.maps, key=lambda name: (name not in FIRST, name in FIRST and FIRST.index(name))
+            )
         },
     }
-    data = json.dumps(finite(content), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(finite(content), allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     text = (importlib.resources.files(__package__) / "viewer.html").read_text(encoding="utf-8")
     return text.replace("@@TITLE@@", html.escape(title)).replace("@@DATA@@", data)
 
@@ -58,7 +62,9 @@ def page(seen: "Inspection", title: str) -> str:
 def frame(seen: "Inspection") -> str:
     """The page as a part of another page, such as a notebook."""
     inner = html.escape(page(seen, f"predicts {seen.predicted}"), quote=True)
-    return f'<iframe srcdoc="{inner}" style="width:100%;height:34rem;border:0" title="gates"></iframe>'
+    return (
+        f'<iframe srcdoc="{inner}" style="width:100%;height:34rem;border:0" title="gates"></iframe>'
+    )
 
 
 def _rounded(values: np.ndarray) -> list[float]:

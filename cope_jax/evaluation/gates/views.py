@@ -39,8 +39,14 @@ def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[s
     if clear:
         counts = Counter(head.best for head in clear).most_common()
         whose = "Its best feature" if len(clear) == 1 else "Their best features"
-        lines.append(f"{whose}: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}.")
-    unseen = [_named(name) for name in (heads[0].aucs if heads else ()) if all(head.best != name for head in clear)]
+        lines.append(
+            f"{whose}: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}."
+        )
+    unseen = [
+        _named(name)
+        for name in (heads[0].aucs if heads else ())
+        if all(head.best != name for head in clear)
+    ]
     if clear and unseen:
         lines.append(f"No head has {' or '.join(unseen)} as its best feature.")
     lines += [
@@ -64,13 +70,25 @@ def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> 
     `heads` are from `rank`, and `bound` is from `chance`. `tokens` names the tokens with the widest
     gates of each head.
     """
-    headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
+    headings = [
+        "layer",
+        "head",
+        "opens for",
+        "AUC",
+        "95 %",
+        "gate there",
+        "elsewhere",
+        "by token",
+        "widest for",
+    ]
     rows, bold = [], []
     for number, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
         value, (low, high) = head.aucs.get(head.best, float("nan")), head.interval
         means = [figure(mean) for mean in (head.mean_with, head.mean_without, head.identity)]
         interval = f"{figure(low, 3)}–{figure(high, 3)}"
-        rows.append([str(head.layer), str(head.head), head.best, figure(value, 3), interval, *means, widest])
+        rows.append(
+            [str(head.layer), str(head.head), head.best, figure(value, 3), interval, *means, widest]
+        )
         bold += [(number, column) for column in range(len(headings)) if value > bound]
     return Table("", headings, rows, text_columns=len(headings), bold=bold)
 
@@ -97,19 +115,27 @@ def feature_map(heads: Sequence[HeadScore], title: str = "") -> Figure:
     names = [*ordered[0].aucs, "token"]
     values = np.array([[*head.aucs.values(), np.nan] for head in ordered])
     explained = np.array([[*(np.nan for _ in head.aucs), head.identity] for head in ordered])
-    figure = Figure(figsize=(0.5 * len(names) + 2.4, 0.2 * len(ordered) + 1.5), layout="constrained")
+    figure = Figure(
+        figsize=(0.5 * len(names) + 2.4, 0.2 * len(ordered) + 1.5), layout="constrained"
+    )
     axes = figure.subplots()
     # Shows where there is no value.
     axes.patch.set(facecolor="0.93", edgecolor="0.6", hatch="//////", linewidth=0)
     shown = axes.imshow(values, cmap="RdBu_r", vmin=0, vmax=1, aspect="auto")
     share = axes.imshow(explained, cmap="Greens", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(ordered)), [f"layer {head.layer}, head {head.head}" for head in ordered], fontsize=6)
+    axes.set_yticks(
+        range(len(ordered)),
+        [f"layer {head.layer}, head {head.head}" for head in ordered],
+        fontsize=6,
+    )
     axes.tick_params(length=0)
     figure.colorbar(shown, ax=axes, label="AUC", shrink=0.8)
     figure.colorbar(share, ax=axes, label="variance explained by token", shrink=0.8)
     figure.suptitle(title, fontsize=8)
-    add_caption(figure, "AUC 0.5: gates do not depend on the feature; hatched: no token has it, or all have")
+    add_caption(
+        figure, "AUC 0.5: gates do not depend on the feature; hatched: no token has it, or all have"
+    )
     return figure
 
 
@@ -119,12 +145,16 @@ def write(folder: Path, heads: Sequence[HeadScore], title: str = "") -> list[Pat
     with (folder / "heads.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         numbers = ("auc", "low", "high", "gate_there", "gate_elsewhere", "identity")
-        writer.writerow(["layer", "head", "best", *numbers, *(f"auc {name}" for name in heads[0].aucs)])
+        writer.writerow(
+            ["layer", "head", "best", *numbers, *(f"auc {name}" for name in heads[0].aucs)]
+        )
         for head in heads:
             best = head.aucs.get(head.best, float("nan"))
             means = (head.mean_with, head.mean_without, head.identity)
             values = (best, *head.interval, *means, *head.aucs.values())
-            writer.writerow([head.layer, head.head, head.best, *(f"{value:.6g}" for value in values)])
+            writer.writerow(
+                [head.layer, head.head, head.best, *(f"{value:.6g}" for value in values)]
+            )
     return [folder / "heads.csv", save(feature_map(heads, title), folder / "features.png")]
 
 

@@ -36,7 +36,11 @@ def table(
     unit, splits = unit_of(metric), task.evaluation_splits
     measured = [row for row in select(records, metric=metric) if row["encoding"] in encodings]
     columns = {words(split): column_of(measured, [split]) for split in splits}
-    names = [name for encoding in encodings for name in ([encoding, _PAPER] if encoding in paper else [encoding])]
+    names = [
+        name
+        for encoding in encodings
+        for name in ([encoding, _PAPER] if encoding in paper else [encoding])
+    ]
     shown = results_table("", names, cells_of(columns, unit, lowest, spread=True))
     rows = []
     for above, (name, *texts) in zip(["", *names], shown.rows, strict=False):
@@ -45,17 +49,27 @@ def table(
         if name == _PAPER:
             texts, costs = [paper[above].get(split, MISSING) for split in splits], ["", ""]
         rows.append([name, *texts, *costs])
-    variant = "".join(f", {name}" for name in dict.fromkeys(record.get("variant") for record in records) if name)
+    variant = "".join(
+        f", {name}" for name in dict.fromkeys(record.get("variant") for record in records) if name
+    )
     title = f"{task.name}{variant}: {words(metric)}{unit.suffix(', ')} (lower is better)"
     caption = _caption(records)
-    errors = [column.errors.get(encoding, {0: math.nan}) for column in columns.values() for encoding in encodings]
+    errors = [
+        column.errors.get(encoding, {0: math.nan})
+        for column in columns.values()
+        for encoding in encodings
+    ]
     if unit.scale == 100 and all(value == 1 for seeds in errors for value in seeds.values()):
-        caption += "; every error is 100 %, so look at the other metrics and the loss in results.csv"
+        caption += (
+            "; every error is 100 %, so look at the other metrics and the loss in results.csv"
+        )
     headings = [*shown.headings, "params", "time"]
     return dataclasses.replace(shown, title=title, headings=headings, rows=rows, caption=caption)
 
 
-def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
+def markdown(
+    task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None
+) -> str:
     """The comparison as Markdown: the `table` of the headline metric, then of other metrics."""
     values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper)]
@@ -92,9 +106,15 @@ def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:
 def _column(records: Sequence[Record], metric: str, names: Sequence[tuple[int, str]]) -> list[str]:
     """Formats a metric for each (seed, split) in `names`, all with the same number of decimals."""
     unit = unit_of(metric)
-    values = {(row["seed"], row["split"]): unit.scale * row["value"] for row in select(records, metric=metric)}
+    values = {
+        (row["seed"], row["split"]): unit.scale * row["value"]
+        for row in select(records, metric=metric)
+    }
     decimals = unit.places(values[name] for name in names if name in values)
-    shown = {name: "not finite" if math.isnan(value) else f"{value:,.{decimals}f}" for name, value in values.items()}
+    shown = {
+        name: "not finite" if math.isnan(value) else f"{value:,.{decimals}f}"
+        for name, value in values.items()
+    }
     return [shown.get(name, MISSING) for name in names]
 
 
@@ -106,14 +126,20 @@ def _size(experiment: Experiment) -> str:
 
 
 def _markdown_table(
-    task: Task, records: Sequence[Record], encodings: Sequence[str], metric: str, paper: Paper | None = None
+    task: Task,
+    records: Sequence[Record],
+    encodings: Sequence[str],
+    metric: str,
+    paper: Paper | None = None,
 ) -> str:
     shown = table(task, records, encodings, metric, paper)
     rows = []
     for label, *cells in shown.rows:
         firsts = (cell.partition("\n") for cell in cells)
         label = f"*{label.strip()}*" if label == _PAPER else f"`{label}`"
-        rows.append([label, *(first + line + rest.replace("\n", " ") for first, line, rest in firsts)])
+        rows.append(
+            [label, *(first + line + rest.replace("\n", " ") for first, line, rest in firsts)]
+        )
     headings = [*shown.headings[:-2], "parameters", "time"]
     name = shown.title.partition(":")[0]
     title = f"**{name}**, {words(metric)}{unit_of(metric).suffix(' in ')}, lower is better. {shown.caption}."
@@ -122,7 +148,10 @@ def _markdown_table(
 
 def _caption(records: Sequence[Record]) -> str:
     """The caption: steps, seeds, and the content of a cell."""
-    steps, seeds = sorted({record["step"] for record in records}), {record["seed"] for record in records}
+    steps, seeds = (
+        sorted({record["step"] for record in records}),
+        {record["seed"] for record in records},
+    )
     if not records:
         return "Nothing measured yet"
     trained = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"

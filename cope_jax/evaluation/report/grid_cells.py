@@ -78,7 +78,11 @@ def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
     """The tables of records, each with its `setting`; `tasks` has the task of each setting."""
     rows = headlines(records, tasks)
     fixed = [row for row in rows if row.get("kind", "split") == "split"]
-    unit = SHARE if all(unit_of(task.metric).scale == SHARE.scale for task in tasks.values()) else PLAIN
+    unit = (
+        SHARE
+        if all(unit_of(task.metric).scale == SHARE.scale for task in tasks.values())
+        else PLAIN
+    )
     views = views_of(fixed)
     return Tables(
         tasks,
@@ -119,9 +123,14 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     examples: dict[str, int] = {}
     for row in rows:
         if row["split"] in splits:
-            values_of.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
+            values_of.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(
+                row["value"]
+            )
             examples[row["split"]] = row.get("examples", 0)
-    errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in values_of.items()}
+    errors = {
+        name: {seed: fmean(values) for seed, values in seeds.items()}
+        for name, seeds in values_of.items()
+    }
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
     return Column(errors, sum(examples.values()) if bounded else None)
 
@@ -155,9 +164,12 @@ def cells_of(
     cells = {}
     for heading, column in columns.items():
         marked = best(column)
-        decimals = unit.places(unit.scale * fmean(seeds.values()) for seeds in column.errors.values())
+        decimals = unit.places(
+            unit.scale * fmean(seeds.values()) for seeds in column.errors.values()
+        )
         cells[heading] = {
-            name: _cell(seeds, name in marked, unit, decimals, spread) for name, seeds in column.errors.items()
+            name: _cell(seeds, name in marked, unit, decimals, spread)
+            for name, seeds in column.errors.items()
         }
     return cells
 
@@ -166,7 +178,9 @@ def _ranks(columns: Mapping[str, Column]) -> dict[str, dict[str, Cell]]:
     """The column of mean ranks, of the encodings that all columns have; {} for a single column."""
     common = set.intersection(*(set(column.errors) for column in columns.values()))
     means = {
-        heading: {name: fmean(seeds.values()) for name, seeds in column.errors.items() if name in common}
+        heading: {
+            name: fmean(seeds.values()) for name, seeds in column.errors.items() if name in common
+        }
         for heading, column in columns.items()
     }
     if len(columns) < 2 or len(common) < 2:
@@ -194,8 +208,12 @@ def _cell(seeds: Mapping[int, float], best: bool, unit: Unit, decimals: int, spr
         return f"{unit.scale * value:,.{decimals}f}"
 
     symbol = unit.suffix(" ")
-    lines = [f"mean {unit.scale * mean:.3g}{symbol}, median {unit.scale * median(values):.3g}{symbol}"]
-    lines.append(f"worst {unit.scale * max(values):.3g}{symbol}, best {unit.scale * min(values):.3g}{symbol}")
+    lines = [
+        f"mean {unit.scale * mean:.3g}{symbol}, median {unit.scale * median(values):.3g}{symbol}"
+    ]
+    lines.append(
+        f"worst {unit.scale * max(values):.3g}{symbol}, best {unit.scale * min(values):.3g}{symbol}"
+    )
     if unit is SHARE:
         share = significance.solved(values)
         lines.append(

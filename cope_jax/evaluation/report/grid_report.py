@@ -57,7 +57,10 @@ def write(
     line = "; ".join([*filter(None, facts), page.versions(grid.environment(state.finished))])
     rows = ({**row, "setting": names[row["setting"]]} for row in curves(grid, state.finished))
     written = page.write(grid.workdir / "report.html", title, tables, rows, runs, line)
-    return tables, [written, write_atomically(grid.workdir / "table.tex", results_table.latex(tables))]
+    return tables, [
+        written,
+        write_atomically(grid.workdir / "table.tex", results_table.latex(tables)),
+    ]
 
 
 def write_all(grid: Grid, state: State, budget: str = "") -> list[Path]:

@@ -82,7 +82,9 @@ def write(
         },
         "runs": runs,
     }
-    text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"), default=dataclasses.asdict)
+    text = json.dumps(
+        finite(content), allow_nan=False, separators=(",", ":"), default=dataclasses.asdict
+    )
     data = text.replace("<", "\\u003c")
     text = (importlib.resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     for name, value in (("TITLE", html.escape(title)), ("DATA", data), ("LIBRARY", library())):
@@ -93,7 +95,9 @@ def write(
 @functools.cache
 def library() -> str:
     """The library of charts, as text of a script."""
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
+        "</script", "<\\/script"
+    )
 
 
 LEGEND = (

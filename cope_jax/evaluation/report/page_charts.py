@@ -29,7 +29,8 @@ def level_points(rows: Iterable[Record], tasks: Mapping[str, Task]) -> list[Reco
     return [
         {**{name: row[name] for name in ("setting", "encoding", "value")}, "level": level}
         for row in rows
-        if row.get("kind") == "sweep" and (level := levels[row["setting"]].get(row["split"])) is not None
+        if row.get("kind") == "sweep"
+        and (level := levels[row["setting"]].get(row["split"])) is not None
     ]
 
 
@@ -54,7 +55,12 @@ def bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
     return [
-        {**dict(zip(keys, group, strict=True)), "mean": fmean(values), "low": min(values), "high": max(values)}
+        {
+            **dict(zip(keys, group, strict=True)),
+            "mean": fmean(values),
+            "low": min(values),
+            "high": max(values),
+        }
         for group, values in groups.items()
     ]
 
@@ -71,7 +77,10 @@ def cost_points(rows: Iterable[Record]) -> list[Record]:
             "error": fmean(row["value"] for row in group),
             "seconds": fmean(row["wall_seconds"] for row in group),
             "parameters": group[0]["parameters"],
-            "GiB": max((row["memory_gib"] for row in group if row.get("memory_gib") is not None), default=None),
+            "GiB": max(
+                (row["memory_gib"] for row in group if row.get("memory_gib") is not None),
+                default=None,
+            ),
         }
         for (setting, encoding), group in groups.items()
     ]
@@ -94,7 +103,13 @@ def line_chart(field: str, title: str, shares: bool, row: str | None = None) -> 
             },
         },
         {
-            "params": [{"name": "picked", "select": {"type": "point", "fields": ["encoding"]}, "bind": "legend"}],
+            "params": [
+                {
+                    "name": "picked",
+                    "select": {"type": "point", "fields": ["encoding"]},
+                    "bind": "legend",
+                }
+            ],
             "mark": {"type": "line", "point": True},
             "encoding": {
                 "x": x,
@@ -122,10 +137,25 @@ def scatter_chart(shares: bool) -> dict[str, Any]:
         "height": 300,
         "mark": {"type": "point", "filled": True},
         "encoding": {
-            "x": {"field": "seconds", "title": "training time of a seed in s", "type": "quantitative"},
-            "y": {"field": "error", "type": "quantitative", "title": "mean error over splits", **_axis(shares)},
-            "size": {"field": "parameters", "type": "quantitative", "scale": {"zero": False, "range": [60, 300]}},
+            "x": {
+                "field": "seconds",
+                "title": "training time of a seed in s",
+                "type": "quantitative",
+            },
+            "y": {
+                "field": "error",
+                "type": "quantitative",
+                "title": "mean error over splits",
+                **_axis(shares),
+            },
+            "size": {
+                "field": "parameters",
+                "type": "quantitative",
+                "scale": {"zero": False, "range": [60, 300]},
+            },
             "color": {"field": "encoding", "type": "nominal", "sort": None},
-            "tooltip": [{"field": name} for name in ("encoding", "seconds", "error", "parameters", "GiB")],
+            "tooltip": [
+                {"field": name} for name in ("encoding", "seconds", "error", "parameters", "GiB")
+            ],
         },
     }

@@ -49,14 +49,27 @@ def legend(figure: Figure, axes: Axes, title: str = "", caption: str = "") -> No
     handles, labels = axes.get_legend_handles_labels()
     width, height = figure.get_size_inches()
     title = textwrap.fill(title, int(width / (1.3 * CHARACTER)))
-    columns = min(len(labels), max(1, int(width / (0.36 + CHARACTER * max(map(len, labels), default=0)))))
+    columns = min(
+        len(labels), max(1, int(width / (0.36 + CHARACTER * max(map(len, labels), default=0))))
+    )
     lines = -(-len(labels) // max(1, columns))
     figure.set_size_inches(width, height + 0.14 * (max(0, lines - 1) + len(title.splitlines())))
     # The title belongs to the legend, because a title of the figure would overlap a legend outside
     # the axes.
     options: dict[str, Any] = {"title": title, "title_fontsize": 8} if title else {}
-    options |= {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.8, "borderaxespad": 0.2}
-    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // max(1, lines)), **options)
+    options |= {
+        "columnspacing": 1.0,
+        "handletextpad": 0.4,
+        "handlelength": 1.8,
+        "borderaxespad": 0.2,
+    }
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=-(-len(labels) // max(1, lines)),
+        **options,
+    )
     add_caption(figure, caption)
 
 
@@ -149,7 +162,9 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     # Single names come first.
     for label, name in sorted(names.items(), key=lambda pair: (pair[0] != pair[1], pair[0])):
         colour, marker = _hash(name), _hash(label[len(name) :] or name)
-        pairs = (((colour + step // count) % count, (marker + step) % count) for step in range(count**2))
+        pairs = (
+            ((colour + step // count) % count, (marker + step) % count) for step in range(count**2)
+        )
         pair = next((pair for pair in pairs if pair not in taken), (colour, marker))
         taken.add(pair)
         style = "-" if label == name else (0, (4, 1))
@@ -158,14 +173,22 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4, salt=SALT).digest(), "big") % len(COLOURS)
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=4, salt=SALT).digest(), "big"
+    ) % len(COLOURS)
 
 
 def band(
-    axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], look: Mapping[str, Any], **options: Any
+    axes: Axes,
+    x: Sequence[float],
+    values: Sequence[Sequence[float]],
+    look: Mapping[str, Any],
+    **options: Any,
 ) -> None:
     """Draws a line through the means at each x, in a band from the lowest to the highest value."""
-    lowest, highest, means = ([float(f(at_x)) for at_x in values] for f in (np.min, np.max, np.mean))
+    lowest, highest, means = (
+        [float(f(at_x)) for at_x in values] for f in (np.min, np.max, np.mean)
+    )
     axes.fill_between(x, lowest, highest, color=look["color"], alpha=0.15, linewidth=0)
     axes.plot(x, means, zorder=3, **look, **options)
 
@@ -185,8 +208,14 @@ def over_seeds(rows: Sequence[Mapping[str, Any]], marks: str, by: str = "encodin
     >>> over_seeds([{"encoding": "cope", "step": 4000, "seed": seed} for seed in (0, 1)], "bars: standard deviation")
     '4,000 steps; mean of 2 seeds; bars: standard deviation'
     """
-    groups = [[row for row in rows if row.get(by) == name] for name in {row.get(by): 0 for row in rows}]
+    groups = [
+        [row for row in rows if row.get(by) == name] for name in {row.get(by): 0 for row in rows}
+    ]
     steps = [max(row["step"] for row in group) for group in groups]
     seeds = [len({row["seed"] for row in group}) for group in groups]
-    trained, number = (" to ".join(f"{n:,}" for n in sorted({min(group), max(group)})) for group in (steps, seeds))
-    return f"{trained} steps; " + (f"mean of {number} seeds; {marks}" if max(seeds) > 1 else "1 seed")
+    trained, number = (
+        " to ".join(f"{n:,}" for n in sorted({min(group), max(group)})) for group in (steps, seeds)
+    )
+    return f"{trained} steps; " + (
+        f"mean of {number} seeds; {marks}" if max(seeds) > 1 else "1 seed"
+    )

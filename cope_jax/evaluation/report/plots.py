@@ -63,7 +63,9 @@ def write_plots(
 
 
 @rc_context(STYLE)
-def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[str], model: str = "") -> Figure:
+def error_by_split(
+    task: Task, records: Sequence[Record], encodings: Sequence[str], model: str = ""
+) -> Figure:
     """Plots the mean error on each fixed split.
 
     Error bars show the standard deviation over seeds, and dots show single seeds.
@@ -71,7 +73,9 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
     errors = _errors(task, records, encodings, task.evaluation_splits)
     splits = list(dict.fromkeys(split for _, split in errors))
     if not splits:
-        raise NothingToPlot(f"no record has the metric {task.metric!r} on a fixed split: evaluate the model first")
+        raise NothingToPlot(
+            f"no record has the metric {task.metric!r} on a fixed split: evaluate the model first"
+        )
     figure = Figure(figsize=(COLUMN_WIDTH, 2.2), layout="constrained")
     axes = figure.subplots()
     width, highest = 0.8 / len(encodings), unit_of(task.metric).highest
@@ -80,17 +84,29 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
         seed_errors = [errors.get((encoding, split), []) for split in splits]
         means = [float(np.mean(errors)) if errors else np.nan for errors in seed_errors]
         axes.bar(places, means, 0.86 * width, color=look["color"], alpha=0.3)
-        _points(axes, places, seed_errors, look | {"linestyle": "none"}, encoding, spread=0.6 * width, highest=highest)
+        _points(
+            axes,
+            places,
+            seed_errors,
+            look | {"linestyle": "none"},
+            encoding,
+            spread=0.6 * width,
+            highest=highest,
+        )
     axes.set_xticks(range(len(splits)), [words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
     # Bars begin at 0.
-    _error_axis(axes, task, [0.0, *(value for seed_errors in errors.values() for value in seed_errors)])
+    _error_axis(
+        axes, task, [0.0, *(value for seed_errors in errors.values() for value in seed_errors)]
+    )
     legend(figure, axes, _title(task, model), _caption(task, records, encodings, splits))
     return figure
 
 
 @rc_context(STYLE)
-def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[str], model: str = "") -> Figure:
+def error_by_length(
+    task: Task, records: Sequence[Record], encodings: Sequence[str], model: str = ""
+) -> Figure:
     """Plots the mean error against the sweep's length or level, and marks that of training.
 
     Error bars show the standard deviation over seeds, and dots show single seeds. The horizontal
@@ -98,9 +114,15 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
     the previous one.
     """
     errors = _errors(task, records, encodings, [split for _, split in task.sweep])
-    points = [(value, split) for value, split in task.sweep if any((e, split) in errors for e in encodings)]
+    points = [
+        (value, split)
+        for value, split in task.sweep
+        if any((e, split) in errors for e in encodings)
+    ]
     if not points:
-        raise NothingToPlot("no split of the task's sweep was measured: set evaluation.sweep_examples above 0")
+        raise NothingToPlot(
+            "no split of the task's sweep was measured: set evaluation.sweep_examples above 0"
+        )
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = np.array([value for value, _ in points], np.float64)
@@ -109,26 +131,44 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
     for number, (encoding, look) in enumerate(looks(encodings).items()):
         # Set aside, because many errors are exactly 0 or 100 %.
         aside = 0.008 * (number - (len(encodings) - 1) / 2)
-        places = values * (values[-1] / values[0]) ** aside if doubling else values + aside * np.ptp(values)
+        places = (
+            values * (values[-1] / values[0]) ** aside
+            if doubling
+            else values + aside * np.ptp(values)
+        )
         seed_errors = [errors.get((encoding, split), []) for _, split in points]
         _points(axes, places, seed_errors, look, encoding, spread=0.0, highest=highest)
     level_axis(axes, [(value, task.as_trained(split)) for value, split in points])
     axes.set_xlabel(task.sweep_label)
     _error_axis(axes, task, [value for seed_errors in errors.values() for value in seed_errors])
-    legend(figure, axes, _title(task, model), _caption(task, records, encodings, [split for _, split in points]))
+    legend(
+        figure,
+        axes,
+        _title(task, model),
+        _caption(task, records, encodings, [split for _, split in points]),
+    )
     return figure
 
 
 @rc_context(STYLE)
-def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[str], model: str = "") -> Figure:
+def learning_curves(
+    task: Task, curves: Sequence[Record], encodings: Sequence[str], model: str = ""
+) -> Figure:
     """Plots the mean error against training steps, by split; bands span all seeds."""
-    rows = [row for row in curves if row["encoding"] in encodings and row.get(task.metric) is not None]
+    rows = [
+        row for row in curves if row["encoding"] in encodings and row.get(task.metric) is not None
+    ]
     splits = [split for split in task.splits if select(rows, split=split)]
     if not splits:
-        raise NothingToPlot(f"no learning curve has {task.metric}: set training.evaluate_every above 0")
+        raise NothingToPlot(
+            f"no learning curve has {task.metric}: set training.evaluate_every above 0"
+        )
     columns = min(len(splits), 3)
     lines = -(-len(splits) // columns)
-    figure = Figure(figsize=(max(COLUMN_WIDTH, TEXT_WIDTH * columns / 3), 0.4 + 1.8 * lines), layout="constrained")
+    figure = Figure(
+        figsize=(max(COLUMN_WIDTH, TEXT_WIDTH * columns / 3), 0.4 + 1.8 * lines),
+        layout="constrained",
+    )
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for split, axes in zip(splits, panels, strict=False):
         for encoding, look in looks(encodings).items():
@@ -148,7 +188,9 @@ def _title(task: Task, model: str) -> str:
     return f"{words(task.metric)} on {words(task.name)}" + (f", {words(model)}" if model else "")
 
 
-def _caption(task: Task, records: Sequence[Record], encodings: Sequence[str], splits: Sequence[str]) -> str:
+def _caption(
+    task: Task, records: Sequence[Record], encodings: Sequence[str], splits: Sequence[str]
+) -> str:
     rows = [row for row in select(records, metric=task.metric) if row["encoding"] in encodings]
     rows = [row for row in rows if row["split"] in splits]
     return over_seeds(rows, "bars: standard deviation; dots: single seeds")
@@ -166,7 +208,9 @@ def _errors(
         for encoding in encodings:
             rows = select(records, encoding=encoding, split=split, metric=task.metric)
             if rows:
-                errors[encoding, split] = [unit_of(task.metric).scale * row["value"] for row in rows]
+                errors[encoding, split] = [
+                    unit_of(task.metric).scale * row["value"] for row in rows
+                ]
     return errors
 
 
@@ -195,15 +239,31 @@ def _points(
     at = [x for x, _, _ in shown]
     axes.plot(at, means, label=label, clip_on=False, zorder=3, **look)
     if stds.any():
-        bars = [np.minimum(stds, means), np.minimum(stds, np.inf if highest is None else highest - means)]
-        axes.errorbar(at, means, yerr=bars, fmt="none", color=look["color"], elinewidth=0.9, capsize=2, clip_on=False)
+        bars = [
+            np.minimum(stds, means),
+            np.minimum(stds, np.inf if highest is None else highest - means),
+        ]
+        axes.errorbar(
+            at,
+            means,
+            yerr=bars,
+            fmt="none",
+            color=look["color"],
+            elinewidth=0.9,
+            capsize=2,
+            clip_on=False,
+        )
     for x, seed_errors, _ in shown:
         if len(seed_errors) > 1:
             seeds = x + np.linspace(-spread / 2, spread / 2, len(seed_errors))
-            axes.scatter(seeds, seed_errors, s=6, color=look["color"], alpha=0.5, linewidths=0, clip_on=False)
+            axes.scatter(
+                seeds, seed_errors, s=6, color=look["color"], alpha=0.5, linewidths=0, clip_on=False
+            )
 
 
-def _curve(axes: Axes, rows: Sequence[Record], task: Task, look: Mapping[str, Any], label: str) -> None:
+def _curve(
+    axes: Axes, rows: Sequence[Record], task: Task, look: Mapping[str, Any], label: str
+) -> None:
     """Draws the mean over seeds at each step, and a band from the lowest to the highest seed."""
     by_step: dict[int, list[float]] = {}
     for row in sorted(rows, key=lambda row: row["step"]):

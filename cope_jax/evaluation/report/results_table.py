@@ -15,8 +15,13 @@ from cope_jax.evaluation.report.table import MISSING, Table, escaped, words
 
 def markdown(tables: Tables) -> str:
     """The tables of errors as GitHub Markdown, with a legend."""
-    parts = [results_table(view, tables.encodings, columns, "`").markdown() for view, columns in tables.cells.items()]
-    return "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {escaped(_metrics(tables))}"]) + "\n"
+    parts = [
+        results_table(view, tables.encodings, columns, "`").markdown()
+        for view, columns in tables.cells.items()
+    ]
+    return (
+        "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {escaped(_metrics(tables))}"]) + "\n"
+    )
 
 
 def latex(tables: Tables) -> str:
@@ -47,11 +52,20 @@ def _metrics(tables: Tables) -> str:
     return f"The errors are {'; '.join(named)}."
 
 
-def results_table(title: str, rows: Sequence[str], columns: Mapping[str, Mapping[str, Cell]], quote: str = "") -> Table:
+def results_table(
+    title: str, rows: Sequence[str], columns: Mapping[str, Mapping[str, Cell]], quote: str = ""
+) -> Table:
     """A row for each name, with `quote` around it, and a column of cells for each heading."""
     cells = [[column.get(name) for column in columns.values()] for name in rows]
-    texts = [[f"{quote}{name}{quote}", *map(_text, row)] for name, row in zip(rows, cells, strict=True)]
-    bold = {(n, m) for n, row in enumerate(cells) for m, cell in enumerate(row, start=1) if cell and cell.best}
+    texts = [
+        [f"{quote}{name}{quote}", *map(_text, row)] for name, row in zip(rows, cells, strict=True)
+    ]
+    bold = {
+        (n, m)
+        for n, row in enumerate(cells)
+        for m, cell in enumerate(row, start=1)
+        if cell and cell.best
+    }
     return Table(title, ["encoding", *columns], texts, bold=bold)
 
 
@@ -60,14 +74,21 @@ def picture(tables: Tables, title: str) -> Figure:
     """The tables as a picture, one next to the other; the colour of a cell is its error."""
     names, views = tables.encodings, len(tables.cells)
     widest = max(map(len, tables.cells.values()))
-    figure = Figure(figsize=(1.2 + 0.42 * widest * views, 1.0 + 0.25 * len(names)), layout="constrained")
+    figure = Figure(
+        figsize=(1.2 + 0.42 * widest * views, 1.0 + 0.25 * len(names)), layout="constrained"
+    )
     figure.suptitle(title, fontsize=9)
     panels = figure.subplots(1, views, sharey=True, squeeze=False)[0]
     for axes, (view, columns) in zip(panels, tables.cells.items(), strict=True):
         headings = [heading for heading in columns if heading != RANK]
         shown = [[columns[heading].get(name) for heading in headings] for name in names]
-        values = [[math.nan if cell is None or cell.mean is None else cell.mean for cell in row] for row in shown]
-        axes.imshow(np.array(values), COLOURS, vmin=0, vmax=1 if tables.unit.symbol else None, aspect="auto")
+        values = [
+            [math.nan if cell is None or cell.mean is None else cell.mean for cell in row]
+            for row in shown
+        ]
+        axes.imshow(
+            np.array(values), COLOURS, vmin=0, vmax=1 if tables.unit.symbol else None, aspect="auto"
+        )
         axes.set_title(view)
         axes.set_xticks(range(len(headings)), headings, rotation=90)
         axes.set_yticks(range(len(names)), names)
@@ -96,7 +117,13 @@ def _latex(text: str) -> str:
 
 
 _LATEX = str.maketrans(
-    {"±": r"$\pm$", "–": "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    {
+        "±": r"$\pm$",
+        "–": "--",
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
     | {sign: f"\\{sign}" for sign in "&%$#_{}"}
 )
 

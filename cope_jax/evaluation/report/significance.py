@@ -144,17 +144,25 @@ def differences(
     all differences that are shown, at most one in twenty is expected to be due to chance.
     """
     pairs = itertools.combinations(errors, 2)
-    tested = {(a, b): compared for a, b in pairs if (compared := difference(errors[a], errors[b], examples))}
+    tested = {
+        (a, b): compared
+        for a, b in pairs
+        if (compared := difference(errors[a], errors[b], examples))
+    }
     if not tested:
         return {}
-    corrected = stats.false_discovery_control([compared.p for compared in tested.values()], method="bh")
+    corrected = stats.false_discovery_control(
+        [compared.p for compared in tested.values()], method="bh"
+    )
     return {
         pair: dataclasses.replace(compared, shown=bool(p <= 1 - CONFIDENCE))
         for (pair, compared), p in zip(tested.items(), corrected, strict=True)
     }
 
 
-def indistinguishable(errors: Mapping[str, Mapping[int, float]], examples: int | None = None) -> set[str]:
+def indistinguishable(
+    errors: Mapping[str, Mapping[int, float]], examples: int | None = None
+) -> set[str]:
     """The encodings that no other one is shown to be better than; empty if no difference is shown.
 
     An encoding counts if it can be compared with at least one other encoding.
@@ -196,7 +204,11 @@ def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str,
         low = high = mean
         if len(column) > 1 and np.ptp(column) > 0:
             resampled = stats.bootstrap(
-                (column,), np.mean, confidence_level=CONFIDENCE, method="percentile", rng=np.random.default_rng(seed)
+                (column,),
+                np.mean,
+                confidence_level=CONFIDENCE,
+                method="percentile",
+                rng=np.random.default_rng(seed),
             )
             low, high = map(float, resampled.confidence_interval)
         by_name[name] = Rank(mean, low, high)

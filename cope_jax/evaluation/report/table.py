@@ -53,7 +53,9 @@ class Table:
             show_header=any(self.headings),
         )
         for number, heading in enumerate(self.headings):
-            longest = max((len(line) for row in self.rows for line in row[number].split("\n")), default=0)
+            longest = max(
+                (len(line) for row in self.rows for line in row[number].split("\n")), default=0
+            )
             shown.add_column(
                 escape(heading),
                 justify="left" if number < self.text_columns else "right",
@@ -62,18 +64,34 @@ class Table:
                 no_wrap=number >= self.text_columns and any(self.headings),
             )
         for row_number, row in enumerate(self.rows):
-            shown.add_row(*(self._shown(cell, (row_number, number) in self.bold) for number, cell in enumerate(row)))
+            shown.add_row(
+                *(
+                    self._shown(cell, (row_number, number) in self.bold)
+                    for number, cell in enumerate(row)
+                )
+            )
         return shown
 
     def markdown(self) -> str:
         """The table as Markdown, under its title."""
         marks = ["---"] * self.text_columns + ["---:"] * (len(self.headings) - self.text_columns)
         rows = [
-            [self._written(cell, (row_number, number) in self.bold) for number, cell in enumerate(row)]
+            [
+                self._written(cell, (row_number, number) in self.bold)
+                for number, cell in enumerate(row)
+            ]
             for row_number, row in enumerate(self.rows)
         ]
         title = [f"**{self.title}**", ""] if self.title else []
-        return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in (map(escaped, self.headings), marks, *rows))])
+        return "\n".join(
+            [
+                *title,
+                *(
+                    f"| {' | '.join(line)} |"
+                    for line in (map(escaped, self.headings), marks, *rows)
+                ),
+            ]
+        )
 
     @staticmethod
     def _shown(cell: str, is_bold: bool) -> Text:
@@ -106,7 +124,9 @@ def share(value: float | None, interval: Sequence[float] = ()) -> str:
     >>> share(0.5), share(0.5, (0.4, 0.6))
     ('50.0', '50.0 [40.0, 60.0]')
     """
-    return figure(value, 1, 100) + (f" [{', '.join(figure(end, 1, 100) for end in interval)}]" if interval else "")
+    return figure(value, 1, 100) + (
+        f" [{', '.join(figure(end, 1, 100) for end in interval)}]" if interval else ""
+    )
 
 
 def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> str:
@@ -118,7 +138,9 @@ def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> 
     summary = summarise(scale * value for value in values if not math.isnan(value))
     if summary is None:
         return MISSING
-    return figure(summary.mean, decimals) + ("" if summary.std is None else f" ± {summary.std:.{decimals}f}")
+    return figure(summary.mean, decimals) + (
+        "" if summary.std is None else f" ± {summary.std:.{decimals}f}"
+    )
 
 
 def words(name: str) -> str:

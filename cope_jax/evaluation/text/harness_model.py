@@ -44,7 +44,11 @@ NEW_TOKENS = 256
 """Maximum number of new tokens if a task does not set it; at most half of the model's length."""
 # The first that is set counts.
 _COUNTS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_PER_UNIT = {"word_perplexity": "perplexity", "byte_perplexity": "bits_per_byte", "bits_per_byte": "bits_per_byte"}
+_PER_UNIT = {
+    "word_perplexity": "perplexity",
+    "byte_perplexity": "bits_per_byte",
+    "bits_per_byte": "bits_per_byte",
+}
 """Metrics of the harness, and the results of `Counts` that stand or fall with them."""
 _CHUNK = 8  # tokens that are generated before stop texts are looked for
 
@@ -72,7 +76,15 @@ class HarnessModel:
       ConfigError: a number is too small, or a table of the encoding has fewer than L positions.
     """
 
-    def __init__(self, model: Any, codec: Codec, length: int, *, ends: Sequence[int] = (), batch_size: int = 16):
+    def __init__(
+        self,
+        model: Any,
+        codec: Codec,
+        length: int,
+        *,
+        ends: Sequence[int] = (),
+        batch_size: int = 16,
+    ):
         check_at_least(1, "harness", length=length, batch_size=batch_size)
         check_length(model, length)
         self.lost: dict[str, tuple[int, int]] = {}
@@ -106,7 +118,9 @@ class HarnessModel:
             before = self.lost.get(request.task_name, (0, 0))
             self.lost[request.task_name] = before[0] + words, before[1] + changed
             texts.append(_windows(tokens, self.length))
-        results = iter(self._score([window for text in texts for window in text], "loglikelihood_rolling"))
+        results = iter(
+            self._score([window for text in texts for window in text], "loglikelihood_rolling")
+        )
         return [sum(next(results)[0] for _ in text) for text in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
@@ -129,11 +143,15 @@ class HarnessModel:
         with Progress(len(requests), "text", label="generate_until", leave=False) as progress:
             for settings, numbers in groups.items():
                 room = self.length - settings.new_tokens
-                prompts = {number: self._tokens(requests[number].args[0])[-room:] for number in numbers}
+                prompts = {
+                    number: self._tokens(requests[number].args[0])[-room:] for number in numbers
+                }
                 order = sorted(numbers, key=lambda number: -len(prompts[number]))
                 for start in range(0, len(order), self._rows):
                     batch = order[start : start + self._rows]
-                    rows = self._generate([prompts[number] for number in batch], batch, settings, room)
+                    rows = self._generate(
+                        [prompts[number] for number in batch], batch, settings, room
+                    )
                     for number, text in zip(batch, rows, strict=True):
                         texts[number] = text
                     progress.advance(len(batch))
@@ -148,7 +166,9 @@ class HarnessModel:
         continuation = context[len(bare) :] + continuation
         before, whole = self._tokens(bare), self._tokens(bare + continuation)
         # A token across the border would leave nothing to measure.
-        after = whole[len(before) :] if len(whole) > len(before) else self._codec.encode(continuation)
+        after = (
+            whole[len(before) :] if len(whole) > len(before) else self._codec.encode(continuation)
+        )
         if len(after) > self.length:
             raise ConfigError(
                 f"a continuation has {len(after)} tokens, but the model reads {self.length}: {continuation[:40]!r}; "
@@ -156,7 +176,9 @@ class HarnessModel:
             )
         return np.concatenate([before, after])[-self.length - 1 :], len(after)
 
-    def _score(self, parts: Sequence[tuple[np.ndarray, int]], label: str) -> list[tuple[float, bool]]:
+    def _score(
+        self, parts: Sequence[tuple[np.ndarray, int]], label: str
+    ) -> list[tuple[float, bool]]:
         """Measures the last `count` tokens of each (tokens, count): see `loglikelihood`."""
         kept = [number for number, (_, count) in enumerate(parts) if count]
         results = [(0.0, True)] * len(parts)
@@ -172,7 +194,9 @@ class HarnessModel:
         for row, number in enumerate(kept):
             counted = slice(starts[row] + pieces.context[row], starts[row] + sizes[row])
             if not np.isfinite(nats[counted]).all():
-                raise ConfigError("a likelihood is not finite: the model has diverged, use an earlier checkpoint")
+                raise ConfigError(
+                    "a likelihood is not finite: the model has diverged, use an earlier checkpoint"
+                )
             results[number] = -float(nats[counted].sum()), bool(best[counted].all())
         return results
 
@@ -191,10 +215,16 @@ class HarnessModel:
         return nats, best
 
     def _generate(
-        self, prompts: Sequence[np.ndarray], numbers: Sequence[int], settings: "_Settings", room: int
+        self,
+        prompts: Sequence[np.ndarray],
+        numbers: Sequence[int],
+        settings: "_Settings",
+        room: int,
     ) -> list[str]:
         """Continues one batch. `numbers` are those of the requests."""
-        rows = [Continuation(self._codec.decode, prompt.tolist(), settings.until) for prompt in prompts]
+        rows = [
+            Continuation(self._codec.decode, prompt.tolist(), settings.until) for prompt in prompts
+        ]
         # The last row again, so that each batch has the same shape.
         missing = self._rows - len(prompts)
         parts = generate_stream(
@@ -220,7 +250,10 @@ class HarnessModel:
 
 
 def load(
-    folder: str | Path, seed: int | None = None, length: int | None = None, batch_size: int | None = None
+    folder: str | Path,
+    seed: int | None = None,
+    length: int | None = None,
+    batch_size: int | None = None,
 ) -> HarnessModel:
     """Loads a decoder from a folder with a run on text, or with an exported or published model.
 
@@ -235,16 +268,24 @@ def load(
       ConfigError: there is no such model, or its text has no probability.
     """
     loaded = load_folder(folder)
-    if loaded.name not in models.able("score") or not (loaded.task is None or isinstance(loaded.task, TextTask)):
+    if loaded.name not in models.able("score") or not (
+        loaded.task is None or isinstance(loaded.task, TextTask)
+    ):
         task = "" if loaded.task is None else f" on {loaded.task.name}"
         raise ConfigError(f"{folder} holds a {loaded.name}{task}: choose a decoder of text")
     generator = text_model.load(folder, seed)
     length = generator.length if length is None else length
     if batch_size is None:
-        tokens = 0 if loaded.experiment is None else loaded.experiment.evaluation.batch_size * generator.length
+        tokens = (
+            0
+            if loaded.experiment is None
+            else loaded.experiment.evaluation.batch_size * generator.length
+        )
         batch_size = max(1, tokens // length) if tokens else 16
     codec = generator.codec
-    return HarnessModel(generator.model, codec, length, ends=codec.ends or codec.begin, batch_size=batch_size)
+    return HarnessModel(
+        generator.model, codec, length, ends=codec.ends or codec.begin, batch_size=batch_size
+    )
 
 
 def as_lm(model: HarnessModel) -> Any:
@@ -271,7 +312,9 @@ def as_lm(model: HarnessModel) -> Any:
     return Adapter()
 
 
-def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) -> tuple[list[Record], dict[str, str]]:
+def records(
+    measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]
+) -> tuple[list[Record], dict[str, str]]:
     """Makes a record for each metric of each task or group, except those of another text.
 
     Args:
@@ -285,7 +328,11 @@ def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) ->
     rows: list[Record] = []
     left_out: dict[str, str] = {}
     for task, values in sorted({**results, **groups}.items()):
-        sums = [pair for name, pair in lost.items() if name == task or task in groups or name not in results]
+        sums = [
+            pair
+            for name, pair in lost.items()
+            if name == task or task in groups or name not in results
+        ]
         counts = Counts(1, 1, 1, *map(sum, zip(*sums, strict=True)))
         kept = counts.per_unit(0.0)
         for name, value in values.items():
@@ -330,7 +377,9 @@ class _Settings(NamedTuple):
         temperature = values.get("temperature", 1.0 if sampled else 0.0)
         settings = cls(
             until=tuple(text for text in ([until] if isinstance(until, str) else until) if text),
-            new_tokens=_number("max_gen_toks", next(given, max(1, min(NEW_TOKENS, length // 2))), int),
+            new_tokens=_number(
+                "max_gen_toks", next(given, max(1, min(NEW_TOKENS, length // 2))), int
+            ),
             temperature=0.0 if sampled is False else _number("temperature", temperature, float),
             # 0 stands for all tokens.
             top_k=_number("top_k", values.get("top_k") or 0, int) or None,
@@ -359,7 +408,8 @@ def _windows(tokens: np.ndarray, length: int) -> Iterable[tuple[np.ndarray, int]
     """
     ends = [*range(length, len(tokens) - 1, length), len(tokens) - 1]
     return [
-        (tokens[max(0, end - length) : end + 1], end - begin) for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+        (tokens[max(0, end - length) : end + 1], end - begin)
+        for begin, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
 
 
@@ -371,5 +421,9 @@ def _power_of_two(number: int) -> int:
 @functools.partial(jax.jit, static_argnums=0)
 def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
     model = nnx.merge(graphdef.graph, state)
-    logits_BLV = model(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"])
-    return cross_entropy(logits_BLV, batch["targets"]), logits_BLV.argmax(axis=-1) == batch["targets"]
+    logits_BLV = model(
+        batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"]
+    )
+    return cross_entropy(logits_BLV, batch["targets"]), logits_BLV.argmax(axis=-1) == batch[
+        "targets"
+    ]

@@ -54,7 +54,10 @@ class Windows:
         for start in range(0, len(self), size):
             batch = self.take(range(start, min(start + size, len(self))))
             missing = ((0, size - len(batch["inputs"])), (0, 0))
-            yield {name: np.pad(x, missing, constant_values=blank.get(name, 0)) for name, x in batch.items()}
+            yield {
+                name: np.pad(x, missing, constant_values=blank.get(name, 0))
+                for name, x in batch.items()
+            }
 
 
 def sliding(
@@ -91,10 +94,14 @@ def sliding(
             f"the text must have at least 2 tokens, one to read and one to predict, got {count + 1}: give a longer text"
         )
     if stride > length:
-        raise ConfigError(f"a stride of {stride} leaves tokens out between windows of {length}: lower the stride")
+        raise ConfigError(
+            f"a stride of {stride} leaves tokens out between windows of {length}: lower the stride"
+        )
     bounds = np.array([0, count]) if bounds is None else bounds
     if width < min(length, np.diff(bounds).max()):
-        raise ConfigError(f"rows of {width} tokens have no room for a window of {length}: give a larger width")
+        raise ConfigError(
+            f"rows of {width} tokens have no room for a window of {length}: give a larger width"
+        )
     pieces = cut(bounds, length, stride)
     return Windows(tokens, pieces, fit(pieces.sizes.tolist(), width), width)
 
@@ -138,22 +145,30 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
     with Progress(count, "token", label=label, leave=False) as progress:
         for batch in windows.batches(batch_size):
             counts = batch["entries"] >= 0
-            nats[batch["entries"][counts]] = np.asarray(_losses(graphdef, state, batch), np.float64)[counts]
+            nats[batch["entries"][counts]] = np.asarray(
+                _losses(graphdef, state, batch), np.float64
+            )[counts]
             seen[batch["entries"][counts]] = batch["positions"][counts] + 1
             progress.advance(int(counts.sum()))
     if not np.isfinite(nats).all():
         first = int(np.argmin(np.isfinite(nats)))
-        raise ConfigError(f"the loss of token {first} is not finite: the model has diverged, use an earlier checkpoint")
+        raise ConfigError(
+            f"the loss of token {first} is not finite: the model has diverged, use an earlier checkpoint"
+        )
     return Losses(nats, seen)
 
 
 def check_length(model: Any, length: int) -> None:
     """Raises ConfigError if windows of this length are longer than a table of the encoding."""
-    check_positions(model, length, f"windows of {length} tokens are too long", "ask for shorter ones")
+    check_positions(
+        model, length, f"windows of {length} tokens are too long", "ask for shorter ones"
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> Array:
     model = nnx.merge(graphdef.graph, state)
-    logits_BLV = model(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"])
+    logits_BLV = model(
+        batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"]
+    )
     return cross_entropy(logits_BLV, batch["targets"])

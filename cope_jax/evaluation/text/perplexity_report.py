@@ -32,7 +32,14 @@ FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
 
 
 def read(
-    model: Any, task: TextTask, split: str, length: int, stride: int, width: int, batch_size: int, label: str = "loss"
+    model: Any,
+    task: TextTask,
+    split: str,
+    length: int,
+    stride: int,
+    width: int,
+    batch_size: int,
+    label: str = "loss",
 ) -> Losses:
     """Measures the loss of every token of a split, in sliding windows.
 
@@ -43,7 +50,9 @@ def read(
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
-        windows = sliding(entries.tokens, length, stride, max(1, min(width, len(entries))), _bounds(task, entries))
+        windows = sliding(
+            entries.tokens, length, stride, max(1, min(width, len(entries))), _bounds(task, entries)
+        )
         measured = losses(model, windows, batch_size, label)
         nats.append(measured.nats[entries.counted])
         seen.append(measured.seen[entries.counted])
@@ -52,7 +61,9 @@ def read(
 
 def check_length(model: Any, task: TextTask, split: str, length: int) -> None:
     """ConfigError if a table of the encoding is too short for windows of `length` tokens."""
-    longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.token_streams(split))
+    longest = max(
+        int(np.diff(_bounds(task, entries)).max()) for entries in task.token_streams(split)
+    )
     likelihood.check_length(model, min(length, longest))
 
 
@@ -89,9 +100,13 @@ def figures_table(records: Sequence[Record]) -> Table:
     for length in lengths(records):
         selected = select(records, length=length)
         cells = [_cell([row[name] for row in selected]) for name in figures]
-        rows.append([str(length), str(selected[0]["stride"]), f"{selected[0]['known_tokens']:.1f}", *cells])
+        rows.append(
+            [str(length), str(selected[0]["stride"]), f"{selected[0]['known_tokens']:.1f}", *cells]
+        )
     headings = ["length", "stride", "tokens seen", *map(words, figures)]
-    left_out = Counts(**{field.name: first.get(field.name, 0) for field in dataclasses.fields(Counts)}).left_out
+    left_out = Counts(
+        **{field.name: first.get(field.name, 0) for field in dataclasses.fields(Counts)}
+    ).left_out
     caption = "; ".join(filter(None, (whole_text_note(records), left_out)))
     return Table(f"{first['split']}: {counts}", headings, rows, caption=caption)
 
@@ -132,7 +147,12 @@ def loss_by_position(records: Sequence[Record], model: str = "") -> Figure:
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
     axes.set_ylabel("loss (nats per token)")
-    legend(figure, axes, f"loss on {records[0]['split']}, {model}", _caption(records, "bands: lowest to highest seed"))
+    legend(
+        figure,
+        axes,
+        f"loss on {records[0]['split']}, {model}",
+        _caption(records, "bands: lowest to highest seed"),
+    )
     return figure
 
 
@@ -144,10 +164,19 @@ def by_length(records: Sequence[Record], metric: str, trained: int, model: str =
     """
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
-    values = [[row[metric] for row in select(records, length=length)] for length in lengths(records)]
+    values = [
+        [row[metric] for row in select(records, length=length)] for length in lengths(records)
+    ]
     axes.plot(lengths(records), [np.mean(seed_values) for seed_values in values], **line(0))
     for length, seed_values in zip(lengths(records), values, strict=True):
-        axes.scatter([length] * len(seed_values), seed_values, s=6, color=line(0)["color"], alpha=0.5, linewidths=0)
+        axes.scatter(
+            [length] * len(seed_values),
+            seed_values,
+            s=6,
+            color=line(0)["color"],
+            alpha=0.5,
+            linewidths=0,
+        )
     level_axis(axes, [(length, length == trained) for length in lengths(records)])
     axes.set_xlabel("length of the context")
     axes.set_ylabel(words(metric))

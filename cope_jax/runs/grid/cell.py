@@ -46,8 +46,14 @@ class Cell:
         if not isinstance(self.config, ExperimentConfig):
             raise ConfigError(f"a cell needs a config, not {self.config!r}: pass cj.config(name)")
         seeds = self.seeds
-        if not isinstance(seeds, tuple) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-            raise ConfigError(f"the seeds of a cell must be whole numbers of at least 0, such as (0,), not {seeds!r}")
+        if (
+            not isinstance(seeds, tuple)
+            or not seeds
+            or not all(type(seed) is int and seed >= 0 for seed in seeds)
+        ):
+            raise ConfigError(
+                f"the seeds of a cell must be whole numbers of at least 0, such as (0,), not {seeds!r}"
+            )
         object.__setattr__(self, "label", self.label or self.config.encoding)
         for field, name in (("setting", self.setting), ("label", self.label)):
             if not isinstance(name, str) or (name and not folder_name(name)):
@@ -103,7 +109,9 @@ def folder_name(label: str) -> str:
     return name if name.strip(".") else ""
 
 
-def plan(configs: Mapping[str, ExperimentConfig], seeds: int, width: int, workdir: Path) -> list[Cell]:
+def plan(
+    configs: Mapping[str, ExperimentConfig], seeds: int, width: int, workdir: Path
+) -> list[Cell]:
     """Lists the cells of each config, by label.
 
     The cells of one label together have the seeds from 0 to `seeds` − 1.

@@ -90,7 +90,9 @@ def run(job: Job, stopped: Callable[[], int] = lambda: 0) -> str | None:
                 now = time.monotonic()
                 if job.time_limit is not None and asked is None and last_line(log) == WAITS:
                     began = now
-                late = late or (asked is None and job.time_limit is not None and now - began > job.time_limit)
+                late = late or (
+                    asked is None and job.time_limit is not None and now - began > job.time_limit
+                )
                 if asked is None and (late or stopped()):
                     asked = now
                     process.terminate()

@@ -41,7 +41,9 @@ def gpus() -> list[str]:
     if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in given.split(",") if name]
     try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return []
     return [str(number) for number in range(len(listed.splitlines()))]
@@ -74,7 +76,9 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
                     if not try_lock(file):
                         continue
                 except OSError as error:
-                    sys.exit(f"error: {folder} cannot hold locks ({error.strerror}): delete it, or set TMPDIR")
+                    sys.exit(
+                        f"error: {folder} cannot hold locks ({error.strerror}): delete it, or set TMPDIR"
+                    )
                 locks[name] = file
                 if len(locks) == count:
                     for file in locks.values():
@@ -104,7 +108,9 @@ def _lock_folder() -> Path:
             if os.fstat(opened).st_uid == os.geteuid():
                 os.fchmod(opened, 0o700)
                 return folder
-    sys.exit(f"error: {' and '.join(map(str, folders))} cannot hold locks: set TMPDIR to a folder of your own")
+    sys.exit(
+        f"error: {' and '.join(map(str, folders))} cannot hold locks: set TMPDIR to a folder of your own"
+    )
 
 
 def wait_for(lock: Path, seconds: float = 120.0) -> bool:

@@ -61,7 +61,13 @@ class Local:
     moment. So a cell that resumes has the same number of threads, and the same rounding.
     """
 
-    def __init__(self, slots: int, cores: int | None = None, devices: int = 0, runner: Callable[..., str | None] = run):
+    def __init__(
+        self,
+        slots: int,
+        cores: int | None = None,
+        devices: int = 0,
+        runner: Callable[..., str | None] = run,
+    ):
         self.slots, self.devices, self._runner = slots, devices, runner
         self.cores = claims.cores() // slots if cores is None else cores
         self._stops = 0
@@ -85,7 +91,9 @@ class Ray:
     grid.
     """
 
-    def __init__(self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]):
+    def __init__(
+        self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]
+    ):
         self._ray = _library("ray")
         # A Ray that starts here sends nothing to its makers.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -103,7 +111,9 @@ class Ray:
                 f"RAY_AUTH_MODE=token if the cluster has a token"
             ) from error
         self.slots, self.cores, self.devices = slots, cores, 0
-        self._task = self._ray.remote(num_cpus=cores, num_gpus=devices, resources=resources, max_retries=0)(run)
+        self._task = self._ray.remote(
+            num_cpus=cores, num_gpus=devices, resources=resources, max_retries=0
+        )(run)
         self._references: list[Any] = []
 
     def start(self, job: Job) -> Waiting:
@@ -123,9 +133,19 @@ class Ray:
 class Slurm:
     """Jobs of Slurm, by submitit; `cluster` is "slurm", or "local" for processes without Slurm."""
 
-    def __init__(self, slots: int, folder: Path, cores: int, devices: int, options: dict[str, Any], cluster: str):
+    def __init__(
+        self,
+        slots: int,
+        folder: Path,
+        cores: int,
+        devices: int,
+        options: dict[str, Any],
+        cluster: str,
+    ):
         if "%" in str(folder.absolute()):  # the path of a log is a pattern
-            raise ConfigError(f"{folder} has a % in its path, which Slurm replaces: choose another --workdir")
+            raise ConfigError(
+                f"{folder} has a % in its path, which Slurm replaces: choose another --workdir"
+            )
         submitit = _library("submitit")
         self.slots, self.cores, self.devices = slots, cores, 0
         gpu = {"gpus_per_node": devices} if devices else {}
@@ -133,7 +153,9 @@ class Slurm:
             self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
             self._executor.update_parameters(cpus_per_task=cores, **gpu, **options)
         except (RuntimeError, ValueError, NameError, TypeError, AssertionError) as error:
-            raise ConfigError(f"--engine=slurm does not work here ({str(error).splitlines()[0]})") from error
+            raise ConfigError(
+                f"--engine=slurm does not work here ({str(error).splitlines()[0]})"
+            ) from error
         self._jobs: list[Any] = []
 
     def start(self, job: Job) -> Waiting:
@@ -150,7 +172,12 @@ class Slurm:
 
 
 def choose(
-    kind: str, workdir: Path, cores: int, devices: int, resources: Sequence[str] = (), address: str | None = None
+    kind: str,
+    workdir: Path,
+    cores: int,
+    devices: int,
+    resources: Sequence[str] = (),
+    address: str | None = None,
 ) -> Callable[[int], Engine]:
     """Checks what an engine is given, and returns a function that starts it with a number of slots.
 
@@ -165,9 +192,13 @@ def choose(
     options = read_resources(resources)
     if kind == "local":
         if options or address:
-            raise ConfigError("--resources and --address are for --engine=ray and --engine=slurm: omit them")
+            raise ConfigError(
+                "--resources and --address are for --engine=ray and --engine=slurm: omit them"
+            )
         if cores > claims.cores():
-            raise ConfigError(f"a cell needs {cores} cores, but this machine shows {claims.cores()}: lower --cores")
+            raise ConfigError(
+                f"a cell needs {cores} cores, but this machine shows {claims.cores()}: lower --cores"
+            )
         default_slots(cores, devices)  # the machine may have too few GPUs
         return lambda slots: Local(slots, cores, devices)
     if mirror := Mirror.of(workdir):
@@ -209,7 +240,9 @@ def default_slots(cores: int, devices: int) -> int:
         return max(1, claims.cores() // cores)
     shown = len(claims.gpus())
     if shown < devices:
-        raise ConfigError(f"a cell needs {devices} GPUs, but this machine shows {shown}: lower --gpus")
+        raise ConfigError(
+            f"a cell needs {devices} GPUs, but this machine shows {shown}: lower --gpus"
+        )
     return shown // devices
 
 

@@ -92,7 +92,9 @@ class Grid:
                     EncodingConfig.parse(cell.config.encoding, cell.config.encodings)
                     options = json.dumps(recipe["task"])
                     if options not in made:
-                        made[options] = tasks.create(cell.config.task.name, **cell.config.task.options)
+                        made[options] = tasks.create(
+                            cell.config.task.name, **cell.config.task.options
+                        )
                     create_learner(cell.config, made[options])
             except ConfigError as error:
                 raise ConfigError(f"cell {cell.name}: {error}") from error
@@ -155,7 +157,10 @@ class Grid:
             cells = [cell for cell in self.cells if not self._result(cell).exists()]
             if cells and processes.is_first():
                 slots = min(jobs if engine is None else engine.slots, len(cells))
-                print(f"{len(cells)} of {len(self.cells)} cells to train, {slots} at a time", file=sys.stderr)
+                print(
+                    f"{len(cells)} of {len(self.cells)} cells to train, {slots} at a time",
+                    file=sys.stderr,
+                )
         if not cells:
             return
         finished = finished or (lambda: None)
@@ -167,7 +172,10 @@ class Grid:
         except (Interrupted, KeyboardInterrupt):
             if processes.is_first():
                 count = sum(self._result(cell).exists() for cell in self.cells)
-                print(f"{count} of {len(self.cells)} cells in {shown(self.workdir)} are finished", file=sys.stderr)
+                print(
+                    f"{count} of {len(self.cells)} cells in {shown(self.workdir)} are finished",
+                    file=sys.stderr,
+                )
             raise
 
     def _train_here(self, cells: Sequence[Cell], finished: Callable[[], object]) -> None:
@@ -178,14 +186,18 @@ class Grid:
             config, key = cell.config, repr(cell.config)
             if key not in experiments:
                 if repr(config.task) not in made:
-                    made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
+                    made = {
+                        repr(config.task): tasks.create(config.task.name, **config.task.options)
+                    }
                 experiments = {key: Experiment(config, made[repr(config.task)])}
             # The peak of memory includes that of all earlier runs of this process, so only the
             # first run has one.
             fields = {**cell.fields, **({"memory_gib": None} if number else {})}
             label = f"[{self.cells.index(cell) + 1}/{len(self.cells)}] {cell.name}"
             folder = cell.folder(self.workdir)
-            experiments[key].train(folder, cell.seeds, label=label, fields=fields, environment=environment)
+            experiments[key].train(
+                folder, cell.seeds, label=label, fields=fields, environment=environment
+            )
             finished()
 
     def _train_on(
@@ -198,7 +210,9 @@ class Grid:
     ) -> None:
         commit, folder, cwd = recording.commit() or "", self.workdir.resolve(), Path.cwd()
         needs = (engine.cores, engine.devices, time_limit)
-        jobs = [(cell, Job(cell.folder(folder), cell.to_json(), cwd, commit, *needs)) for cell in cells]
+        jobs = [
+            (cell, Job(cell.folder(folder), cell.to_json(), cwd, commit, *needs)) for cell in cells
+        ]
         number, failure = drive(jobs, engine, stop_at_failure=stop_at_failure, finished=finished)
         if failure and stop_at_failure:
             self._raise(failure)
@@ -260,4 +274,6 @@ class Grid:
         if not times:
             return None
         means = {key: sum(values) / len(values) for key, values in times.items()}
-        return sum(means.get((c.setting, c.label), means.get((c.setting,), means[()])) for c in waiting)
+        return sum(
+            means.get((c.setting, c.label), means.get((c.setting,), means[()])) for c in waiting
+        )

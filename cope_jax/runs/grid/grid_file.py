@@ -15,8 +15,15 @@ def find(name: str) -> str:
     """The path of a grid that is given by its name in experiments/grids, or by its path."""
     folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
     known = {file.stem: str(file) for file in folder.glob("*.py")}
-    if name not in known and not Path(name).is_file() and "/" not in name and not name.endswith(".py"):
-        raise ConfigError(f"{unknown('grid', name, known)}; or give the path of a grid file, such as ./{name}.py")
+    if (
+        name not in known
+        and not Path(name).is_file()
+        and "/" not in name
+        and not name.endswith(".py")
+    ):
+        raise ConfigError(
+            f"{unknown('grid', name, known)}; or give the path of a grid file, such as ./{name}.py"
+        )
     return known.get(name, name)
 
 
@@ -31,7 +38,9 @@ def read(path: str) -> list[Cell]:
             raise ConfigError(f"{wanted}, not {path} (it has none)")
         yielded = get_cells()
         if not isinstance(yielded, Iterable):
-            raise ConfigError(f"{path} has no cells: get_cells() must yield or return them, not return {yielded!r}")
+            raise ConfigError(
+                f"{path} has no cells: get_cells() must yield or return them, not return {yielded!r}"
+            )
         cells = list(yielded)
     except ConfigError:
         raise
@@ -41,12 +50,21 @@ def read(path: str) -> list[Cell]:
         raise ConfigError(f"{path} has no cells: get_cells() must yield at least one")
     for cell in cells:
         if not isinstance(cell, Cell):
-            raise ConfigError(f"{path}: get_cells() must yield cells of cope_jax.runs.grid.cell, not {cell!r}")
+            raise ConfigError(
+                f"{path}: get_cells() must yield cells of cope_jax.runs.grid.cell, not {cell!r}"
+            )
     return cells
 
 
 def _reason(error: Exception) -> str:
     """The error in one line, with its line in the grid file."""
-    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
-    lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.name == "get_cells"]
+    reason = (
+        getattr(error, "strerror", None)
+        or f"{type(error).__name__}: {' '.join(str(error).split())}"
+    )
+    lines = [
+        str(frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.name == "get_cells"
+    ]
     return f"line {lines[-1]}: {reason}" if lines else str(reason)

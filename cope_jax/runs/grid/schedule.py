@@ -62,14 +62,21 @@ def drive(
     try:
         with GracefulStop() as stop, _View(jobs) as view:
             while True:
-                while waiting and len(running) < engine.slots and not asked and time.monotonic() >= next_try:
+                while (
+                    waiting
+                    and len(running) < engine.slots
+                    and not asked
+                    and time.monotonic() >= next_try
+                ):
                     cell, job = waiting[-1]
                     try:
                         running[engine.start(job)] = (cell, job, time.monotonic())
                     except Exception as error:  # such as a limit on the number of submitted jobs
                         refusals += 1
                         if refusals > len(PAUSES) and not running:
-                            view.write(f"the engine refuses the other {len(waiting)} cells: {_in_one_line(error)}")
+                            view.write(
+                                f"the engine refuses the other {len(waiting)} cells: {_in_one_line(error)}"
+                            )
                             return None, failure
                         next_try = time.monotonic() + PAUSES[min(refusals, len(PAUSES)) - 1]
                     else:
@@ -137,7 +144,9 @@ class _View:
         self._ended += 1
         self._finished += line is None
         self._failed += failed
-        self.write(f"[{self._ended}/{self._total}] {cell.name}: {line or 'finished'}, {tqdm.format_interval(seconds)}")
+        self.write(
+            f"[{self._ended}/{self._total}] {cell.name}: {line or 'finished'}, {tqdm.format_interval(seconds)}"
+        )
 
     def write(self, line: str) -> None:
         self._bar.write(line)

@@ -38,7 +38,9 @@ def trials(cells: Iterable[Cell]) -> list[Cell]:
         for values in _combinations(cell):
             setting = f"{cell.setting} search {_named(values)}".strip()
             data = {"training.data_seed": SEED}
-            trial = dataclasses.replace(_with(cell, {**values, **data}), seeds=(SEED,), setting=setting)
+            trial = dataclasses.replace(
+                _with(cell, {**values, **data}), seeds=(SEED,), setting=setting
+            )
             known.setdefault(trial.name, trial)
     return list(known.values())
 
@@ -52,10 +54,17 @@ def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
     losses = {}
     for trial, values in zip(trials([cell]), _combinations(cell), strict=True):
         records = workdirs.read_records(trial.folder(workdir) / "result.json")
-        loss = next((row["value"] for row in records if row["metric"] == "loss" and row["kind"] == "split"), math.inf)
+        loss = next(
+            (row["value"] for row in records if row["metric"] == "loss" and row["kind"] == "split"),
+            math.inf,
+        )
         losses[tuple(values.items())] = loss if math.isfinite(loss) else math.inf
     best = min(losses, key=lambda values: losses[values], default=())
-    return (_with(cell, dict(best)), dict(best)) if losses.get(best, math.inf) < math.inf else (cell, {})
+    return (
+        (_with(cell, dict(best)), dict(best))
+        if losses.get(best, math.inf) < math.inf
+        else (cell, {})
+    )
 
 
 def left(trials: Grid, only_failed: bool = False) -> list[Cell]:
@@ -68,12 +77,16 @@ def left(trials: Grid, only_failed: bool = False) -> list[Cell]:
 def _diverged(trial: Cell, workdir: Path) -> bool:
     """True if the loss of a trial was not finite, which is a result and not a failure."""
     file = trial.folder(workdir) / FAILED
-    return file.exists() and workdirs.read_json(file, status=int)["status"] == STATUS[NonFiniteError]
+    return (
+        file.exists() and workdirs.read_json(file, status=int)["status"] == STATUS[NonFiniteError]
+    )
 
 
 def blocked(cells: Iterable[Cell], tried: State, workdir: Path) -> dict[Cell, str]:
     """The cells that wait, each with its first trial that has failed or not ended."""
-    lines = {trial.name: line for trial, line in tried.failed.items() if not _diverged(trial, workdir)}
+    lines = {
+        trial.name: line for trial, line in tried.failed.items() if not _diverged(trial, workdir)
+    }
     lines |= {trial.name: "not trained yet" for trial in tried.left}
     waiting = {}
     for cell in cells:
@@ -110,10 +123,15 @@ def _combinations(cell: Cell) -> list[dict[str, Any]]:
         return []
     for field, values in cell.search.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"search of {cell.name}: {field} needs a tuple of values, not {values!r}")
+            raise ConfigError(
+                f"search of {cell.name}: {field} needs a tuple of values, not {values!r}"
+            )
         if any(value in values[:index] for index, value in enumerate(values)):
             raise ConfigError(f"search of {cell.name}: {field} has a value twice, {values!r}")
-    return [dict(zip(cell.search, values, strict=True)) for values in itertools.product(*cell.search.values())]
+    return [
+        dict(zip(cell.search, values, strict=True))
+        for values in itertools.product(*cell.search.values())
+    ]
 
 
 def _with(cell: Cell, values: Mapping[str, Any]) -> Cell:

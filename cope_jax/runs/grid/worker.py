@@ -38,7 +38,9 @@ def main() -> None:
     threading.Thread(target=_stop_with_input, daemon=True).start()
     claims.claim_all(int(cores), int(devices))
     if not claims.wait_for(Path(folder, ".lock")):
-        print(f"another process trains in {folder}, such as a job of an earlier command: rerun when it has ended")
+        print(
+            f"another process trains in {folder}, such as a job of an earlier command: rerun when it has ended"
+        )
         sys.exit(IN_USE)
     # Now, because JAX counts cores and devices when it starts.
     from cope_jax.runs.grid.cell import Cell
@@ -67,7 +69,9 @@ def _train(cell: "Cell", folder: Path, commit: str | None) -> int:
     try:
         experiment = Experiment(cell.config, Workdir(folder).create_task(cell.config))
         environment = {**records.environment(), "commit": commit}
-        experiment.train(folder, cell.seeds, label=cell.name, fields=cell.fields, environment=environment)
+        experiment.train(
+            folder, cell.seeds, label=cell.name, fields=cell.fields, environment=environment
+        )
     except Interrupted as stop:
         print(stop)
         return stop.exit_code

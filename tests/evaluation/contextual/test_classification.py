@@ -12,7 +12,9 @@ from cope_jax.evaluation.contextual.classification import (
     tfidf_svm,
 )
 
-HAM = "see you at home|are you coming to dinner|call me when there|the bus is late again|ok good night".split("|")
+HAM = "see you at home|are you coming to dinner|call me when there|the bus is late again|ok good night".split(
+    "|"
+)
 SPAM = "win a free prize now|claim your free cash prize|urgent call 0800 to win".split("|")
 
 
@@ -20,7 +22,9 @@ def messages(count=60, seed=0):
     """Every fourth one is spam; a number makes each unique."""
     rng = np.random.default_rng(seed)
     labels = np.array([int(number % 4 == 0) for number in range(count)])
-    texts = [f"{rng.choice(SPAM if label else HAM)} {number}" for number, label in enumerate(labels)]
+    texts = [
+        f"{rng.choice(SPAM if label else HAM)} {number}" for number, label in enumerate(labels)
+    ]
     return texts, labels
 
 
@@ -32,7 +36,9 @@ def test_metrics_are_those_of_scikit_learn(rng):
         assert ours.mcc == pytest.approx(matthews_corrcoef(labels, predicted))
         assert ours.f1 == pytest.approx(f1_score(labels, predicted, zero_division=0))
         assert ours.spam_caught == pytest.approx(recall_score(labels, predicted, zero_division=0))
-        assert ours.blocked_ham == pytest.approx(1 - recall_score(labels, predicted, pos_label=0, zero_division=1))
+        assert ours.blocked_ham == pytest.approx(
+            1 - recall_score(labels, predicted, pos_label=0, zero_division=1)
+        )
 
 
 def test_metrics_without_spam_or_without_answers_are_zero():
@@ -45,9 +51,12 @@ def by_thirds(classify):
     """Predictions for each third of 20 messages, 5 of them spam, after training on the others."""
     texts, labels = messages()
     third = np.arange(len(texts)) // 4 % 3
-    parts = [(np.flatnonzero(third != number), np.flatnonzero(third == number)) for number in range(3)]
+    parts = [
+        (np.flatnonzero(third != number), np.flatnonzero(third == number)) for number in range(3)
+    ]
     predictions = [
-        classify([texts[i] for i in train], labels[train], [texts[i] for i in test]) for train, test in parts
+        classify([texts[i] for i in train], labels[train], [texts[i] for i in test])
+        for train, test in parts
     ]
     return CrossValidation([labels[test] for _, test in parts], predictions, 20 / 40)
 
@@ -57,7 +66,9 @@ def test_rivals_learn_spam_and_the_majority_does_not():
     assert by_name["majority"].accuracy == 0.75 and by_name["majority"].mcc == 0
     for name in ("svm_words", "svm_characters"):
         assert by_name[name].mcc > 0.9
-    np.testing.assert_array_equal(majority(["a", "b", "c"], np.array([1, 1, 0]), ["x", "y"]), [1, 1])
+    np.testing.assert_array_equal(
+        majority(["a", "b", "c"], np.array([1, 1, 0]), ["x", "y"]), [1, 1]
+    )
 
 
 def test_only_character_ngrams_see_through_changed_spelling():

@@ -15,8 +15,18 @@ from cope_jax.tokenizers.characters import batch_sentences
 from cope_jax.tokenizers.word_level import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
 
-SENTENCES = [text.split() for text in ("a play", "they play it again and again", "the", "a bad play by a good actor")]
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"play the a it by good bad ##ing ##ed ##s and".split()]
+SENTENCES = [
+    text.split()
+    for text in ("a play", "they play it again and again", "the", "a bad play by a good actor")
+]
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"play the a it by good bad ##ing ##ed ##s and".split(),
+]
 
 
 def create(model, config):
@@ -27,7 +37,9 @@ def create(model, config):
 @pytest.fixture(scope="module")
 def rnn():
     vocabulary = Vocabulary.build(word for sentence in SENTENCES[:2] for word in sentence)
-    config = RNNLMConfig(vocab_size=len(vocabulary), embed_dim=3, hidden_dim=4, num_layers=1, bidirectional=True)
+    config = RNNLMConfig(
+        vocab_size=len(vocabulary), embed_dim=3, hidden_dim=4, num_layers=1, bidirectional=True
+    )
     return create(RNNLM, config), vocabulary
 
 
@@ -57,11 +69,15 @@ class Places(ModelEmbedder):
     def forward(self, rows_BL, lengths_B):
         self.shapes.append(rows_BL.shape)
         assert (lengths_B > 0).all()
-        return np.stack([rows_BL, np.broadcast_to(lengths_B[:, None], rows_BL.shape)], axis=-1)[None]
+        return np.stack([rows_BL, np.broadcast_to(lengths_B[:, None], rows_BL.shape)], axis=-1)[
+            None
+        ]
 
 
 def test_a_context_free_vector_is_the_same_in_every_sentence():
-    embedder = ContextFree({"play": np.array([1.0, 2.0]), "Play": np.array([3.0, 4.0]), "a": np.array([5.0, 6.0])})
+    embedder = ContextFree(
+        {"play": np.array([1.0, 2.0]), "Play": np.array([3.0, 4.0]), "a": np.array([5.0, 6.0])}
+    )
     first, second = embedder([["a", "play"], ["Play", "PLAY", "nothing"]])
     assert first.dtype == np.float32 and first.shape == (1, 2, 2) and embedder.layers == ("static",)
     np.testing.assert_array_equal(first, [[[5, 6], [1, 2]]])
@@ -78,7 +94,9 @@ def test_rnn_vectors_are_the_states_of_each_sentence_alone(rnn):
     for sentence, vectors in list(zip(SENTENCES, vectors_of, strict=True))[:2]:
         expected = states(model, jnp.asarray(vocabulary.encode(sentence))[None])[:, 0]
         np.testing.assert_allclose(vectors, expected, atol=2e-5)
-    assert [vectors.shape for vectors in vectors_of] == [(2, len(sentence), 8) for sentence in SENTENCES]
+    assert [vectors.shape for vectors in vectors_of] == [
+        (2, len(sentence), 8) for sentence in SENTENCES
+    ]
 
 
 def test_elmo_vectors_are_those_between_the_marks(elmo):
@@ -97,7 +115,10 @@ def test_elmo_vectors_are_those_between_the_marks(elmo):
 def test_bert_vectors_are_of_the_first_piece_or_the_mean_of_all(bert):
     model, tokenizer, layers_of = bert
     sentences = [["the", "plays"], ["playing", "a", "played", "it"], ["\u200b", "bad"]]
-    by_pooling = {pooling: BertEmbedder(model, tokenizer, pooling=pooling, lengths=()) for pooling in ("first", "mean")}
+    by_pooling = {
+        pooling: BertEmbedder(model, tokenizer, pooling=pooling, lengths=())
+        for pooling in ("first", "mean")
+    }
     assert by_pooling["mean"].layers == ("embeddings", "layer 1", "layer 2")
     vectors = {pooling: embedder(sentences) for pooling, embedder in by_pooling.items()}
     for number, sentence in enumerate(sentences):
@@ -129,7 +150,9 @@ def test_every_word_of_a_long_sentence_has_the_vector_of_its_window(bert):
     whole_ones = [window for window in windows if len(window.row) == 12]
     layers = np.asarray(layers_of(model, jnp.stack([window.row for window in whole_ones])))
     for number, window in enumerate(whole_ones):
-        np.testing.assert_allclose(vectors[:, window.words], layers[:, number, window.spans[:, 0]], atol=2e-5)
+        np.testing.assert_allclose(
+            vectors[:, window.words], layers[:, number, window.spans[:, 0]], atol=2e-5
+        )
 
 
 def test_a_word_of_more_pieces_than_a_window_keeps_its_first(bert):
@@ -162,14 +185,20 @@ def test_pooling_over_spans(rng):
 
 
 def test_batches_have_few_shapes_and_results_their_order(rng):
-    sentences = [["x" * int(size) for size in rng.integers(1, 9, length)] for length in rng.integers(1, 30, 200)]
+    sentences = [
+        ["x" * int(size) for size in rng.integers(1, 9, length)]
+        for length in rng.integers(1, 30, 200)
+    ]
     embedder = Places(tokens=64, lengths=(8, 16))
     for sentence, vectors in zip(sentences, embedder(sentences), strict=True):
         np.testing.assert_array_equal(vectors[0, :, 0], [len(word) for word in sentence])
         np.testing.assert_array_equal(vectors[0, :, 1], len(sentence))
     # Beyond the last, its multiples.
     assert {length for _, length in embedder.shapes} == {8, 16, 32}
-    assert len(set(embedder.shapes)) <= 6 and max(rows * length for rows, length in embedder.shapes) <= 64
+    assert (
+        len(set(embedder.shapes)) <= 6
+        and max(rows * length for rows, length in embedder.shapes) <= 64
+    )
 
 
 def test_occurrence_vectors_embed_each_sentence_once():
@@ -184,8 +213,15 @@ def test_occurrence_vectors_embed_each_sentence_once():
     vectors = occurrence_vectors(Counted(), sentences, [1, 0, 0, 2])
     np.testing.assert_array_equal(vectors[:, 0], [[2, 2], [3, 1], [1, 2], [1, 3]])
     assert seen == [3]
-    assert [len(vectors[0]) for vectors in embed(Counted(), sentences, chunk=3)] == [2, 1, 2, 3] and seen == [3, 3, 1]
-    assert occurrence_vectors(Counted(), sentences, [1, 0, 0, 2], dtype=np.float16).dtype == np.float16
+    assert [len(vectors[0]) for vectors in embed(Counted(), sentences, chunk=3)] == [
+        2,
+        1,
+        2,
+        3,
+    ] and seen == [3, 3, 1]
+    assert (
+        occurrence_vectors(Counted(), sentences, [1, 0, 0, 2], dtype=np.float16).dtype == np.float16
+    )
 
 
 def test_the_mean_of_a_context_knows_its_words_alone(rng):
@@ -207,7 +243,9 @@ def test_wrong_input_is_named(bert):
         embedder([["a"], []])
     with pytest.raises(ConfigError, match="sentence 0 is text, 'a b': split it"):
         Places()(["a b"])
-    with pytest.raises(ConfigError, match="occurrence 1 refers to word number 2, but its sentence has only 2 words"):
+    with pytest.raises(
+        ConfigError, match="occurrence 1 refers to word number 2, but its sentence has only 2 words"
+    ):
         occurrence_vectors(embedder, [["a"], ["a", "b"]], [0, 2])
     with pytest.raises(ConfigError, match="no vectors"):
         ContextFree({})

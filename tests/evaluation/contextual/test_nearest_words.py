@@ -6,7 +6,13 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import nearest_words
-from cope_jax.evaluation.contextual.nearest_words import Neighbour, OccurrenceIndex, choose_sentences, compare, table
+from cope_jax.evaluation.contextual.nearest_words import (
+    Neighbour,
+    OccurrenceIndex,
+    choose_sentences,
+    compare,
+    table,
+)
 from tests.evaluation.results import printed
 
 WORDS = "play Play a the it goes bank well".split()
@@ -19,7 +25,9 @@ class Drawn:
 
     def __call__(self, sentences):
         return [
-            np.random.default_rng(zlib.crc32(" ".join(s).encode())).normal(size=(2, len(s), 6)).astype(np.float32)
+            np.random.default_rng(zlib.crc32(" ".join(s).encode()))
+            .normal(size=(2, len(s), 6))
+            .astype(np.float32)
             for s in sentences
         ]
 
@@ -39,7 +47,9 @@ def expected(corpus, sentence, index, layer, allowed=lambda word: True):
     """All occurrences but the word itself, by falling cosine, with explicit loops in float64."""
 
     def cosine(u, v):
-        return sum(x * y for x, y in zip(u, v, strict=True)) / np.sqrt(sum(x * x for x in u) * sum(y * y for y in v))
+        return sum(x * y for x, y in zip(u, v, strict=True)) / np.sqrt(
+            sum(x * x for x in u) * sum(y * y for y in v)
+        )
 
     query = Drawn()([sentence])[0][layer, index].astype(np.float64)
     others = []
@@ -53,7 +63,11 @@ def expected(corpus, sentence, index, layer, allowed=lambda word: True):
 @pytest.mark.parametrize("words", ["any", "same", "other"])
 def test_neighbours_by_explicit_loops(corpus, index, monkeypatch, words):
     monkeypatch.setattr(nearest_words, "BLOCK", 50)  # several blocks
-    allowed = {"any": lambda w: True, "same": lambda w: w.lower() == "play", "other": lambda w: w.lower() != "play"}
+    allowed = {
+        "any": lambda w: True,
+        "same": lambda w: w.lower() == "play",
+        "other": lambda w: w.lower() != "play",
+    }
     sentence = next(s for s in corpus if "play" in s)
     at = sentence.index("play")
     nearest = index.nearest(sentence, at, count=10, words=words)
@@ -61,7 +75,9 @@ def test_neighbours_by_explicit_loops(corpus, index, monkeypatch, words):
     for layer, name in enumerate(nearest):
         best = expected(corpus, sentence, at, layer, allowed[words])
         # half floats round cosines by up to 2**-11 each of 6 products: 1e-3
-        np.testing.assert_allclose([n.cosine for n in nearest[name]], [c for c, _, _ in best[:10]], atol=1e-3)
+        np.testing.assert_allclose(
+            [n.cosine for n in nearest[name]], [c for c, _, _ in best[:10]], atol=1e-3
+        )
         cosines = {(s, i): c for c, s, i in best}
         for neighbour in nearest[name]:
             assert abs(cosines[neighbour.sentence, neighbour.place] - neighbour.cosine) < 1e-3
@@ -88,14 +104,25 @@ def test_so_many_of_each_word(index, corpus):
 def test_memory_is_bounded(corpus):
     index = OccurrenceIndex(Drawn(), corpus, max_words=50)
     assert len(index) <= 50 < len(index) + 8 and index._units_JND.dtype == np.float16
-    assert len(index) == sum(map(len, index.sentences)) and index.sentences == corpus[: len(index.sentences)]
+    assert (
+        len(index) == sum(map(len, index.sentences))
+        and index.sentences == corpus[: len(index.sentences)]
+    )
     with pytest.raises(ConfigError, match=r"max_words must be at least 1"):
         OccurrenceIndex(Drawn(), corpus, max_words=0)
 
 
 def test_comparison_shows_static_neighbours_and_each_sentence(index, corpus):
-    vectors = {"play": np.array([1.0, 0.0]), "game": np.array([1.0, 0.1]), "tree": np.array([0.0, 1.0])}
-    queries = [(s, [w.lower() for w in s].index("play")) for s in corpus if "play" in [w.lower() for w in s]][:2]
+    vectors = {
+        "play": np.array([1.0, 0.0]),
+        "game": np.array([1.0, 0.1]),
+        "tree": np.array([0.0, 1.0]),
+    }
+    queries = [
+        (s, [w.lower() for w in s].index("play"))
+        for s in corpus
+        if "play" in [w.lower() for w in s]
+    ][:2]
     comparison = compare(index, vectors, queries, count=3)
     assert [word for word, _ in comparison.static] == ["game", "tree"]
     assert [list(layers) for layers in comparison.contextual] == [["low", "high"]] * 2
@@ -132,5 +159,7 @@ def test_wrong_input_is_named(index, corpus):
         index.nearest(corpus[0], 0, words="some")
     with pytest.raises(ConfigError, match="no sentence"):
         OccurrenceIndex(Drawn(), [])
-    with pytest.raises(ConfigError, match="refers to word number 9, but its sentence has only 1 words"):
+    with pytest.raises(
+        ConfigError, match="refers to word number 9, but its sentence has only 1 words"
+    ):
         index.nearest(("play",), 9)

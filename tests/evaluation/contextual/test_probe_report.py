@@ -16,7 +16,11 @@ def measured(accuracies):
     [
         ((0.5, 0.9, 0.5), (0.5, 0.6, 0.8), "This is as claimed."),
         ((0.5, 0.6, 0.8), (0.5, 0.9, 0.5), "This is the opposite of the claim."),
-        ((0.5, 0.9, 0.5), (0.5, 0.8, 0.5), "Both are best in the same layer, which the claim does not foresee."),
+        (
+            (0.5, 0.9, 0.5),
+            (0.5, 0.8, 0.5),
+            "Both are best in the same layer, which the claim does not foresee.",
+        ),
         ((0.5, 0.9, 0.5), (0.5, 0.799, 0.8), "The best layers are in the claimed order, but"),
         ((0.5, 0.9, 0.901), (0.5, 0.8, 0.5), "The best layers are in the opposite order, but"),
         ((0.5, 0.9, 0.899), (0.5, 0.8, 0.5), "One layer is best for both, but"),

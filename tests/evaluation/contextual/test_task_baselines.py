@@ -25,13 +25,19 @@ def create(name, model, options, encoding="none"):
 def test_the_baseline_of_words_is_a_unigram():
     config = create("words", MODELS["rnn"][2], {"length": 8})
     task = tasks.create("words", length=8)
-    ((baseline, run), _) = task_baselines.measure(task, config, {("validation", "loss"): 5.0, ("test", "loss"): 6.0}, 1)
+    ((baseline, run), _) = task_baselines.measure(
+        task, config, {("validation", "loss"): 5.0, ("test", "loss"): 6.0}, 1
+    )
     train, seen = wikitext.words(None, "train"), wikitext.words(None, "validation")[:64]
     counts = {word: 1 + train.count(word) for word in {*train, "<unk>"}}
     total = sum(counts.values())
     # Rows of the evaluation's two batches are four parts of the split, not its first words.
     batches = pipeline.evaluation_batches(task, "validation", examples=8, batch_size=4, seed=0)
-    read_words = [task.vocabulary.words[n] for batch in batches for n in batch["targets"][batch["weights"] > 0]]
+    read_words = [
+        task.vocabulary.words[n]
+        for batch in batches
+        for n in batch["targets"][batch["weights"] > 0]
+    ]
     assert len(read_words) == len(seen)
     expected = np.exp(-np.mean([np.log(counts[word] / total) for word in read_words]))
     assert (baseline.split, baseline.measure) == ("validation", "perplexity")
@@ -40,15 +46,21 @@ def test_the_baseline_of_words_is_a_unigram():
 
 def test_the_baseline_of_both_directions_knows_the_ends_of_sentences():
     task = tasks.create("bilm", length=8, max_characters=12)
-    ((baseline, run), _) = task_baselines.measure(task, create("bilm", MODELS["elmo"][2], {}), {}, 1)
+    ((baseline, run), _) = task_baselines.measure(
+        task, create("bilm", MODELS["elmo"][2], {}), {}, 1
+    )
     words = [
         [w for s in document for w in (*s, "</S>")]
         for document in sentences_by_corpus.documents("wikitext-2", None, "train")
     ]
     train = [word for document in words for word in document]
     stream = task.stream("train", 4)
-    forward = baselines.unigram_probabilities([stream[i] for i in range(len(stream))], task.vocab_size)[""]
-    assert forward[task.vocabulary.number("</S>")] == (train.count("</S>") + 1) / (len(train) + task.vocab_size)
+    forward = baselines.unigram_probabilities(
+        [stream[i] for i in range(len(stream))], task.vocab_size
+    )[""]
+    assert forward[task.vocabulary.number("</S>")] == (train.count("</S>") + 1) / (
+        len(train) + task.vocab_size
+    )
     assert forward[task.vocabulary.number("<S>")] == 1 / (len(train) + task.vocab_size)
     assert run is None and 20 < baseline.value < task.vocab_size
 

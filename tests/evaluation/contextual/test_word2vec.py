@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.word2vec import Word2VecConfig, most_similar, normalise, train_word2vec
+from cope_jax.evaluation.contextual.word2vec import (
+    Word2VecConfig,
+    most_similar,
+    normalise,
+    train_word2vec,
+)
 
 CONFIG = Word2VecConfig(width=8, min_count=2, epochs=20, sample=0.0)
 SCRIPT = """
@@ -23,7 +28,9 @@ def sentences():
     """Two topics, whose words never meet."""
     rng = np.random.default_rng(0)
     topics = ["Cat dog mouse pet fur".split(), "stock bond price trade Bank".split()]
-    return [[str(word) for word in rng.choice(topics[number % 2], 6)] for number in range(200)] + [["rare"]]
+    return [[str(word) for word in rng.choice(topics[number % 2], 6)] for number in range(200)] + [
+        ["rare"]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +41,20 @@ def vectors():
 def test_words_of_one_topic_are_near(vectors):
     # No "rare".
     assert set(vectors) == set("cat dog mouse pet fur stock bond price trade bank".split())
-    assert {v.shape for v in vectors.values()} == {(8,)} and {v.dtype for v in vectors.values()} == {np.dtype("f4")}
+    assert {v.shape for v in vectors.values()} == {(8,)} and {
+        v.dtype for v in vectors.values()
+    } == {np.dtype("f4")}
     assert {word for word, _ in most_similar(vectors, "Cat", 4)} == set("dog mouse pet fur".split())
 
 
 def test_another_process_with_another_hash_gives_the_same_vectors(vectors):
     import hashlib
 
-    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "77",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
     output = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
     ).stdout.split()
@@ -50,9 +63,13 @@ def test_another_process_with_another_hash_gives_the_same_vectors(vectors):
 
 
 def test_case_and_seed_are_options(vectors):
-    cased = train_word2vec(sentences(), Word2VecConfig(width=8, min_count=2, epochs=1, lowercase=False))
+    cased = train_word2vec(
+        sentences(), Word2VecConfig(width=8, min_count=2, epochs=1, lowercase=False)
+    )
     assert {"Cat", "Bank"} < set(cased) and "cat" not in cased
-    other = train_word2vec(sentences(), Word2VecConfig(width=8, min_count=2, epochs=20, sample=0.0, seed=1))
+    other = train_word2vec(
+        sentences(), Word2VecConfig(width=8, min_count=2, epochs=20, sample=0.0, seed=1)
+    )
     assert not np.allclose(other["cat"], vectors["cat"])
 
 
@@ -63,7 +80,10 @@ def test_most_similar_by_explicit_loops(rng):
         length = sum(x * x for x in u) ** 0.5 * sum(x * x for x in v) ** 0.5
         return sum(x * y for x, y in zip(u, v, strict=True)) / length if length else 0.0
 
-    expected = sorted(((w, cosine(vectors["a"], v)) for w, v in vectors.items() if w != "a"), key=lambda pair: -pair[1])
+    expected = sorted(
+        ((w, cosine(vectors["a"], v)) for w, v in vectors.items() if w != "a"),
+        key=lambda pair: -pair[1],
+    )
     similar = most_similar(vectors, "a", 20)
     assert [word for word, _ in similar] == [word for word, _ in expected]
     np.testing.assert_allclose([c for _, c in similar], [c for _, c in expected], atol=1e-6)

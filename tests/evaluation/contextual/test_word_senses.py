@@ -27,7 +27,11 @@ def occurrences(count, seed, split="train"):
     result = []
     for _ in range(count):
         lemma, sense = str(rng.choice(LEMMAS)), int(rng.choice(3, p=[0.2, 0.5, 0.3]))
-        result.append(Occurrence((f"cue{sense}", f"x{rng.integers(99)}", lemma), 2, lemma, f"{lemma}_{sense}", split))
+        result.append(
+            Occurrence(
+                (f"cue{sense}", f"x{rng.integers(99)}", lemma), 2, lemma, f"{lemma}_{sense}", split
+            )
+        )
     return result
 
 
@@ -43,13 +47,19 @@ class Cues:
         arrays = []
         for sentence in sentences:
             rng = np.random.default_rng([ord(character) for character in "".join(sentence)])
-            vector = np.concatenate([np.ones(2), 1.2 * np.eye(3)[int(sentence[0][3:])] + rng.normal(size=3)])
-            arrays.append(np.broadcast_to(np.stack([np.ones(5), vector])[:, None], (2, len(sentence), 5)))
+            vector = np.concatenate(
+                [np.ones(2), 1.2 * np.eye(3)[int(sentence[0][3:])] + rng.normal(size=3)]
+            )
+            arrays.append(
+                np.broadcast_to(np.stack([np.ones(5), vector])[:, None], (2, len(sentence), 5))
+            )
         return arrays
 
 
 def vectors(occurrences):
-    return np.concatenate([Cues()([o.words])[0][1, o.index][None] for o in occurrences]).astype(np.float32)
+    return np.concatenate([Cues()([o.words])[0][1, o.index][None] for o in occurrences]).astype(
+        np.float32
+    )
 
 
 def test_the_floor_is_the_most_frequent_sense_of_each_lemma():
@@ -57,7 +67,9 @@ def test_the_floor_is_the_most_frequent_sense_of_each_lemma():
     expected = [max(counts[o.lemma], key=counts[o.lemma].__getitem__) for o in TEST]
     assert most_frequent(TRAIN, TEST) == expected
     for lemma, senses in senses_by_frequency(TRAIN).items():
-        assert [counts[lemma][sense] for sense in senses] == sorted(counts[lemma].values(), reverse=True)
+        assert [counts[lemma][sense] for sense in senses] == sorted(
+            counts[lemma].values(), reverse=True
+        )
 
 
 def test_nearest_mean_by_explicit_loops():
@@ -66,7 +78,11 @@ def test_nearest_mean_by_explicit_loops():
     for query, occurrence, sense in zip(test.astype(np.float64), TEST, predicted, strict=True):
         best, highest = None, -2.0
         for candidate in sorted({o.sense for o in TRAIN if o.lemma == occurrence.lemma}):
-            rows = [row for row, o in zip(train.astype(np.float64), TRAIN, strict=True) if o.sense == candidate]
+            rows = [
+                row
+                for row, o in zip(train.astype(np.float64), TRAIN, strict=True)
+                if o.sense == candidate
+            ]
             mean = sum(rows) / len(rows)
             cosine = query @ mean / (np.linalg.norm(query) * np.linalg.norm(mean))
             if cosine > highest:
@@ -85,7 +101,9 @@ def test_k_nearest_by_scikit_learn(k):
         known = [row for row, o in enumerate(TRAIN) if o.lemma == lemma]
         asked = [row for row, o in enumerate(TEST) if o.lemma == lemma]
         classifier = KNeighborsClassifier(k, metric="cosine", algorithm="brute")
-        shares = classifier.fit(train[known], [TRAIN[row].sense for row in known]).predict_proba(test[asked])
+        shares = classifier.fit(train[known], [TRAIN[row].sense for row in known]).predict_proba(
+            test[asked]
+        )
         for row, share in zip(asked, shares, strict=True):
             tops = classifier.classes_[share > share.max() - 1e-9]
             frequent = [sense for sense in senses_by_frequency(TRAIN)[lemma] if sense in tops]
@@ -95,7 +113,9 @@ def test_k_nearest_by_scikit_learn(k):
 
 
 def test_context_free_vectors_are_the_floor_exactly():
-    embedder = ContextFree({lemma: np.random.default_rng(3).normal(size=50) for lemma in LEMMAS} | {"x1": np.ones(50)})
+    embedder = ContextFree(
+        {lemma: np.random.default_rng(3).normal(size=50) for lemma in LEMMAS} | {"x1": np.ones(50)}
+    )
     floor, mean, nearest = disambiguate(embedder, TRAIN, TEST)
     assert (mean.method, mean.layer, nearest.method) == ("nearest mean", "static", "k nearest")
     assert mean.right == floor.right and nearest.right == floor.right and floor.layer == ""
@@ -107,12 +127,19 @@ def test_of_senses_in_one_direction_the_more_frequent_is_taken(method, rng):
     train, rows, test = [], [], []
     for number in range(60):
         vector = rng.normal(size=50)
-        train += [Occurrence((), 0, str(number), sense, "train") for sense in ("rare", "frequent", "frequent")]
+        train += [
+            Occurrence((), 0, str(number), sense, "train")
+            for sense in ("rare", "frequent", "frequent")
+        ]
         rows += [vector * scale for scale in rng.uniform(0.1, 10, 3)]
         test.append((Occurrence((), 0, str(number), "frequent", "test"), vector))
     queries = np.array([vector for _, vector in test], np.float32)
     predicted = method(
-        train, np.array(rows, np.float32), [o for o, _ in test], queries, *([1] if method is k_nearest else [])
+        train,
+        np.array(rows, np.float32),
+        [o for o, _ in test],
+        queries,
+        *([1] if method is k_nearest else []),
     )
     assert set(predicted) == {"frequent"}
 
@@ -120,7 +147,9 @@ def test_of_senses_in_one_direction_the_more_frequent_is_taken(method, rng):
 def test_layers_are_measured_on_their_own():
     scores = {(s.method, s.layer): s for s in disambiguate(Cues(), TRAIN, TEST)}
     assert list(scores) == [("most frequent", "")] + [
-        (method, layer) for layer in ("words", "context") for method in ("nearest mean", "k nearest")
+        (method, layer)
+        for layer in ("words", "context")
+        for method in ("nearest mean", "k nearest")
     ]
     floor = scores["most frequent", ""].micro
     for method, number in (("nearest mean", nearest_mean), ("k nearest", k_nearest)):
@@ -130,7 +159,10 @@ def test_layers_are_measured_on_their_own():
 
 
 def test_an_unknown_lemma_and_an_unknown_sense_are_wrong():
-    test = [Occurrence(("new",), 0, "new", "new_0", "test"), Occurrence(("bank",), 0, "bank", "bank_9", "test")]
+    test = [
+        Occurrence(("new",), 0, "new", "new_0", "test"),
+        Occurrence(("bank",), 0, "bank", "bank_9", "test"),
+    ]
     queries = np.ones((2, 5), np.float32)
     for predicted in (
         most_frequent(TRAIN, test),
@@ -151,13 +183,20 @@ def test_micro_and_macro_averages():
 def test_interval_is_that_of_an_explicit_bootstrap(macro):
     senses = SenseScore("m", "l", {"a": 30, "b": 8}, {"a": 40, "b": 20})
     rng = np.random.default_rng(5)
-    right = [np.repeat([1.0, 0.0], [senses.right[w], senses.total[w] - senses.right[w]]) for w in senses.total]
+    right = [
+        np.repeat([1.0, 0.0], [senses.right[w], senses.total[w] - senses.right[w]])
+        for w in senses.total
+    ]
     drawn = []
     for _ in range(4000):
         samples = [rng.choice(outcomes, len(outcomes)) for outcomes in right]
-        drawn.append(np.mean([s.mean() for s in samples]) if macro else np.concatenate(samples).mean())
+        drawn.append(
+            np.mean([s.mean() for s in samples]) if macro else np.concatenate(samples).mean()
+        )
     # quantiles of 4,000 draws of deviation 0.06 have a standard error of 0.0026
-    np.testing.assert_allclose(senses.interval(macro=macro), np.quantile(drawn, [0.025, 0.975]), atol=0.012)
+    np.testing.assert_allclose(
+        senses.interval(macro=macro), np.quantile(drawn, [0.025, 0.975]), atol=0.012
+    )
     narrow, wide = senses.interval(confidence=0.5), senses.interval(confidence=0.99)
     assert wide[0] < narrow[0] < senses.micro < narrow[1] < wide[1]
     assert senses.interval() == senses.interval()

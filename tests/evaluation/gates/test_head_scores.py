@@ -28,11 +28,18 @@ def test_the_auc_is_the_share_of_pairs_ties_counted_half():
     rng = np.random.default_rng(1)
     for levels in (3, 1000):
         gates_N, has_N = rng.integers(0, levels, 60) / levels, rng.random(60) < 0.3
-        assert head_scores.auc(gates_N, has_N) == pytest.approx(count_pairs(gates_N, has_N), abs=1e-12)
+        assert head_scores.auc(gates_N, has_N) == pytest.approx(
+            count_pairs(gates_N, has_N), abs=1e-12
+        )
         times = rng.integers(0, 3, 60)
         again = count_pairs(np.repeat(gates_N, times), np.repeat(has_N, times))
-        assert head_scores._aucs(gates_N, has_N, times[None].astype(float))[0] == pytest.approx(again, abs=1e-12)
-    assert np.isnan(head_scores.auc(gates_N, np.ones(60, bool))) and head_scores.auc(np.zeros(60), has_N) == 0.5
+        assert head_scores._aucs(gates_N, has_N, times[None].astype(float))[0] == pytest.approx(
+            again, abs=1e-12
+        )
+    assert (
+        np.isnan(head_scores.auc(gates_N, np.ones(60, bool)))
+        and head_scores.auc(np.zeros(60), has_N) == 0.5
+    )
 
 
 def test_heads_are_ranked_by_what_they_follow(text):
@@ -44,7 +51,11 @@ def test_heads_are_ranked_by_what_they_follow(text):
     ranked = head_scores.rank(np.stack([[drawn, newline], [ends, drawn[::-1]]]), has, tokens_N, rng)
     first, second, *others = ranked
     assert (first.layer, first.head, first.best, first.aucs["newline"]) == (0, 1, "newline", 1.0)
-    assert first.interval == (1.0, 1.0) and first.mean_with == pytest.approx(0.9) and 0.1 < first.mean_without < 0.15
+    assert (
+        first.interval == (1.0, 1.0)
+        and first.mean_with == pytest.approx(0.9)
+        and 0.1 < first.mean_without < 0.15
+    )
     assert (second.layer, second.head, second.best) == (1, 0, "sentence end")
     assert second.interval[0] <= second.aucs["sentence end"] <= second.interval[1]
     bound = head_scores.chance(np.stack([drawn, newline, ends, drawn[::-1]]), has, rng)
@@ -101,7 +112,9 @@ def test_mean_gates_are_those_of_the_queries_that_see_a_key():
     maps = np.asarray(decoder.maps(rows)["gates"], np.float64)
     assert mean_gates.shape == (2, 2, 2, 7)
     for key in range(7):
-        np.testing.assert_allclose(mean_gates[..., key], maps[..., key:, key].mean(-1).swapaxes(1, 2), rtol=1e-5)
+        np.testing.assert_allclose(
+            mean_gates[..., key], maps[..., key:, key].mean(-1).swapaxes(1, 2), rtol=1e-5
+        )
 
 
 def test_without_gates_one_line_tells():

@@ -29,7 +29,10 @@ def seen():
 def known(gates_NHLL):
     """The inspection of some gates, of the last query."""
     layers, heads, length, _ = gates_NHLL.shape
-    arrays = {"gates": gates_NHLL, "positions": np.cumsum(gates_NHLL[..., ::-1], axis=-1)[..., ::-1]}
+    arrays = {
+        "gates": gates_NHLL,
+        "positions": np.cumsum(gates_NHLL[..., ::-1], axis=-1)[..., ::-1],
+    }
     tokens = tuple(VOCABULARY[token] for token in np.resize(TOKENS, length))
     return maps.Inspection(tokens, arrays, length - 1, range(layers), range(heads), "a", 0.5)
 
@@ -48,12 +51,16 @@ def test_maps_are_those_of_the_model(seen):
         np.testing.assert_array_equal(seen.maps[name], values[:, 0])
     logits_V = np.asarray(decoder(TOKENS[None])[0, -1], np.float64)
     assert seen.predicted == VOCABULARY[int(np.argmax(logits_V))]
-    assert seen.probability == pytest.approx(np.exp(logits_V.max()) / np.exp(logits_V).sum(), rel=1e-5)
+    assert seen.probability == pytest.approx(
+        np.exp(logits_V.max()) / np.exp(logits_V).sum(), rel=1e-5
+    )
 
 
 def test_positions_are_handed_on():
     at_0 = maps.inspect(model("learned"), VOCABULARY, TOKENS)
-    at_9 = maps.inspect(model("learned"), VOCABULARY, TOKENS, positions_BL=np.arange(9, 15, dtype=np.int32)[None])
+    at_9 = maps.inspect(
+        model("learned"), VOCABULARY, TOKENS, positions_BL=np.arange(9, 15, dtype=np.int32)[None]
+    )
     assert not np.allclose(at_0.maps["attention"], at_9.maps["attention"])
     assert at_0.probability != at_9.probability
 
@@ -102,14 +109,26 @@ def test_an_encoding_without_gates_shows_its_attention(encoding, tmp_path):
     text = plain(maps.strips(seen, 100))
     assert text.count("mean attention: ") == 1 and "layer 0, head 1" in text
     assert "positions" not in text
-    assert "attention, relative to the strongest:" in text and "to the attention, all others" in text
+    assert (
+        "attention, relative to the strongest:" in text and "to the attention, all others" in text
+    )
     assert text.splitlines()[-1].split() == list(seen.tokens)
-    assert [path.name for path in maps.write_heat_maps(tmp_path, seen)] == ["query.png", "attention.png"]
+    assert [path.name for path in maps.write_heat_maps(tmp_path, seen)] == [
+        "query.png",
+        "attention.png",
+    ]
 
 
 def test_a_strip_breaks_between_tokens_and_shades_them():
-    strip = maps.strip(["pass;", "a", "++;"], np.array([0.0, 1.0, 0.5]), np.array([12.25, 1.0, 0.5]), width=10)
-    assert [line.rstrip() for line in strip.plain.splitlines()] == ["pass; a", "12.2  1.0", "++;", "0.5"]
+    strip = maps.strip(
+        ["pass;", "a", "++;"], np.array([0.0, 1.0, 0.5]), np.array([12.25, 1.0, 0.5]), width=10
+    )
+    assert [line.rstrip() for line in strip.plain.splitlines()] == [
+        "pass; a",
+        "12.2  1.0",
+        "++;",
+        "0.5",
+    ]
     backgrounds = {strip.plain[span.start : span.end].strip(): span.style for span in strip.spans}
     light = {token: sum(backgrounds[token].bgcolor.triplet) for token in ("pass;", "a", "++;")}
     assert light["pass;"] > light["++;"] > light["a"]
@@ -124,7 +143,9 @@ def test_heat_map_shows_the_chosen_panels_and_hides_the_future(seen):
         shown = np.ma.filled(axes.images[0].get_array(), np.nan)
         np.testing.assert_array_equal(np.isnan(shown), np.triu(np.ones((6, 6), bool), 1))
         rows, columns = np.tril_indices(6)
-        np.testing.assert_array_equal(shown[rows, columns], seen.maps["gates"][layer, 1, rows, columns])
+        np.testing.assert_array_equal(
+            shown[rows, columns], seen.maps["gates"][layer, 1, rows, columns]
+        )
         assert [label.get_text() for label in axes.get_yticklabels()] == list(seen.tokens)
 
 
@@ -137,15 +158,24 @@ def test_tokens_label_the_axes_while_they_can_be_read(length, labelled):
 
 def test_heat_maps_are_written_one_for_each_map(seen, tmp_path):
     paths = maps.write_heat_maps(tmp_path / "new", seen)
-    assert sorted(path.name for path in paths) == ["attention.png", "gates.png", "positions.png", "query.png"]
+    assert sorted(path.name for path in paths) == [
+        "attention.png",
+        "gates.png",
+        "positions.png",
+        "query.png",
+    ]
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_eight_heads_are_four_side_by_side_and_fit_80_columns():
     seen = known(np.random.default_rng(0).uniform(size=(2, 8, 30, 30)))
-    panels = [axes for axes in maps.heat_map(seen, "gates").axes if axes.images and axes.get_title()]
-    assert [axes.get_title() for axes in panels] == [f"layer {n}, head {h}" for n in range(2) for h in range(8)]
+    panels = [
+        axes for axes in maps.heat_map(seen, "gates").axes if axes.images and axes.get_title()
+    ]
+    assert [axes.get_title() for axes in panels] == [
+        f"layer {n}, head {h}" for n in range(2) for h in range(8)
+    ]
     assert panels[0].get_subplotspec().get_gridspec().get_geometry() == (4, 4)
     assert max(map(len, plain(maps.strips(seen, 80)).splitlines())) <= 80
 
@@ -155,15 +185,35 @@ def test_the_picture_of_a_query_shows_the_head_that_selects_best():
     gates[0, 1, 5] = [0, 0.25, 0.75, 1, 0, 0]  # "pass;" is token 2 and 3
     seen = known(gates)
     best = maps.best_selection(seen)
-    assert (best.head, best.tokens) == (1, {"pass;"}) and best.score == pytest.approx(0.875 - 0.0625)
-    assert best.says == "layer 0, head 1: 2 of 6 tokens, 'pass;', add 1.75 to the positions, all others 0.25"
+    assert (best.head, best.tokens) == (1, {"pass;"}) and best.score == pytest.approx(
+        0.875 - 0.0625
+    )
+    assert (
+        best.says
+        == "layer 0, head 1: 2 of 6 tokens, 'pass;', add 1.75 to the positions, all others 0.25"
+    )
     assert f"selects best: {best.says}" in plain(maps.strips(seen, 100))
     figure = maps.query_plot(seen, "counting, cope")
     (axes,) = figure.axes
     assert [bar.get_height() for bar in axes.patches] == [0, 0.25, 0.75, 1, 0, 0]
-    assert [bar.get_facecolor() == axes.patches[2].get_facecolor() for bar in axes.patches] == [0, 0, 1, 1, 0, 0]
+    assert [bar.get_facecolor() == axes.patches[2].get_facecolor() for bar in axes.patches] == [
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+    ]
     assert [label.get_text() for label in axes.get_xticklabels()] == list(seen.tokens)
-    assert [text.get_text() for text in axes.texts] == ["position", "2.0", "2.0", "1.8", "1.0", "0.0", "0.0"]
+    assert [text.get_text() for text in axes.texts] == [
+        "position",
+        "2.0",
+        "2.0",
+        "1.8",
+        "1.0",
+        "0.0",
+        "0.0",
+    ]
     assert figure.get_suptitle().startswith("counting, cope\nquery 5 'a' (bold)") and " ".join(
         figure.get_suptitle().split()
     ).endswith(best.says)

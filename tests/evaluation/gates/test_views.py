@@ -67,6 +67,12 @@ def test_lines_break_between_words():
 def test_the_heat_map_orders_heads_by_layer():
     axes, *_ = views.feature_map(HEADS).axes
     assert axes.patch.get_hatch()  # behind values that are missing
-    assert [label.get_text() for label in axes.get_yticklabels()] == [f"layer 0, head {n}" for n in range(3)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        f"layer 0, head {n}" for n in range(3)
+    ]
     shown = np.ma.filled(axes.images[0].get_array(), np.nan)
-    assert shown.shape == (3, 4) and shown[2, 0] == pytest.approx(0.97) and np.isnan(shown[:, [1, 3]]).all()
+    assert (
+        shown.shape == (3, 4)
+        and shown[2, 0] == pytest.approx(0.97)
+        and np.isnan(shown[:, [1, 3]]).all()
+    )

@@ -6,7 +6,11 @@ from tests.evaluation.results import TASK, printed, records
 
 ERRORS = {
     "cope": {"in_distribution": [0.0, 0.0], "dense": [0.01, 0.03], "blanks=24": [0.5, 0.5]},
-    "cope(gate=value)+rope": {"in_distribution": [0.0, 0.0], "dense": [1.0, 1.0], "sparse": [0.0004, 0.0]},
+    "cope(gate=value)+rope": {
+        "in_distribution": [0.0, 0.0],
+        "dense": [1.0, 1.0],
+        "sparse": [0.0004, 0.0],
+    },
 }
 PAPER = {"cope": {"in_distribution": "0.0 (0)", "dense": "0.1 (0.2)"}}
 
@@ -57,7 +61,11 @@ def test_errors_that_are_all_100_percent_say_where_to_look():
 
 
 def test_what_is_not_finite_is_said_and_never_the_best():
-    errors = {"cope": {"dense": [0.01, float("nan")]}, "rope": {"dense": [0.5, 0.5]}, "none": {"dense": [1.0, 1.0]}}
+    errors = {
+        "cope": {"dense": [0.01, float("nan")]},
+        "rope": {"dense": [0.5, 0.5]},
+        "none": {"dense": [1.0, 1.0]},
+    }
     shown = table(TASK, records(errors), list(errors))
     assert cells(shown, 2) == ["not finite", "50.0 ± 0.0", "100.0 ± 0.0"] and shown.bold == {(1, 2)}
 
@@ -96,7 +104,8 @@ def test_figures_of_the_paper_stand_below_ours():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(99.4, "99 s"), (100.0, "1.7 min"), (5999.0, "100.0 min"), (6000.0, "1.7 h")]
+    ("seconds", "text"),
+    [(99.4, "99 s"), (100.0, "1.7 min"), (5999.0, "100.0 min"), (6000.0, "1.7 h")],
 )
 def test_time(seconds, text):
     rows = [{**record, "wall_seconds": seconds} for record in records(ERRORS)]
@@ -131,8 +140,20 @@ def test_four_encodings_and_three_seeds_fit_an_ordinary_terminal():
 
 def test_perplexities_have_two_decimals_and_no_per_cent():
     task = tasks.create("text", tokenizer="bytes", length=16)
-    figures = {"loss": 3.1, "perplexity": 23.456, "token_perplexity": 23.456, "bits_per_byte": 0.98765}
-    common = {"seed": 0, "step": 10, "parameters": 9, "wall_seconds": 1.0, "encoding": "cope", "split": "test"}
+    figures = {
+        "loss": 3.1,
+        "perplexity": 23.456,
+        "token_perplexity": 23.456,
+        "bits_per_byte": 0.98765,
+    }
+    common = {
+        "seed": 0,
+        "step": 10,
+        "parameters": 9,
+        "wall_seconds": 1.0,
+        "encoding": "cope",
+        "split": "test",
+    }
     rows = [{**common, "metric": metric, "value": value} for metric, value in figures.items()]
     text = markdown(task, rows, ["cope"], {"cope": {"test": "23.46"}})
     assert text.startswith("**text**, perplexity, lower is better.")

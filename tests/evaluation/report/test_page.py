@@ -17,8 +17,14 @@ LEVELS = [split for _, split in MQAR.sweep]
 VIEWS = ("in distribution", "out of distribution")
 # Task → encoding → the errors of four seeds in distribution, then those out of distribution.
 ERRORS = {
-    "recall": {"cope": ([0.0] * 4, [0.1, 0.12, 0.11, 0.11]), "rope": ([0.5, 0.51, 0.49, 0.5], [0.8, 0.9, 0.7, 0.8])},
-    "stack <b>": {"cope": ([0.3, 0.1, 0.2, 0.2], [0.5] * 4), "rope": ([0.2, 0.3, 0.1, 0.2], [0.4, 0.5, 0.6, 0.5])},
+    "recall": {
+        "cope": ([0.0] * 4, [0.1, 0.12, 0.11, 0.11]),
+        "rope": ([0.5, 0.51, 0.49, 0.5], [0.8, 0.9, 0.7, 0.8]),
+    },
+    "stack <b>": {
+        "cope": ([0.3, 0.1, 0.2, 0.2], [0.5] * 4),
+        "rope": ([0.2, 0.3, 0.1, 0.2], [0.4, 0.5, 0.6, 0.5]),
+    },
 }
 
 
@@ -46,11 +52,16 @@ def rows(kind="split"):
 def write(folder, records=None, settings=tuple(ERRORS)):
     records = [*rows(), *rows("sweep")] if records is None else records
     records = [row for row in records if row["setting"] in settings]
-    curves = [{**row, "step": step, "token_error": row["value"]} for row in records for step in (100, 200)]
-    runs = [
-        page.PageRun(settings[0], "cope", seed, f"train --seed={seed}", f"cells/{seed}", "42 s") for seed in range(3)
+    curves = [
+        {**row, "step": step, "token_error": row["value"]} for row in records for step in (100, 200)
     ]
-    return page.write(folder / "report.html", "A <grid>", known(records, settings), curves, runs, "four seeds")
+    runs = [
+        page.PageRun(settings[0], "cope", seed, f"train --seed={seed}", f"cells/{seed}", "42 s")
+        for seed in range(3)
+    ]
+    return page.write(
+        folder / "report.html", "A <grid>", known(records, settings), curves, runs, "four seeds"
+    )
 
 
 def known(records, settings=tuple(ERRORS)):
@@ -58,7 +69,9 @@ def known(records, settings=tuple(ERRORS)):
 
 
 def content(path):
-    script = re.search(r'<script id="data" type="application/json">(.*?)</script>', path.read_text(), re.DOTALL)
+    script = re.search(
+        r'<script id="data" type="application/json">(.*?)</script>', path.read_text(), re.DOTALL
+    )
     return json.loads(script[1])
 
 
@@ -93,7 +106,11 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
 
 def test_the_tables_as_markdown():
     lines = results_table.markdown(known(rows())).splitlines()
-    assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack &lt;b> | mean rank |"]
+    assert lines[:3] == [
+        "**in distribution**",
+        "",
+        "| encoding | recall | stack &lt;b> | mean rank |",
+    ]
     assert lines[4:6] == [
         "| `cope` | **0.0 ± 0.0** | 20.0 ± 8.2 | 1.2 |",
         "| `rope` | 50.0 ± 0.8 | 20.0 ± 8.2 | 1.8 |",
@@ -107,7 +124,10 @@ def test_the_tables_as_markdown():
 def test_the_tables_for_latex(tmp_path):
     changed = [row | {"encoding": row["encoding"].replace("rope", "my_rope")} for row in rows()]
     first, second, third = results_table.latex(known(changed)).split("\n\n")
-    assert (first, third.splitlines()[:2]) == (r"% needs \usepackage{booktabs}", [r"\begin{table}", r"\centering"])
+    assert (first, third.splitlines()[:2]) == (
+        r"% needs \usepackage{booktabs}",
+        [r"\begin{table}", r"\centering"],
+    )
     assert second.splitlines()[2].startswith(r"\caption{Errors, in distribution. Mean")
     assert second.splitlines()[2].endswith("The errors are token error: recall, stack <b>.}")
     assert second.splitlines()[3:] == [
@@ -122,7 +142,9 @@ def test_the_tables_for_latex(tmp_path):
         r"\end{table}",
     ]
     cells = content(write(tmp_path, changed))["views"]["in distribution"]  # the page marks the same
-    assert [name for column in cells.values() for name, cell in column.items() if cell["best"]] == ["cope"]
+    assert [name for column in cells.values() for name, cell in column.items() if cell["best"]] == [
+        "cope"
+    ]
 
 
 def test_the_tables_as_a_picture():
@@ -140,7 +162,11 @@ def test_the_tables_as_a_picture():
 
 def test_bands_are_over_seeds(tmp_path):
     data = content(write(tmp_path))
-    point = next(p for p in data["curves"] if (p["setting"], p["encoding"], p["split"]) == ("recall", "rope", "longer"))
+    point = next(
+        p
+        for p in data["curves"]
+        if (p["setting"], p["encoding"], p["split"]) == ("recall", "rope", "longer")
+    )
     assert (point["low"], point["high"]) == (0.7, 0.9)
     assert point["mean"] == pytest.approx(0.8)
     levels = [p for p in data["sweep"] if (p["setting"], p["encoding"]) == ("recall", "cope")]
@@ -148,24 +174,46 @@ def test_bands_are_over_seeds(tmp_path):
     assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21.5, 3.5)
 
 
-@pytest.mark.parametrize("name", [name for name in tasks.names() if tasks.TASKS.get(name).sweep_label])
+@pytest.mark.parametrize(
+    "name", [name for name in tasks.names() if tasks.TASKS.get(name).sweep_label]
+)
 def test_the_axis_of_levels_is_that_of_the_plot(name):
-    task = tasks.create(name, **({"tokenizer": "bytes", "length": 16, "sweep": (16, 32)} if name == "text" else {}))
-    measured = {"setting": "s", "encoding": "cope", "metric": task.metric, "kind": "sweep", "seed": 0, "step": 9}
+    task = tasks.create(
+        name, **({"tokenizer": "bytes", "length": 16, "sweep": (16, 32)} if name == "text" else {})
+    )
+    measured = {
+        "setting": "s",
+        "encoding": "cope",
+        "metric": task.metric,
+        "kind": "sweep",
+        "seed": 0,
+        "step": 9,
+    }
     records = [{**measured, "split": split, "value": 0.5} for _, split in task.sweep]
     (axes,) = error_by_length(task, records, ["cope"]).axes
     points = page_charts.level_points(records, {"s": task})
     shown = page_charts.level_axes(points, {"s": task})["s"]
     ticks = axes.get_xticks().tolist()
-    assert shown["axis"]["values"] == [point["level"] for point in points] == ticks == [x for x, _ in task.sweep]
-    assert (shown["title"], shown["scale"].get("type", "linear")) == (axes.get_xlabel(), axes.get_xscale())
+    assert (
+        shown["axis"]["values"]
+        == [point["level"] for point in points]
+        == ticks
+        == [x for x, _ in task.sweep]
+    )
+    assert (shown["title"], shown["scale"].get("type", "linear")) == (
+        axes.get_xlabel(),
+        axes.get_xscale(),
+    )
     if name == "flip_flop":
         assert (shown["title"], ticks) == ("ignored instructions (%)", [10, 50, 80, 90, 98])
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path):
     broken = [row | {"value": math.nan} if row["encoding"] == "rope" else row for row in rows()]
-    assert content(write(tmp_path, broken))["views"]["in distribution"]["recall"]["rope"]["text"] == "not finite"
+    assert (
+        content(write(tmp_path, broken))["views"]["in distribution"]["recall"]["rope"]["text"]
+        == "not finite"
+    )
 
 
 def test_errors_above_100_percent_are_possible(tmp_path):
@@ -177,16 +225,26 @@ def test_errors_above_100_percent_are_possible(tmp_path):
     ]
     runs = [page.PageRun("recall", "cope", 0, "train", "cells/0", "42 s")]
     path = page.write(
-        tmp_path / "p.html", "probes", grid_cells.create(above, {"recall": tasks.create("probes")}), [], runs, ""
+        tmp_path / "p.html",
+        "probes",
+        grid_cells.create(above, {"recall": tasks.create("probes")}),
+        [],
+        runs,
+        "",
     )
     assert content(path)["views"]["all splits"]["longer"]["rope"]["text"] == "190.0 ± 8.2"
 
 
 def test_one_test_example_is_no_difference(tmp_path):
     """One wrong example of 500 in each of four seeds is no difference."""
-    one_example = [row | {"value": 0.002 * (row["encoding"] == "rope")} for row in rows() if row["setting"] == "recall"]
+    one_example = [
+        row | {"value": 0.002 * (row["encoding"] == "rope")}
+        for row in rows()
+        if row["setting"] == "recall"
+    ]
     assert not any(
-        cell["best"] for cell in content(write(tmp_path, one_example))["views"]["all splits"]["longer"].values()
+        cell["best"]
+        for cell in content(write(tmp_path, one_example))["views"]["all splits"]["longer"].values()
     )
 
 
@@ -236,7 +294,11 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert shown["charts"] == 3
     assert shown["first"] == ["cope", "rope"]
     assert shown["filtered"] == ["rope"]
-    assert (shown["rising"], shown["falling"], shown["sort"]) == (["cope", "rope"], ["rope", "cope"], "descending")
+    assert (shown["rising"], shown["falling"], shown["sort"]) == (
+        ["cope", "rope"],
+        ["rope", "cope"],
+        "descending",
+    )
     assert shown["tip"].startswith("rope, recall\nmean 50 %, median 50 %")
     assert shown["closed"]
     assert shown["notes"] == ["stack <b>"]
@@ -264,7 +326,11 @@ def test_rows_without_a_number_are_last_and_charts_are_labelled(tmp_path):
       found.curves = document.querySelector("#curves svg").textContent;
     """
     shown = browse(write(tmp_path, changed, ("recall",)), tmp_path, script)
-    assert (shown["errors"], shown["rising"], shown["falling"]) == ([], ["rope", "cope"], ["rope", "cope"])
+    assert (shown["errors"], shown["rising"], shown["falling"]) == (
+        [],
+        ["rope", "cope"],
+        ["rope", "cope"],
+    )
     assert "pairs of keys and values" in shown["level"]
     assert 0 <= shown["curves"].index("in distribution") < shown["curves"].index("dense")
 
@@ -272,7 +338,11 @@ def test_rows_without_a_number_are_last_and_charts_are_labelled(tmp_path):
 @needs_browser
 @pytest.mark.slow
 def test_the_page_fits_a_phone_and_is_dark_where_wanted(tmp_path):
-    flags = ("--window-size=500,800", "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
+    flags = (
+        "--window-size=500,800",
+        "--force-dark-mode",
+        "--blink-settings=preferredColorScheme=0",
+    )
     shown = browse(write(tmp_path), tmp_path, PROBE, *flags)
     assert shown["errors"] == []
     assert not shown["wide"] and not shown["cut"]
@@ -284,7 +354,12 @@ def test_the_page_fits_a_phone_and_is_dark_where_wanted(tmp_path):
 @pytest.mark.slow
 def test_two_thousand_runs(tmp_path):
     records = [
-        {**row, "setting": f"task {number}", "encoding": f"encoding {row['seed']}-{other}", "seed": seed}
+        {
+            **row,
+            "setting": f"task {number}",
+            "encoding": f"encoding {row['seed']}-{other}",
+            "seed": seed,
+        }
         for row in list(rows())[:4]
         for number in range(10)
         for other in range(10)
@@ -294,7 +369,11 @@ def test_two_thousand_runs(tmp_path):
         tmp_path / "report.html",
         "many",
         known(records, [f"task {number}" for number in range(10)]),
-        [{**row, "step": step, "token_error": row["value"]} for row in records for step in range(5)],
+        [
+            {**row, "step": step, "token_error": row["value"]}
+            for row in records
+            for step in range(5)
+        ],
         [page.PageRun("task", "cope", seed, "train", "folder", "42 s") for seed in range(2000)],
         "",
     )

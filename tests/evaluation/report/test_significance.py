@@ -13,8 +13,12 @@ def test_the_interval_of_a_share_is_the_exact_one():
     for below, count in ((0, 5), (3, 5), (25, 25), (7, 25)):
         share = significance.solved([0.0] * below + [0.5] * (count - below))
         assert (share.solved, share.count) == (below, count)
-        assert share.low == pytest.approx(stats.beta.ppf(0.025, below, count - below + 1) if below else 0)
-        assert share.high == pytest.approx(stats.beta.ppf(0.975, below + 1, count - below) if below < count else 1)
+        assert share.low == pytest.approx(
+            stats.beta.ppf(0.025, below, count - below + 1) if below else 0
+        )
+        assert share.high == pytest.approx(
+            stats.beta.ppf(0.975, below + 1, count - below) if below < count else 1
+        )
 
 
 def test_an_error_at_the_bound_does_not_solve():
@@ -57,7 +61,9 @@ def test_p_is_fishers_if_few_of_many_seeds_have_errors():
 
 def test_all_seeds_of_both_count():
     """25 seeds without errors, five with some: only one or two of C(30, 5) orders are like this."""
-    difference = significance.difference(dict.fromkeys(range(25), 0.0), by_seed([0.001, 0.0008, 0.003, 0.01, 0.096]))
+    difference = significance.difference(
+        dict.fromkeys(range(25), 0.0), by_seed([0.001, 0.0008, 0.003, 0.01, 0.096])
+    )
     assert difference.mean == pytest.approx(-0.02216)
     # No other assignment of the ranks is as far.
     assert difference.p == pytest.approx(1 / math.comb(30, 5))
@@ -87,7 +93,10 @@ def test_few_seeds_and_errors_that_are_not_finite_are_not_compared():
 def test_ranks_that_contradict_the_means_show_nothing():
     """The mean of the first is lower, but in most seeds it has the higher error."""
     first, second = by_seed([0.1] * 19 + [0.2]), by_seed([0.0] * 17 + [0.9] * 3)
-    assert significance.rank_sum(np.array(list(first.values())), np.array(list(second.values())))[1] < 0.001
+    assert (
+        significance.rank_sum(np.array(list(first.values())), np.array(list(second.values())))[1]
+        < 0.001
+    )
     difference = significance.difference(first, second)
     assert (difference.mean < 0, difference.p) == (True, 1)
 
@@ -108,20 +117,31 @@ def of_test_examples(error):
 NULLS = {
     "normal": lambda rng, size: rng.normal(0.3, 0.1, size),
     "heavy tail": lambda rng, size: np.exp(rng.normal(-4, 1.5, size)).clip(0, 1),
-    "half of the seeds solve it": lambda rng, size: np.where(rng.random(size) < 0.5, 0, rng.normal(0.3, 0.02, size)),
-    "few seeds do not": lambda rng, size: np.where(rng.random(size) < 0.9, 0, rng.normal(0.3, 0.02, size)),
-    **{f"{100 * error:g} % of 500 examples": of_test_examples(error) for error in (0.002, 0.01, 0.2, 0.98)},
+    "half of the seeds solve it": lambda rng, size: np.where(
+        rng.random(size) < 0.5, 0, rng.normal(0.3, 0.02, size)
+    ),
+    "few seeds do not": lambda rng, size: np.where(
+        rng.random(size) < 0.9, 0, rng.normal(0.3, 0.02, size)
+    ),
+    **{
+        f"{100 * error:g} % of 500 examples": of_test_examples(error)
+        for error in (0.002, 0.01, 0.2, 0.98)
+    },
 }
 """Errors of seeds whose distribution is the same for all encodings."""
 
 
 @pytest.mark.parametrize("errors", NULLS.values(), ids=NULLS)
-@pytest.mark.parametrize(("encodings", "seeds", "grids"), [(2, 4, 100), (3, 5, 50), (10, 5, 12), (29, 5, 1)])
+@pytest.mark.parametrize(
+    ("encodings", "seeds", "grids"), [(2, 4, 100), (3, 5, 50), (10, 5, 12), (29, 5, 1)]
+)
 def test_equal_encodings_hardly_ever_differ(errors, encodings, seeds, grids):
     """Without any true difference, at most one grid in twenty shows one (to three deviations)."""
     rng, shown = np.random.default_rng(0), 0
     for values in errors(rng, (grids, encodings, seeds)):
-        differences = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)}, 500)
+        differences = significance.differences(
+            {str(name): by_seed(row) for name, row in enumerate(values)}, 500
+        )
         shown += any(pair.shown for pair in differences.values())
     assert shown <= 0.05 * grids + 3 * math.sqrt(0.05 * 0.95 * grids)
 
@@ -133,7 +153,9 @@ def test_of_the_differences_that_are_shown_few_are_by_chance(name, worse):
     rng, shares, equal = np.random.default_rng(0), [], 10 - worse
     for values in NULLS[name](rng, (30, 10, 5)):
         values[equal:] += 0.3 * np.arange(1, worse + 1)[:, None]
-        differences = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)})
+        differences = significance.differences(
+            {str(name): by_seed(row) for name, row in enumerate(values)}
+        )
         shown = [pair for pair, difference in differences.items() if difference.shown]
         shares.append(sum(int(max(pair)) < equal for pair in shown) / max(1, len(shown)))
     assert np.mean(shares) < 0.05
@@ -146,14 +168,17 @@ def test_the_correction_is_for_all_pairs(p, shown, monkeypatch):
     differences = significance.differences({name: {} for name in "abc"})
     assert sum(pair.shown for pair in differences.values()) == shown
     rest = iter([p, 0.9, 0.9])
-    monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, next(rest)))
+    monkeypatch.setattr(
+        significance, "difference", lambda *_: significance.Difference(0.1, next(rest))
+    )
     differences = significance.differences({name: {} for name in "abc"})
     assert [pair.shown for pair in differences.values()] == [3 * p <= 0.05, False, False]
 
 
 def test_all_pairs_are_compared():
     errors = {
-        name: {seed: base + seed / 50 for seed in range(5)} for name, base in zip("abc", (0, 0.3, 0.6), strict=True)
+        name: {seed: base + seed / 50 for seed in range(5)}
+        for name, base in zip("abc", (0, 0.3, 0.6), strict=True)
     }
     differences = significance.differences(errors)
     assert differences.keys() == set(itertools.combinations("abc", 2))
@@ -169,7 +194,9 @@ def test_ranks():
         "partial": {"a": 0.9, "b": 0.1},
     }
     ranks = significance.ranks(errors)
-    assert {name: rank.mean for name, rank in ranks.items()} == pytest.approx({"a": 1.5, "b": 1.5, "c": 3})
+    assert {name: rank.mean for name, rank in ranks.items()} == pytest.approx(
+        {"a": 1.5, "b": 1.5, "c": 3}
+    )
     assert (ranks["c"].low, ranks["c"].high) == (3, 3)
     assert 1 <= ranks["a"].low < 1.5 < ranks["a"].high <= 2
     assert significance.ranks({"one": {"a": 1.0}, "two": {"b": 1.0}}) == {}

@@ -5,7 +5,11 @@ from cope_jax.evaluation.report.table import Table
 from tests.evaluation.results import printed
 
 TABLE = Table(
-    "[told] in %", ["kind", "name", "value"], [["a|b", "<unk> [x]\nsecond", "1.0"], ["c", "", "–"]], 2, bold={(0, 1)}
+    "[told] in %",
+    ["kind", "name", "value"],
+    [["a|b", "<unk> [x]\nsecond", "1.0"], ["c", "", "–"]],
+    2,
+    bold={(0, 1)},
 )
 
 
@@ -31,9 +35,14 @@ def test_the_terminal_shows_cells_as_they_are():
 
 @pytest.mark.parametrize("width", [30, 40])
 def test_a_narrow_terminal_breaks_words_and_no_numbers(width):
-    text = printed(Table("", ["encoding", "error"], [["cope(gate=separate_key)+rope", "100.0 ± 0.0"]]), width)
+    text = printed(
+        Table("", ["encoding", "error"], [["cope(gate=separate_key)+rope", "100.0 ± 0.0"]]), width
+    )
     assert "100.0 ± 0.0" in text and "".join(text.split()).count("cope") == 1 and "…" not in text
 
 
 def test_facts_have_no_headings():
-    assert printed(Table("", ["", ""], [["state", "1.0 GiB a device"]])).split() == "state 1.0 GiB a device".split()
+    assert (
+        printed(Table("", ["", ""], [["state", "1.0 GiB a device"]])).split()
+        == "state 1.0 GiB a device".split()
+    )

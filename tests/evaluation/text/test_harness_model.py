@@ -82,7 +82,10 @@ def next_token(decoder):
 def by_hand(next_token, before, after):
     """The log-probability of `after` and if it is greedy, with the window's cut on the left."""
     whole = [*before, *after][-LENGTH - 1 :]
-    predictions = [(next_token(whole[:index]), whole[index]) for index in range(len(whole) - len(after), len(whole))]
+    predictions = [
+        (next_token(whole[:index]), whole[index])
+        for index in range(len(whole) - len(after), len(whole))
+    ]
     return sum(log_p[token] for log_p, token in predictions), all(
         log_p.argmax() == token for log_p, token in predictions
     )
@@ -116,12 +119,20 @@ def test_metrics_of_another_text_are_left_out_of_its_task(decoder, monkeypatch):
     for task, text in texts.items():
         model.loglikelihood_rolling(requests((text,), ("a",), task=task))
     assert model.lost == {"same": (0, 0), "spaces": (0, 1), "unknown": (1, 1)}
-    values = dict.fromkeys(("word_perplexity,none", "byte_perplexity,none", "bits_per_byte,short", "acc,none"), 2.0)
+    values = dict.fromkeys(
+        ("word_perplexity,none", "byte_perplexity,none", "bits_per_byte,short", "acc,none"), 2.0
+    )
     results = {"results": dict.fromkeys([*texts, "choice"], values), "groups": {"all": values}}
     records, left_out = harness_model.records(results, model.lost)
     words = {"word_perplexity", "acc"}
     figures = {"word_perplexity", "byte_perplexity", "bits_per_byte (short)", "acc"}
-    for task, kept in {"same": figures, "choice": figures, "spaces": words, "unknown": {"acc"}, "all": {"acc"}}.items():
+    for task, kept in {
+        "same": figures,
+        "choice": figures,
+        "spaces": words,
+        "unknown": {"acc"},
+        "all": {"acc"},
+    }.items():
         assert {record["metric"] for record in records if record["task"] == task} == kept
     no_words = "no perplexity per word, no bits per byte: the tokenizer loses words (1)"
     no_bytes = "no bits per byte: the tokenizer changes bytes of texts (1)"
@@ -133,8 +144,13 @@ def test_metrics_of_another_text_are_left_out_of_its_task(decoder, monkeypatch):
 def test_likelihoods_and_greedy_flags_are_those_of_a_loop(model, next_token):
     asked = pairs(next_token)
     measured = model.loglikelihood(requests(*asked))
-    wanted = [by_hand(next_token, [0, *CODEC.encode(before)], CODEC.encode(after)) for before, after in asked]
-    np.testing.assert_allclose([value for value, _ in measured], [value for value, _ in wanted], rtol=0, atol=ROUNDING)
+    wanted = [
+        by_hand(next_token, [0, *CODEC.encode(before)], CODEC.encode(after))
+        for before, after in asked
+    ]
+    np.testing.assert_allclose(
+        [value for value, _ in measured], [value for value, _ in wanted], rtol=0, atol=ROUNDING
+    )
     assert [flag for _, flag in measured] == [flag for _, flag in wanted]
     assert {flag for _, flag in measured} == {True, False}
     assert all(type(value) is float and type(flag) is bool for value, flag in measured)
@@ -147,11 +163,15 @@ def test_a_result_does_not_depend_on_the_other_requests(model, next_token):
         ((alone, same),) = model.loglikelihood(requests(request))
         assert (alone, same) == (pytest.approx(value, abs=ROUNDING), flag)
     backwards = model.loglikelihood(requests(*asked[::-1]))[::-1]
-    np.testing.assert_allclose([value for value, _ in backwards], [value for value, _ in whole], rtol=0, atol=ROUNDING)
+    np.testing.assert_allclose(
+        [value for value, _ in backwards], [value for value, _ in whole], rtol=0, atol=ROUNDING
+    )
 
 
 def test_a_context_is_cut_on_the_left(model):
-    cut, whole = model.loglikelihood(requests(("c" * 5 + "abdefa", "bc"), ("a" * 40 + "abdefa", "bc")))
+    cut, whole = model.loglikelihood(
+        requests(("c" * 5 + "abdefa", "bc"), ("a" * 40 + "abdefa", "bc"))
+    )
     assert whole != cut, "one letter before the others is still seen"
     same = model.loglikelihood(requests(("c" * 5 + "fabdefa", "bc"), ("a" * 40 + "fabdefa", "bc")))
     assert same[0] == same[1]
@@ -213,7 +233,9 @@ def test_few_programs_serve_all_lengths(decoder, next_token):
 def test_greedy_text_ends_before_the_first_of_several_stop_texts(decoder, next_token):
     model = HarnessModel(decoder, CODEC, LENGTH, batch_size=2)
     contexts = ["f", "ab", "ca", "d", "e ", "b f"]
-    texts = [CODEC.decode(greedy(next_token, [0, *CODEC.encode(context)], 4)) for context in contexts]
+    texts = [
+        CODEC.decode(greedy(next_token, [0, *CODEC.encode(context)], 4)) for context in contexts
+    ]
     assert len(set(texts)) > 2, texts
     before = decoding._first._cache_size()
     settings = {"max_gen_toks": 4, "do_sample": False, "temperature": 0.7}
@@ -222,8 +244,12 @@ def test_greedy_text_ends_before_the_first_of_several_stop_texts(decoder, next_t
         wanted = [min((text.split(stop)[0] for stop in stops), key=len) for text in texts]
         asked = requests(*((context, {**settings, "until": list(stops)}) for context in contexts))
         assert model.generate_until(asked) == wanted
-    assert decoding._first._cache_size() - before <= 1, "one program for all contexts and stop texts"
-    (alone,) = model.generate_until(requests((contexts[1], {"until": texts[1][1], "max_new_tokens": 4})))
+    assert decoding._first._cache_size() - before <= 1, (
+        "one program for all contexts and stop texts"
+    )
+    (alone,) = model.generate_until(
+        requests((contexts[1], {"until": texts[1][1], "max_new_tokens": 4}))
+    )
     assert alone == texts[1].split(texts[1][1])[0], "one stop text need not be a list"
 
 
@@ -243,7 +269,9 @@ def test_sampled_text_is_the_same_again_and_depends_on_its_settings(model):
     assert model.generate_until(asked) == drawn
     assert len(set(drawn)) > 1, "each request has its own random key"
     (best,) = model.generate_until(requests(("ab", {"max_gen_toks": 4})))
-    assert best in model.generate_until(requests(("ab", {"do_sample": True, "max_gen_toks": 4, "temperature": 1e-3})))
+    assert best in model.generate_until(
+        requests(("ab", {"do_sample": True, "max_gen_toks": 4, "temperature": 1e-3}))
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +279,10 @@ def test_sampled_text_is_the_same_again_and_depends_on_its_settings(model):
     [
         ({"num_beams": 4}, "a task sets num_beams for generation: choose from do_sample, "),
         ({"max_gen_toks": "many"}, "a task sets max_gen_toks='many' for generation: set a number"),
-        ({"max_gen_toks": 8}, "a task asks for max_gen_toks=8, but the model reads 8 tokens: set it from 1 to 7"),
+        (
+            {"max_gen_toks": 8},
+            "a task asks for max_gen_toks=8, but the model reads 8 tokens: set it from 1 to 7",
+        ),
         ({"max_gen_toks": 0}, "a task asks for max_gen_toks=0"),
         ({"do_sample": True, "temperature": -1}, "generate.temperature must be at least 0"),
     ],
@@ -262,9 +293,13 @@ def test_wrong_settings_are_one_line(model, settings, message):
 
 
 def test_what_does_not_fit_is_one_line(model):
-    with pytest.raises(ConfigError, match=r"^a continuation has 9 tokens, but the model reads 8: 'aaaaaaaaa'; ask"):
+    with pytest.raises(
+        ConfigError, match=r"^a continuation has 9 tokens, but the model reads 8: 'aaaaaaaaa'; ask"
+    ):
         model.loglikelihood(requests(("b", "a" * 9)))
-    with pytest.raises(ConfigError, match=r"^windows of 9 tokens are too long, because position 8 is outside"):
+    with pytest.raises(
+        ConfigError, match=r"^windows of 9 tokens are too long, because position 8 is outside"
+    ):
         HarnessModel(create("learned", length=8), CODEC, 9)
     with pytest.raises(ConfigError, match="batch_size must be at least 1"):
         HarnessModel(create(), CODEC, 8, batch_size=0)
@@ -286,7 +321,9 @@ def run(tmp_path_factory):
         evaluation={"examples": 40, "batch_size": 8},
         job={"mesh": {"data": 1}},
     )
-    write_run(folder, ExperimentConfig.from_mapping(settings.to_dict()), seeds=(0, 1), perplexity=9.0)
+    write_run(
+        folder, ExperimentConfig.from_mapping(settings.to_dict()), seeds=(0, 1), perplexity=9.0
+    )
     return folder
 
 
@@ -301,14 +338,18 @@ def test_a_run_gives_the_likelihoods_of_its_perplexity(run, seed=1):
         for start, end in itertools.pairwise(entries.bounds)
     ]
     longest = int(np.diff(entries.bounds).max())
-    likelihoods = harness_model.load(run, seed, longest).loglikelihood_rolling(requests(*((text,) for text in texts)))
+    likelihoods = harness_model.load(run, seed, longest).loglikelihood_rolling(
+        requests(*((text,) for text in texts))
+    )
     wanted = perplexity_report.read(loaded.model(seed), task, "test", longest, longest, longest, 2)
     # Sums of hundreds of float32 losses, in rows of other widths.
     assert sum(likelihoods) == pytest.approx(-wanted.nats.sum(), rel=1e-6)
 
 
 def test_only_a_decoder_of_text_is_taken():
-    with pytest.raises(ConfigError, match=r"^counting holds a decoder on counting: choose a decoder of text$"):
+    with pytest.raises(
+        ConfigError, match=r"^counting holds a decoder on counting: choose a decoder of text$"
+    ):
         harness_model.load("counting")
     assert harness_model.load("shakespeare", batch_size=2).length == 256
 
@@ -329,7 +370,11 @@ def test_the_harness_takes_the_adapter(run, tmp_path):
     documents = [{"text": "The lamp is bright.", "choices": [" dark", " lit"], "answer": 1}] * 3
     data = tmp_path / "data.json"
     data.write_text("\n".join(map(json.dumps, documents)))
-    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
+    source = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+    }
     choice = {
         "doc_to_text": "{{text}}",
         "doc_to_choice": "{{choices}}",
@@ -358,4 +403,6 @@ def test_the_harness_takes_the_adapter(run, tmp_path):
     )
     (whole,) = model.loglikelihood_rolling(requests((documents[0]["text"],)))
     words = len(documents[0]["text"].split())
-    assert evaluated["results"]["rolling"]["word_perplexity,none"] == pytest.approx(np.exp(-whole / words), rel=1e-5)
+    assert evaluated["results"]["rolling"]["word_perplexity,none"] == pytest.approx(
+        np.exp(-whole / words), rel=1e-5
+    )

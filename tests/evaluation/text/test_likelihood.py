@@ -73,7 +73,9 @@ def test_windows_count_every_token_once_in_order(size, length, data):
     text = np.arange(size)
     windows = sliding(text, length, stride, width, bounds)
     rows = windows.take(range(len(windows)))
-    inputs, places, segments, positions = (rows[name] for name in ("inputs", "entries", "segments", "positions"))
+    inputs, places, segments, positions = (
+        rows[name] for name in ("inputs", "entries", "segments", "positions")
+    )
     counts = places >= 0
     assert np.array_equal(np.sort(places[counts]), np.arange(size - 1))
     assert np.array_equal(inputs[counts], text[places[counts]])
@@ -103,16 +105,22 @@ def test_rows_in_batches_are_the_same_rows():
     assert np.all(batches[-1]["entries"][len(windows) % 3 :] == -1)
 
 
-@pytest.mark.parametrize(("length", "stride", "width"), [(8, 8, 8), (8, 3, 8), (4, 2, 8), (3, 2, 8), (2, 1, 8)])
+@pytest.mark.parametrize(
+    ("length", "stride", "width"), [(8, 8, 8), (8, 3, 8), (4, 2, 8), (3, 2, 8), (2, 1, 8)]
+)
 def test_losses_are_those_of_each_window_alone(model, logits, text, length, stride, width):
     measured = losses(model, sliding(text, length, stride, width), batch_size=2)
-    np.testing.assert_allclose(measured.nats, by_hand(logits, text, length, stride), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        measured.nats, by_hand(logits, text, length, stride), rtol=0, atol=2e-5
+    )
 
 
 def test_documents_are_read_as_if_alone(model, logits, text):
     bounds = np.array([0, 3, 14, 21])
     measured = losses(model, sliding(text, 6, 4, 8, bounds), batch_size=2)
-    alone = [by_hand(logits, text[start : end + 1], 6, 4) for start, end in itertools.pairwise(bounds)]
+    alone = [
+        by_hand(logits, text[start : end + 1], 6, 4) for start, end in itertools.pairwise(bounds)
+    ]
     np.testing.assert_allclose(measured.nats, np.concatenate(alone), rtol=0, atol=2e-5)
 
 
@@ -135,19 +143,23 @@ def test_longer_windows_than_a_table_are_refused_before_anything_is_read():
     with (
         mock.patch.object(likelihood, "_losses", side_effect=AssertionError("read")),
         pytest.raises(
-            ConfigError, match=r"^windows of 9 tokens are too long, because position 8 is outside of the learned"
+            ConfigError,
+            match=r"^windows of 9 tokens are too long, because position 8 is outside of the learned",
         ),
     ):
         losses(model, sliding(np.arange(22) % VOCABULARY, 9))
     bounds = np.array([0, 8, 10])  # documents that are shorter than the windows
-    assert np.isfinite(losses(model, sliding(np.arange(11) % VOCABULARY, 12, width=12, bounds=bounds)).nats).all()
+    assert np.isfinite(
+        losses(model, sliding(np.arange(11) % VOCABULARY, 12, width=12, bounds=bounds)).nats
+    ).all()
 
 
 def test_a_loss_that_is_no_number_is_one_line(text):
     model = create("rope")
     model.embedding.embedding[...] *= np.nan
     with pytest.raises(
-        ConfigError, match=r"^the loss of token 0 is not finite: the model has diverged, use an earlier"
+        ConfigError,
+        match=r"^the loss of token 0 is not finite: the model has diverged, use an earlier",
     ):
         losses(model, sliding(text, 8))
 

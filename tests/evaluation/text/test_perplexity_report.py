@@ -37,8 +37,12 @@ class Reader(nnx.Module):
         if not self.context:
             return jnp.broadcast_to(self.table_VV[0], (*tokens_BL.shape, self.table_VV.shape[1]))
         rows, length = tokens_BL.shape
-        segments_BL = jnp.zeros((rows, length), jnp.int32) if segment_ids_BL is None else segment_ids_BL
-        past_BLM = (segments_BL[:, :, None] == segments_BL[:, None]) & jnp.tri(length, dtype=bool)[None]
+        segments_BL = (
+            jnp.zeros((rows, length), jnp.int32) if segment_ids_BL is None else segment_ids_BL
+        )
+        past_BLM = (segments_BL[:, :, None] == segments_BL[:, None]) & jnp.tri(length, dtype=bool)[
+            None
+        ]
         past_BLM = past_BLM.astype(jnp.float32)
         weights_BLM = past_BLM / past_BLM.sum(2, keepdims=True)
         logits_BLV = jnp.einsum("BLM,BMV->BLV", weights_BLM, self.table_VV[tokens_BL])
@@ -53,7 +57,9 @@ def evaluator(task, splits, carry=lambda rows: (), traced=None, **options):
         if traced is not None:
             traced.append(batch["inputs"].shape)
         read = nnx.merge(graph, state)
-        logits_BLV = read(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch.get("segments"))
+        logits_BLV = read(
+            batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch.get("segments")
+        )
         return token_measures(logits_BLV, batch["targets"], batch["weights"]), carry
 
     program = tiny.measuring(metrics, initial_carry=carry, **options)
@@ -80,10 +86,14 @@ def test_the_perplexity_of_a_unigram_model_is_that_counted_by_hand(kind):
     assert row["token_perplexity"] == pytest.approx(math.exp(nats / said.total()), rel=1e-5)
     figures = Counts(1, words, sum(len(text.encode()) for text in texts)).per_unit(nats)
     assert figures["perplexity"] == pytest.approx(math.exp(nats / words))
-    assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(len(text.encode()) for text in texts))
+    assert figures["bits_per_byte"] == pytest.approx(
+        nats / math.log(2) / sum(len(text.encode()) for text in texts)
+    )
     for name in ("perplexity", "bits_per_byte"):
         # The sample is so small that its test has words that training has not.
-        assert row.get(name) == (pytest.approx(figures[name], rel=1e-5) if kind != "words" else None)
+        assert row.get(name) == (
+            pytest.approx(figures[name], rel=1e-5) if kind != "words" else None
+        )
     assert row["tokens"] == said.total() == len(measured.nats)
 
 
@@ -95,7 +105,9 @@ def test_windows_that_do_not_overlap_are_those_of_the_evaluator(packing):
     model = Reader(task.vocab_size)
     for split, length in (("validation", 8), ("test", 8), ("length=16", 16)):
         name = "test" if "=" in split else split
-        row = report.record(task, name, length, length, report.read(model, task, name, length, length, 16, 4))
+        row = report.record(
+            task, name, length, length, report.read(model, task, name, length, length, 16, 4)
+        )
         (errors,) = measured[split]
         for figure in report.FIGURES:
             assert errors[figure] == pytest.approx(row[figure], rel=1e-5), (split, figure)
@@ -151,10 +163,14 @@ def test_strides_agree_for_a_model_without_context():
 def test_the_figures_of_a_part_have_the_ratio_of_the_whole():
     task = create()
     counts = task.counts("validation")
-    reported = task.reported_metrics("validation", {"loss": 2.0, "token_error": 0.5, "sequence_error": 1.0})
+    reported = task.reported_metrics(
+        "validation", {"loss": 2.0, "token_error": 0.5, "sequence_error": 1.0}
+    )
     assert reported["perplexity"] == pytest.approx(math.exp(2 * counts.tokens / counts.words))
     assert reported["token_perplexity"] == pytest.approx(math.exp(2))
-    assert reported["bits_per_byte"] == pytest.approx(2 * counts.tokens / counts.bytes / math.log(2))
+    assert reported["bits_per_byte"] == pytest.approx(
+        2 * counts.tokens / counts.bytes / math.log(2)
+    )
     assert list(reported)[:2] == ["loss", "token_error"]
     assert task.reported_metrics("test", {"loss": 1e9})["perplexity"] == math.inf
     assert task.metric == "perplexity"
@@ -166,7 +182,9 @@ def test_the_figures_of_a_part_have_the_ratio_of_the_whole():
 def test_code_has_no_words_to_compare_by(tmp_path):
     (tmp_path / "code").mkdir()
     for number in range(60):
-        (tmp_path / "code" / f"m{number}.py").write_text(f"value_{number} = {number} + {number**3}\n")
+        (tmp_path / "code" / f"m{number}.py").write_text(
+            f"value_{number} = {number} + {number**3}\n"
+        )
     task = create(corpus="files+code", data_dir=str(tmp_path), tokenizer="bytes", vocab_size=None)
     assert task.metric == "token_perplexity"
 
@@ -174,9 +192,16 @@ def test_code_has_no_words_to_compare_by(tmp_path):
 def test_unknown_words_leave_only_figures_by_token():
     few = create(tokenizer="words", vocab_size=20)
     text = " ".join(documents("wikitext-2", None, "test")).replace("\n", f" {EOS} ").split()
-    assert few.counts("test").unknown == sum(word not in few.tokenizer.vocabulary for word in text) > 30
+    assert (
+        few.counts("test").unknown
+        == sum(word not in few.tokenizer.vocabulary for word in text)
+        > 30
+    )
     assert few.metric == "token_perplexity"
-    assert few.reported_metrics("test", {"loss": 2.0}) == {"loss": 2.0, "token_perplexity": pytest.approx(math.exp(2))}
+    assert few.reported_metrics("test", {"loss": 2.0}) == {
+        "loss": 2.0,
+        "token_perplexity": pytest.approx(math.exp(2)),
+    }
     measured = report.read(Reader(few.vocab_size, context=False), few, "test", 8, 4, 16, 4)
     row = report.record(few, "test", 8, 4, measured)
     assert row["unknown"] == few.counts("test").unknown and "perplexity" not in row
@@ -185,9 +210,23 @@ def test_unknown_words_leave_only_figures_by_token():
 
 def rows(values):
     by_seen = {"seen": [1.0, 2.0], "loss": [3.0, 2.5]}
-    common = {"split": "test", "step": 2, "tokens": 9, "words": 4, "bytes": 30, "known_tokens": 3.5, "by_seen": by_seen}
+    common = {
+        "split": "test",
+        "step": 2,
+        "tokens": 9,
+        "words": 4,
+        "bytes": 30,
+        "known_tokens": 3.5,
+        "by_seen": by_seen,
+    }
     return [
-        {**common, "seed": seed, "length": length, "stride": 2, **dict.fromkeys(report.FIGURES, value)}
+        {
+            **common,
+            "seed": seed,
+            "length": length,
+            "stride": 2,
+            **dict.fromkeys(report.FIGURES, value),
+        }
         for length, values_of_seeds in values.items()
         for seed, value in enumerate(values_of_seeds)
     ]
@@ -208,7 +247,11 @@ def test_tables_and_plots_have_a_row_a_line_or_a_point_for_each_length():
         "2 steps; mean of 2 seeds; bands: lowest to highest seed; "
         "windows of 16 are longer than the text (9 tokens): they read it whole"
     )
-    assert [line.get_label() for line in axes.lines] == ["windows of 4", "windows of 8", "windows of 16"]
+    assert [line.get_label() for line in axes.lines] == [
+        "windows of 4",
+        "windows of 8",
+        "windows of 16",
+    ]
     (axes,) = report.by_length(records, "perplexity", 8, "decoder").axes
     assert axes.figure.legends[0].get_title().get_text() == "perplexity on test, decoder"
     assert axes.lines[0].get_ydata().tolist() == [6, 4, 85]

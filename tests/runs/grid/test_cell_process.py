@@ -45,7 +45,11 @@ SIGNAL = "import os, signal; signal.signal({0}, signal.SIG_DFL); os.kill(os.getp
     ("text", "line", "status"),
     [
         ('import sys; print("one"); print("error: too few"); sys.exit(2)', "error: too few", 2),
-        ('import os; print("step 5", flush=True); os.kill(os.getpid(), 9)', "killed by signal 9 (step 5)", -9),
+        (
+            'import os; print("step 5", flush=True); os.kill(os.getpid(), 9)',
+            "killed by signal 9 (step 5)",
+            -9,
+        ),
         # A signal to all processes may end a cell early; then, or if another process trains it, it
         # has not failed.
         (SIGNAL.format(2), "stopped", None),
@@ -64,7 +68,9 @@ def test_the_last_line_is_kept_with_the_status_of_a_failure(text, line, status, 
 
 def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
     monkeypatch.setitem(run.__globals__, "GRACE", 0.3)
-    job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("busy", flush=True); time.sleep(60)')
+    job = program(
+        'import signal, time; signal.signal(15, signal.SIG_IGN); print("busy", flush=True); time.sleep(60)'
+    )
     began = time.monotonic()
     limited = dataclasses.replace(job, time_limit=0.5)
     assert run(limited) == "stopped after the time limit of 0.5 s (busy)"
@@ -79,12 +85,17 @@ def test_a_late_stop_is_not_a_failure(program):
         'print("step 5", flush=True); time.sleep(60)'
     )
     since = time.monotonic()
-    assert run(dataclasses.replace(job, time_limit=2.0), lambda: time.monotonic() > since + 1) == "step 5"
+    assert (
+        run(dataclasses.replace(job, time_limit=2.0), lambda: time.monotonic() > since + 1)
+        == "step 5"
+    )
     assert not (job.folder / FAILED).exists()
 
 
 def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
-    job = program(f'import time; print("{claims.WAITS}", flush=True); time.sleep(3); print("busy", flush=True)')
+    job = program(
+        f'import time; print("{claims.WAITS}", flush=True); time.sleep(3); print("busy", flush=True)'
+    )
     assert run(dataclasses.replace(job, time_limit=1.5)) is None
 
 
@@ -92,7 +103,9 @@ def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
 def test_a_cell_that_is_stopped_or_must_end_at_once_has_not_failed(level, program):
     """At level 2, it does not answer SIGTERM."""
     answer = "lambda *_: sys.exit(143)" if level == 1 else "signal.SIG_IGN"
-    job = program(f'import signal, sys, time; signal.signal(15, {answer}); print("step 5", flush=True); time.sleep(60)')
+    job = program(
+        f'import signal, sys, time; signal.signal(15, {answer}); print("step 5", flush=True); time.sleep(60)'
+    )
     since = time.monotonic()
     assert run(job, lambda: min(level, int(time.monotonic() - since))) == "step 5"
     assert time.monotonic() - since < 20
@@ -100,11 +113,15 @@ def test_a_cell_that_is_stopped_or_must_end_at_once_has_not_failed(level, progra
 
 
 @pytest.mark.parametrize(("looks_there", "line"), [(True, "['']"), (False, "[]")])
-def test_a_file_of_the_folder_hides_no_module_unless_the_grid_has_it(looks_there, line, tmp_path, monkeypatch):
+def test_a_file_of_the_folder_hides_no_module_unless_the_grid_has_it(
+    looks_there, line, tmp_path, monkeypatch
+):
     path = tmp_path / "bin" / "python"
     path.parent.mkdir()
     show = "import sys; print([name for name in sys.path[:1] if not name]); sys.exit(2)"
-    path.write_text(f'#!/bin/sh\ncase "$1" in -P) exec {PYTHON} -P -c "{show}";; esac\nexec {PYTHON} -c "{show}"\n')
+    path.write_text(
+        f'#!/bin/sh\ncase "$1" in -P) exec {PYTHON} -P -c "{show}";; esac\nexec {PYTHON} -c "{show}"\n'
+    )
     path.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(path))
     monkeypatch.setattr(sys, "path", [*(str(tmp_path),) * looks_there, "/elsewhere"])
@@ -138,8 +155,12 @@ def test_cores_are_claimed_by_one_process_at_a_time(tmp_path, monkeypatch):
         claims.claim("gpu", names, 4)
 
 
-@pytest.mark.parametrize("how", ["a file", "a link", "open to all", "below one that is open to all"])
-def test_cores_are_claimed_once_whatever_the_folder_of_temporary_files_is(how, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "how", ["a file", "a link", "open to all", "below one that is open to all"]
+)
+def test_cores_are_claimed_once_whatever_the_folder_of_temporary_files_is(
+    how, tmp_path, monkeypatch
+):
     monkeypatch.setattr(claims.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, theirs = tmp_path / "temporary" / f"cope_jax-{os.getuid()}", tmp_path / "theirs"
@@ -153,8 +174,16 @@ def test_cores_are_claimed_once_whatever_the_folder_of_temporary_files_is(how, t
         folder.mkdir()
         (folder if how == "open to all" else folder.parent).chmod(0o777)
     names = list("0123456")
-    assert [claims.claim("core", names, 2) for _ in range(3)] == [["0", "1"], ["2", "3"], ["4", "5"]]
-    private = folder if folder.is_dir() and not folder.is_symlink() else next((tmp_path / "cache/cope_jax").iterdir())
+    assert [claims.claim("core", names, 2) for _ in range(3)] == [
+        ["0", "1"],
+        ["2", "3"],
+        ["4", "5"],
+    ]
+    private = (
+        folder
+        if folder.is_dir() and not folder.is_symlink()
+        else next((tmp_path / "cache/cope_jax").iterdir())
+    )
     assert (private.stat().st_mode & 0o777, len(list(private.iterdir()))) == (0o700, 6)
     assert not list(theirs.iterdir()) and theirs.stat().st_mode & 0o777 == 0o755
 
@@ -164,17 +193,23 @@ def test_without_a_folder_of_its_own_a_cell_says_what_to_set(tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     os.mkfifo(tmp_path / "pipe")
     claims._lock_folder().joinpath("gpu-0").symlink_to(tmp_path / "pipe")
-    with pytest.raises(SystemExit, match=r"error: .* cannot hold locks .*: delete it, or set TMPDIR$"):
+    with pytest.raises(
+        SystemExit, match=r"error: .* cannot hold locks .*: delete it, or set TMPDIR$"
+    ):
         claims.claim("gpu", ["0"], 1)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # both folders are of another user
-    with pytest.raises(SystemExit, match=r"error: .* and .* cannot hold locks: set TMPDIR to a folder of your own$"):
+    with pytest.raises(
+        SystemExit, match=r"error: .* and .* cannot hold locks: set TMPDIR to a folder of your own$"
+    ):
         claims.claim("core", ["0"], 1)
 
 
 def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / ".lock")
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(claims.wait_for(tmp_path / ".lock")), daemon=True)
+    waiting = threading.Thread(
+        target=lambda: answers.append(claims.wait_for(tmp_path / ".lock")), daemon=True
+    )
     waiting.start()
     waiting.join(5)
     assert answers == [True]
@@ -185,7 +220,9 @@ def test_a_run_that_still_saves_is_waited_for(tmp_path, monkeypatch):
     assert claims.wait_for(lock)  # there is none
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        monkeypatch.setattr(claims.time, "sleep", lambda seconds: waited.append(fcntl.flock(file, fcntl.LOCK_UN)))
+        monkeypatch.setattr(
+            claims.time, "sleep", lambda seconds: waited.append(fcntl.flock(file, fcntl.LOCK_UN))
+        )
         assert claims.wait_for(lock)
         assert len(waited) == 1
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -202,8 +239,15 @@ def test_gpus_are_those_that_the_environment_names(monkeypatch):
 def test_a_container_may_have_less_time_than_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     limit, read = tmp_path / "cpu.max", Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path: read(limit if path.name == "cpu.max" else path))
-    for text, cores in (("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 8)):
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: read(limit if path.name == "cpu.max" else path)
+    )
+    for text, cores in (
+        ("max 100000", 8),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("900000 100000", 8),
+    ):
         limit.write_text(text)
         assert claims.cores() == cores
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -217,7 +261,11 @@ def test_a_container_may_have_less_time_than_cores(monkeypatch, tmp_path):
         (ConfigError("too few"), 2, "error: too few"),
         (NonFiniteError("step 3"), 3, "error: step 3"),
         (StorageError("full"), 4, "error: full"),
-        (OSError(errno.ENOSPC, "cannot write"), 4, "error: cannot write to run (No space left on device): complete"),
+        (
+            OSError(errno.ENOSPC, "cannot write"),
+            4,
+            "error: cannot write to run (No space left on device): complete",
+        ),
         (Interrupted("stopped at step 5", signal.SIGTERM), 143, "stopped at step 5"),
         (ZeroDivisionError("a defect"), 1, "ZeroDivisionError: a defect"),
     ],

@@ -63,15 +63,27 @@ def test_a_cell_has_a_name_and_a_folder():
     assert several.name == "two steps, cope(gate=value), seeds 3–4"
     assert several.folder(Path("runs")) == Path("runs/two_steps/cells/cope_gate=value/seeds_3-4")
     single = Cell(QUICK, (3,), label="mine")
-    assert (single.name, single.folder(Path("runs"))) == ("mine, seed 3", Path("runs/cells/mine/seed_3"))
+    assert (single.name, single.folder(Path("runs"))) == (
+        "mine, seed 3",
+        Path("runs/cells/mine/seed_3"),
+    )
     assert (several.fields, single.fields) == ({}, {"system": "mine"})
 
 
 def test_a_cell_is_the_same_after_json():
     """Also one with a field that is None and a task with a tuple, which flags could not say."""
-    unclipped = dataclasses.replace(QUICK, optimizer=dataclasses.replace(QUICK.optimizer, clip_norm=None))
-    text = cj.ExperimentConfig.from_mapping({"task": {"name": "text", "options": {"sweep": (16, 32), "length": 16}}})
-    for config in (unclipped, text, cj.config("tagger"), cj.config("abilities:recall", encoding="cope(gate=value)")):
+    unclipped = dataclasses.replace(
+        QUICK, optimizer=dataclasses.replace(QUICK.optimizer, clip_norm=None)
+    )
+    text = cj.ExperimentConfig.from_mapping(
+        {"task": {"name": "text", "options": {"sweep": (16, 32), "length": 16}}}
+    )
+    for config in (
+        unclipped,
+        text,
+        cj.config("tagger"),
+        cj.config("abilities:recall", encoding="cope(gate=value)"),
+    ):
         sent = Cell(config, (1, 2), "a", "b", {"optimizer.learning_rate": (1e-3, 3e-3)})
         received = Cell.from_json(sent.to_json())
         assert received.config.recipe() == config.recipe()
@@ -81,7 +93,10 @@ def test_a_cell_is_the_same_after_json():
 
 def test_the_plan_keeps_what_is_there(tmp_path):
     def planned(seeds, width):
-        return [(cell.label, cell.seeds) for cell in plan({"cope": QUICK, "rope": QUICK}, seeds, width, tmp_path)]
+        return [
+            (cell.label, cell.seeds)
+            for cell in plan({"cope": QUICK, "rope": QUICK}, seeds, width, tmp_path)
+        ]
 
     assert planned(3, 1) == [(name, (seed,)) for name in ("cope", "rope") for seed in range(3)]
     (tmp_path / "cells/rope/seeds_1-2").mkdir(parents=True)
@@ -112,9 +127,15 @@ def test_a_pipe_is_no_grid_or_config(read, tmp_path):
         ("yield Cell(quick(training={'stepz': 1}))", "unknown option of config.training"),
         ("yield Cell(quick(), (-1,))", "the seeds of a cell must be whole numbers of at least 0"),
         ("yield Cell(quick(), 1)", "the seeds of a cell must be whole numbers of at least 0"),
-        ("yield Cell(quick(), setting='..')", "the setting of a cell needs letters or digits, not '..'"),
+        (
+            "yield Cell(quick(), setting='..')",
+            "the setting of a cell needs letters or digits, not '..'",
+        ),
         ("1 / 0; yield", "(line 9: ZeroDivisionError: division by zero)"),
-        ("yield Cell(quick()); yield Cell(quick())", "two cells have the same setting, label and seeds (rope, seed 0)"),
+        (
+            "yield Cell(quick()); yield Cell(quick())",
+            "two cells have the same setting, label and seeds (rope, seed 0)",
+        ),
         (
             "yield Cell(quick(), (0,), 'a'); yield Cell(cj.config('flip_flop:small'), (1,), 'a')",
             "the cells of 'a' have different tasks",
@@ -124,7 +145,10 @@ def test_a_pipe_is_no_grid_or_config(read, tmp_path):
             "the cells of '' with rope differ in more than the seed, training.steps (600, not 900)",
         ),
         ("yield Cell(quick(task={'options': {'num_blank': 3}}))", "did you mean 'num_blanks'"),
-        ("yield Cell(quick(task={'options': {'num_blanks': -3}}), setting='b')", "cell b, rope, seed 0: "),
+        (
+            "yield Cell(quick(task={'options': {'num_blanks': -3}}), setting='b')",
+            "cell b, rope, seed 0: ",
+        ),
         ("yield Cell(quick(model={'num_layers': 0}))", "num_layers must be at least 1"),
         ("yield Cell(quick(training={'steps': 20}))", "must be less than training.steps=20"),
         ("yield Cell(cj.config('elmo', encoding='rope'))", "elmo has no attention"),
@@ -159,14 +183,19 @@ def test_cells_of_earlier_versions_are_finished(tmp_path):
         archive.extractall(tmp_path, ours, filter="data")
     cells = [cell for cell in grid_file.read(grid_file.find("abilities")) if cell.label == "cope"]
     grid = Grid(tmp_path / "abilities", cells)
-    assert [cell.name for cell in grid.state().finished] == [f"{name}, cope, seed 1" for name in SETTINGS]
+    assert [cell.name for cell in grid.state().finished] == [
+        f"{name}, cope, seed 1" for name in SETTINGS
+    ]
     assert {row["setting"] for row in grid.records()} == SETTINGS.keys()
 
 
 def test_a_grid_is_found_by_name_or_path():
     assert Path(grid_file.find("abilities")) == ROOT / "experiments" / "grids" / "abilities.py"
     assert grid_file.find("my/grid.py") == "my/grid.py"
-    with pytest.raises(ConfigError, match=r"unknown grid 'abilitie': did you mean 'abilities'.*such as ./abilitie.py"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown grid 'abilitie': did you mean 'abilities'.*such as ./abilitie.py",
+    ):
         grid_file.find("abilitie")
 
 
@@ -179,7 +208,11 @@ def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
     fail(cells[1], tmp_path)
     grid = Grid(tmp_path, cells)
     state = grid.state()
-    assert (state.finished, state.failed, state.left) == ([cells[0], cells[2]], {cells[1]: "error: no"}, [cells[3]])
+    assert (state.finished, state.failed, state.left) == (
+        [cells[0], cells[2]],
+        {cells[1]: "error: no"},
+        [cells[3]],
+    )
     assert grid.seconds_left([cells[1], cells[3]], state.finished) == 40.0
     assert grid.seconds_left([cell("fox")], state.finished) == 20.0
     other = cell(setting="other")

@@ -39,7 +39,9 @@ def get_cells():
 
 def write_grid(folder, cells=CELLS // 2, search=None):
     (config := folder / "tiny.py").write_text(CONFIG)
-    (path := folder / "grid.py").write_text(GRID.format(cells=cells, config=str(config), search=search or {}))
+    (path := folder / "grid.py").write_text(
+        GRID.format(cells=cells, config=str(config), search=search or {})
+    )
     return path
 
 
@@ -52,17 +54,35 @@ def records(workdir):
     """The records of all cells, without the time that they took."""
     saved = json.loads((workdir / "results.json").read_text())["records"]
     return [
-        {name: value for name, value in record.items() if name not in ("wall_seconds", "memory_gib")}
+        {
+            name: value
+            for name, value in record.items()
+            if name not in ("wall_seconds", "memory_gib")
+        }
         for record in saved
     ]
 
 
 def command(grid, workdir, *flags):
-    return [sys.executable, "-m", "cope_jax", "sweep", f"--grid={grid}", f"--workdir={workdir}", *flags]
+    return [
+        sys.executable,
+        "-m",
+        "cope_jax",
+        "sweep",
+        f"--grid={grid}",
+        f"--workdir={workdir}",
+        *flags,
+    ]
 
 
 def sweep(grid, workdir, *flags):
-    done = subprocess.run(command(grid, workdir, *flags), cwd=ROOT, capture_output=True, text=True, timeout=100 * CELLS)
+    done = subprocess.run(
+        command(grid, workdir, *flags),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100 * CELLS,
+    )
     assert done.returncode == 0, done.stderr
     return records(workdir)
 
@@ -91,9 +111,17 @@ def cluster(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    ray, common = str(Path(sys.executable).with_name("ray")), ("--num-cpus=1", "--disable-usage-stats", "--block")
+    ray, common = (
+        str(Path(sys.executable).with_name("ray")),
+        ("--num-cpus=1", "--disable-usage-stats", "--block"),
+    )
     port = address.partition(":")[2]
-    alone = {"start_new_session": True, "cwd": "/", "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    alone = {
+        "start_new_session": True,
+        "cwd": "/",
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
     head = ("--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false")
     processes = [subprocess.Popen([ray, "start", *head, *common], **alone)]
     time.sleep(15)
@@ -112,14 +140,18 @@ def cluster(monkeypatch):
 
 def test_a_cluster_of_two_processes(grid, one_after_the_other, cluster, tmp_path):
     address, _ = cluster
-    assert sweep(grid, tmp_path / "run", "--engine=ray", f"--address={address}") == one_after_the_other
+    assert (
+        sweep(grid, tmp_path / "run", "--engine=ray", f"--address={address}") == one_after_the_other
+    )
 
 
 def test_the_head_of_the_cluster_is_killed(grid, one_after_the_other, cluster, tmp_path):
     """The command ends, and resumes on this machine with the same records."""
     address, head = cluster
     flags = ("--engine=ray", f"--address={address}")
-    driver = subprocess.Popen(command(grid, tmp_path / "run", *flags), cwd=ROOT, stderr=subprocess.DEVNULL)
+    driver = subprocess.Popen(
+        command(grid, tmp_path / "run", *flags), cwd=ROOT, stderr=subprocess.DEVNULL
+    )
     while not list((tmp_path / "run").glob("*/cells/*/*/metrics.jsonl")):
         assert driver.poll() is None
         time.sleep(0.2)
@@ -133,7 +165,9 @@ def named(pid):
 
 
 def descendants(pid):
-    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    children = subprocess.run(
+        ["pgrep", "-P", str(pid)], capture_output=True, text=True
+    ).stdout.split()
     for child in map(int, children):
         yield child
         yield from descendants(child)
@@ -145,24 +179,38 @@ def test_a_worker_is_killed(grid, one_after_the_other, tmp_path):
     """
     pytest.importorskip("ray", reason="Ray is an extra")
     driver = subprocess.Popen(
-        command(grid, tmp_path / "run", "--engine=ray", "--jobs=2"), cwd=ROOT, stderr=subprocess.PIPE, text=True
+        command(grid, tmp_path / "run", "--engine=ray", "--jobs=2"),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     while not list((tmp_path / "run").glob("*/cells/*/*/metrics.jsonl")):
         assert driver.poll() is None
         time.sleep(0.2)
-    os.kill(next(pid for pid in descendants(driver.pid) if b"ray::run" in named(pid)), signal.SIGKILL)
+    os.kill(
+        next(pid for pid in descendants(driver.pid) if b"ray::run" in named(pid)), signal.SIGKILL
+    )
     stderr = driver.communicate(timeout=100 * CELLS)[1]
-    assert (driver.returncode, ": lost (" in stderr, "failed" in stderr.splitlines()[-1]) == (1, True, False), stderr
+    assert (driver.returncode, ": lost (" in stderr, "failed" in stderr.splitlines()[-1]) == (
+        1,
+        True,
+        False,
+    ), stderr
     assert sweep(grid, tmp_path / "run") == one_after_the_other
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/mounts").exists(), reason="only root may mount a small disk")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/proc/mounts").exists(),
+    reason="only root may mount a small disk",
+)
 def test_a_full_disk(grid, one_after_the_other, tmp_path):
     """Cells fail, or are refused, with one line; with more space the same command ends with the
     same records.
     """
     (disk := tmp_path / "disk").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", disk], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("this machine cannot mount a small disk")
     try:
@@ -186,7 +234,9 @@ def test_killed_at_random_moments(grid, one_after_the_other, tmp_path):
     """The command is killed, by SIGTERM or SIGKILL, and what it started ends too."""
     rng = random.Random(0)
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        process = subprocess.Popen(command(grid, tmp_path / "run", "--jobs=2"), cwd=ROOT, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command(grid, tmp_path / "run", "--jobs=2"), cwd=ROOT, stderr=subprocess.DEVNULL
+        )
         time.sleep(rng.uniform(4, 12))
         process.send_signal(number)
         process.wait(120)
@@ -206,7 +256,10 @@ def test_trials_come_first(tmp_path):
     path = write_grid(tmp_path, 1, {"optimizer.learning_rate": (1e3, 1e-9)})
     for _ in range(2):  # the second time, all is known from the disk
         assert {record["learning_rate"] for record in sweep(path, tmp_path / "run")} == {1e-9}
-    assert "learning_rate chosen for each encoding from 2 trials" in (tmp_path / "run" / "report.html").read_text()
+    assert (
+        "learning_rate chosen for each encoding from 2 trials"
+        in (tmp_path / "run" / "report.html").read_text()
+    )
 
 
 def test_a_grid_ends_with_failures_and_resumes(tmp_path):
@@ -219,9 +272,14 @@ def test_a_grid_ends_with_failures_and_resumes(tmp_path):
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[0].startswith("2 cells, 0 finished, 0 failed, 2 to train")
-    assert "learned(max_length=2), seed 0: error: position 7 is outside of the learned table of 2 rows" in done.stderr
+    assert (
+        "learned(max_length=2), seed 0: error: position 7 is outside of the learned table of 2 rows"
+        in done.stderr
+    )
     assert lines[-1].startswith("1 cell failed: rerun the same command to train them")
-    done = subprocess.run([*words, "--only_failed", "--dry_run"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*words, "--only_failed", "--dry_run"], cwd=ROOT, capture_output=True, text=True
+    )
     assert "2 cells, 1 finished, 1 failed, 1 to train" in done.stderr
     assert {record["encoding"] for record in sweep(path, tmp_path / "run")} == {"rope", "cope"}
 
@@ -230,7 +288,9 @@ def test_a_second_command_is_refused(grid, tmp_path):
     first = subprocess.Popen(command(grid, tmp_path / "run"), cwd=ROOT, stderr=subprocess.DEVNULL)
     while not (tmp_path / "run" / ".lock").exists() or not (tmp_path / "run" / ".lock").read_text():
         time.sleep(0.1)
-    second = subprocess.run(command(grid, tmp_path / "run"), cwd=ROOT, capture_output=True, text=True)
+    second = subprocess.run(
+        command(grid, tmp_path / "run"), cwd=ROOT, capture_output=True, text=True
+    )
     os.kill(first.pid, signal.SIGTERM)
     assert (second.returncode, "is in use by process" in second.stderr) == (2, True)
     assert first.wait(120) == 143

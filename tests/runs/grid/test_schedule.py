@@ -77,7 +77,10 @@ class Limited(engines.Local):
     def start(self, job):
         self.tries += 1
         self._refused[job.folder] = self._refused.get(job.folder, 0) + 1
-        if self._refused[job.folder] <= self._refusals or sum(not future.done() for future in self.submitted) >= 2:
+        if (
+            self._refused[job.folder] <= self._refusals
+            or sum(not future.done() for future in self.submitted) >= 2
+        ):
             raise RuntimeError("submit limit")
         self.submitted.append(super().start(job))
         return self.submitted[-1]
@@ -101,7 +104,10 @@ def test_an_engine_that_refuses_everything_ends_the_command(tmp_path, capsys, mo
     began = time.monotonic()
     assert schedule.drive(jobs_of(tmp_path, 6), engine) == (None, None)
     assert time.monotonic() - began < 5
-    assert "the engine refuses the other 6 cells: RuntimeError: submit limit" in capsys.readouterr().err
+    assert (
+        "the engine refuses the other 6 cells: RuntimeError: submit limit"
+        in capsys.readouterr().err
+    )
     assert engine.tries == 3
 
 
@@ -125,16 +131,26 @@ def until_stopped(ended=None, failing="seed_1"):
 def test_a_signal_stops_cells_and_starts_no_more(tmp_path, capsys):
     """Of the two that run, one is interrupted, and the other fails while it stops."""
     ended = []
-    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)).start()
+    threading.Timer(
+        0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+    ).start()
     number, failure = schedule.drive(jobs_of(tmp_path), local(2, until_stopped(ended)))
-    assert (number, failure.cell.name, sorted(ended)) == (signal.SIGTERM, "rope, seed 1", ["seed_0", "seed_1"])
+    assert (number, failure.cell.name, sorted(ended)) == (
+        signal.SIGTERM,
+        "rope, seed 1",
+        ["seed_0", "seed_1"],
+    )
     assert "[1/9] rope, seed 1: stopped" in capsys.readouterr().err
 
 
 def test_after_a_signal_a_grid_says_what_is_finished(tmp_path, capsys):
     grid = Grid(tmp_path, [cell for cell, _ in jobs_of(tmp_path)])
-    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
-    with pytest.raises(Interrupted, match=r"^stopped; rerun the same command to resume$") as stopped:
+    threading.Timer(
+        0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    ).start()
+    with pytest.raises(
+        Interrupted, match=r"^stopped; rerun the same command to resume$"
+    ) as stopped:
         grid.train(engine=local(2, until_stopped([], None)))
     assert stopped.value.exit_code == 130
     lines = capsys.readouterr().err.splitlines()
@@ -174,7 +190,11 @@ def test_the_first_failure_stops_the_others_and_is_raised(line, status, error, m
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (OSError(errno.ENOSPC, "cannot write"), StorageError, r"seed_\d \(No space left on device\): complete files"),
+        (
+            OSError(errno.ENOSPC, "cannot write"),
+            StorageError,
+            r"seed_\d \(No space left on device\): complete files",
+        ),
         (RuntimeError("gone"), RuntimeError, r"^rope, seed \d: lost \(RuntimeError: gone\)$"),
     ],
 )
@@ -188,7 +208,9 @@ def test_a_full_disk_and_a_lost_cell_are_errors(error, kind, message, tmp_path):
 
 def test_a_cell_that_a_signal_to_all_ends_first_is_a_stop(tmp_path):
     grid = Grid(tmp_path, [cell for cell, _ in jobs_of(tmp_path)])
-    with pytest.raises(Interrupted, match=r"^rope, seed \d: stopped at step 5; rerun the same command") as stopped:
+    with pytest.raises(
+        Interrupted, match=r"^rope, seed \d: stopped at step 5; rerun the same command"
+    ) as stopped:
         grid.train(engine=local(2, lambda job, stopped: "stopped at step 5"))
     assert stopped.value.exit_code == 143
 
@@ -227,12 +249,17 @@ def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
         job.folder.mkdir(parents=True)
     (jobs[0][1].folder / "metrics.jsonl").write_text('{"step": 200, "seed": 0}\n')
     view = schedule._View(jobs)
-    (jobs[0][1].folder / "metrics.jsonl").write_text('{"step": 200, "seed": 0}\n{"step": 400, "seed": 0}\n')
+    (jobs[0][1].folder / "metrics.jsonl").write_text(
+        '{"step": 200, "seed": 0}\n{"step": 400, "seed": 0}\n'
+    )
     (jobs[1][1].folder / "metrics.jsonl").write_text('{"step": 300, "seed": 0}\n{"step": 4')
     view.end(jobs[1][0], "error: no", True, 1.0)
     now[0] += 40
     view.show()
-    assert capsys.readouterr().err.splitlines()[-1] == "0 of 2 cells, 1 failed: 400/1,200 steps, 5 steps/s, 02:40 left"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "0 of 2 cells, 1 failed: 400/1,200 steps, 5 steps/s, 02:40 left"
+    )
     (jobs[1][1].folder / "metrics.jsonl").write_text('{"step": 600, "seed": 0}\n')
     now[0] += 40
     view.show()
@@ -247,7 +274,9 @@ def test_equal_shares_of_the_cores(monkeypatch):
 
 def test_a_ray_of_its_own_sends_no_statistics(monkeypatch):
     at_start = {}
-    ray = SimpleNamespace(init=lambda **_: at_start.update(os.environ), remote=lambda **_: lambda function: function)
+    ray = SimpleNamespace(
+        init=lambda **_: at_start.update(os.environ), remote=lambda **_: lambda function: function
+    )
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")  # restored after the test
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -258,7 +287,10 @@ def test_a_ray_of_its_own_sends_no_statistics(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("local", 1, 0, ["TPU=4"]), "--resources and --address are for --engine=ray and --engine=slurm"),
+        (
+            ("local", 1, 0, ["TPU=4"]),
+            "--resources and --address are for --engine=ray and --engine=slurm",
+        ),
         (("local", 64, 0), "a cell needs 64 cores, but this machine shows 4: lower --cores"),
         (("local", 1, 3), "a cell needs 3 GPUs, but this machine shows 2: lower --gpus"),
         (("ray", 1, 0, ["disk"]), "--resources takes NAME=VALUE, not 'disk'"),
@@ -276,5 +308,8 @@ def test_what_an_engine_cannot_have_is_one_line(given, message, tmp_path, monkey
 
 @pytest.mark.parametrize("cluster", ["slurm", "local"])
 def test_a_path_that_slurm_would_change_is_one_line(cluster, tmp_path):
-    with pytest.raises(ConfigError, match=r"a%j/slurm has a % in its path, which Slurm replaces: choose another --w"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a%j/slurm has a % in its path, which Slurm replaces: choose another --w",
+    ):
         engines.Slurm(1, tmp_path / "a%j" / "slurm", 1, 0, {}, cluster)

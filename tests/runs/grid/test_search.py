@@ -17,16 +17,24 @@ RATES = {"optimizer.learning_rate": (1e-3, 3e-3, 1e-2)}
 
 
 def cell(name="rope", seed=0, search=RATES, **training):
-    return Cell(cj.config("quick", encoding=name, training=training), (seed,), "quick", search=search)
+    return Cell(
+        cj.config("quick", encoding=name, training=training), (seed,), "quick", search=search
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [((), "needs a tuple of values"), (0.1, "needs a tuple"), ("ab", "needs a tuple"), ((1, 2, 1.0), "a value twice")],
+    [
+        ((), "needs a tuple of values"),
+        (0.1, "needs a tuple"),
+        ("ab", "needs a tuple"),
+        ((1, 2, 1.0), "a value twice"),
+    ],
 )
 def test_values_to_search_are_a_tuple(values, message):
     with pytest.raises(
-        ConfigError, match=rf"optimizer\.learning_rate {'has' if 'twice' in message else ''} ?{message}"
+        ConfigError,
+        match=rf"optimizer\.learning_rate {'has' if 'twice' in message else ''} ?{message}",
     ):
         search.trials([cell(search={"optimizer.learning_rate": values})])
 
@@ -39,7 +47,10 @@ def test_seeds_with_data_of_their_own_share_their_trials(tmp_path):
     trials = search.trials(cells)
     assert [trial.config.optimizer.learning_rate for trial in trials] == [1e-3, 3e-3, 1e-2]
     assert {trial.config.training.data_seed for trial in trials} == {search.SEED}
-    assert trials[0].folder(tmp_path) == tmp_path / "quick_search_learning_rate=0.001/cells/rope/seed_1000000"
+    assert (
+        trials[0].folder(tmp_path)
+        == tmp_path / "quick_search_learning_rate=0.001/cells/rope/seed_1000000"
+    )
     assert search.trials([cell(search={})]) == []
 
 
@@ -51,10 +62,14 @@ def test_a_failed_trial_blocks_its_cells_and_a_diverged_one_does_not(tmp_path, m
     for trial in (first, third):
         finish(trial, tmp_path)
     assert search.left(trials) == [second] and search.left(trials, only_failed=True) == []
-    assert search.blocked(cells, trials.state(), tmp_path) == {cells[0]: f"trial {second.name}: not trained yet"}
+    assert search.blocked(cells, trials.state(), tmp_path) == {
+        cells[0]: f"trial {second.name}: not trained yet"
+    }
     fail(second, tmp_path)
     assert search.left(trials, only_failed=True) == [second]
-    assert search.blocked(cells, trials.state(), tmp_path) == {cells[0]: f"trial {second.name}: error: no"}
+    assert search.blocked(cells, trials.state(), tmp_path) == {
+        cells[0]: f"trial {second.name}: error: no"
+    }
     fail(second, tmp_path, status=3)  # its loss is not finite
     assert search.left(trials) == [] and search.blocked(cells, trials.state(), tmp_path) == {}
     assert search.blocked(cells, State([], {}, [first]), tmp_path).keys() == {cells[0]}
@@ -69,7 +84,12 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     for trial, loss in zip(trials[:3], (0.5, 0.2, None), strict=True):
         folder = trial.folder(tmp_path)
         folder.mkdir(parents=True)
-        rows = [("token_error", "split", 0), ("loss", "sweep", 0), ("loss", "split", loss), ("loss", "split", 0)]
+        rows = [
+            ("token_error", "split", 0),
+            ("loss", "sweep", 0),
+            ("loss", "split", loss),
+            ("loss", "split", 0),
+        ]
         records = [{"metric": metric, "kind": kind, "value": value} for metric, kind, value in rows]
         (folder / "result.json").write_text(json.dumps({"records": records}))
     for ours in cells[:2]:
@@ -81,7 +101,9 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     assert search.choose(cells[2], tmp_path) == (cells[2], {})
     assert search.choices(cells[:2], tmp_path) == ["quick, rope: learning_rate=0.003"]
     (trials[1].folder(tmp_path) / "result.json").unlink()
-    (trials[0].folder(tmp_path) / "result.json").write_text(json.dumps({"records": [{**records[2], "value": None}]}))
+    (trials[0].folder(tmp_path) / "result.json").write_text(
+        json.dumps({"records": [{**records[2], "value": None}]})
+    )
     assert search.choices(cells[:2], tmp_path) == ["quick, rope: all trials diverged"]
 
 
@@ -89,4 +111,7 @@ def test_the_budget_is_said_in_words():
     assert search.budget([cell()]) == "learning_rate chosen for each encoding from 3 trials"
     assert search.budget([cell(search={})]) == ""
     other = dataclasses.replace(cell(search={}), setting="other")
-    assert search.budget([cell(), other]) == "learning_rate of quick chosen for each encoding from 3 trials"
+    assert (
+        search.budget([cell(), other])
+        == "learning_rate of quick chosen for each encoding from 3 trials"
+    )

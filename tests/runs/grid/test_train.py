@@ -37,7 +37,9 @@ def values(grid):
     return [{**record, "wall_seconds": 0, "memory_gib": 0} for record in grid.records()]
 
 
-def test_in_this_process_cells_share_a_program_and_stay_when_seeds_are_added(tmp_path, capfd, monkeypatch):
+def test_in_this_process_cells_share_a_program_and_stay_when_seeds_are_added(
+    tmp_path, capfd, monkeypatch
+):
     made, trained, written = [], [], []
 
     class Mocked:
@@ -62,7 +64,9 @@ def test_in_this_process_cells_share_a_program_and_stay_when_seeds_are_added(tmp
         ((0, 1), "[3/4] rope, seeds 0–1", {"memory_gib": None}),
         ((2,), "[4/4] rope, seed 2", {"memory_gib": None}),
     ]
-    assert [[path.name for path in paths] for paths in written] == 4 * [["results.json", "results.csv"]]
+    assert [[path.name for path in paths] for paths in written] == 4 * [
+        ["results.json", "results.csv"]
+    ]
     assert [record["seed"] for record in grid.records()] == [0, 1, 2, 0, 1, 2]
     assert grid.environment()["backend"] == "cpu"
     grid.train()
@@ -95,7 +99,10 @@ def test_after_a_signal_all_save_a_checkpoint_and_resume(tmp_path, capfd):
     folders = [cell.folder(tmp_path) for cell in grid.cells]
 
     def newest(folder):
-        return max((int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()), default=0)
+        return max(
+            (int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()),
+            default=0,
+        )
 
     def lines(folder):
         path = folder / "metrics.jsonl"
@@ -104,7 +111,9 @@ def test_after_a_signal_all_save_a_checkpoint_and_resume(tmp_path, capfd):
     def interrupt():
         """Sends the signal when each cell has done more steps."""
         written = list(map(lines, folders))
-        while not all(lines(folder) > before for folder, before in zip(folders, written, strict=True)):
+        while not all(
+            lines(folder) > before for folder, before in zip(folders, written, strict=True)
+        ):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 

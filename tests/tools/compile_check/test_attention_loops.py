@@ -24,10 +24,17 @@ def fast_compile():
 
 
 def decoder(encoding="rope", **options):
-    chosen = {name: options.pop(name) for name in ("attention", "attention_blocks") if name in options}
+    chosen = {
+        name: options.pop(name) for name in ("attention", "attention_blocks") if name in options
+    }
     block = BlockConfig(model_dim=32, num_heads=2, **chosen)
     return DecoderConfig(
-        vocab_size=8, max_length=LENGTH, encoding=EncodingConfig.parse(encoding), block=block, num_layers=1, **options
+        vocab_size=8,
+        max_length=LENGTH,
+        encoding=EncodingConfig.parse(encoding),
+        block=block,
+        num_layers=1,
+        **options,
     )
 
 
@@ -52,7 +59,12 @@ def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
 
 
 @pytest.mark.parametrize(
-    "options", [{"attention": "full"}, {"attention_blocks": (64, LENGTH, 64)}, {"layout": Layout(length="sequence")}]
+    "options",
+    [
+        {"attention": "full"},
+        {"attention_blocks": (64, LENGTH, 64)},
+        {"layout": Layout(length="sequence")},
+    ],
 )
 def test_where_there_are_no_such_loops_none_is_counted(options):
     assert count_turns(decoder(**options), LENGTH) == {}
@@ -66,7 +78,12 @@ def test_the_turns_are_those_of_the_loops_in_the_program():
     turns = turns_of(count_turns(decoder("cope(npos_max=8)"), LENGTH))
     encoding = encodings.create("cope", num_heads=1, head_dim=8, npos_max=8, rngs=nnx.Rngs(0))
     q = k = v = jax.ShapeDtypeStruct((1, LENGTH, 1, 8), jnp.float32)
-    text = jax.jit(lambda q, k, v: attend(q, k, v, encoding=encoding)).lower(q, k, v).compile().as_text()
+    text = (
+        jax.jit(lambda q, k, v: attend(q, k, v, encoding=encoding))
+        .lower(q, k, v)
+        .compile()
+        .as_text()
+    )
     module = Module.parse(text)
     for turns_of_loop, unknown in ((lambda name: None, 3), (turns, 0)):
         assert sum(visit.unknown for visit in walk(module, turns_of_loop)) == unknown

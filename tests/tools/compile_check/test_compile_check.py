@@ -29,11 +29,16 @@ def test_a_shape_of_the_wrong_number_of_axes_is_told_the_right_one(name):
 
 @pytest.mark.parametrize(
     ("name", "missing", "hint"),
-    [("v5e:2x2", "libtpu", r"cope-jax\[tpu-compile\]"), ("h100:8", "jax_plugins", "jax-cuda13-plugin")],
+    [
+        ("v5e:2x2", "libtpu", r"cope-jax\[tpu-compile\]"),
+        ("h100:8", "jax_plugins", "jax-cuda13-plugin"),
+    ],
 )
 def test_a_compiler_that_is_not_installed_is_named(monkeypatch, name, missing, hint):
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if missing in module else find_spec(module))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda module: None if missing in module else find_spec(module)
+    )
     with pytest.raises(ConfigError, match=f"pip install '{hint}"):
         chips.describe(name)
 

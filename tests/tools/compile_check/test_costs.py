@@ -16,7 +16,9 @@ def messages(function, out=PARTS, sizes=(64, 128)):
 
 def test_a_sum_over_devices_in_a_scan_counts_once_for_each_turn():
     def five(x):
-        return jax.lax.scan(lambda sum, _: (jax.lax.psum(sum, BOTH) * 0.5 + x, None), x, length=5)[0]
+        return jax.lax.scan(lambda sum, _: (jax.lax.psum(sum, BOTH) * 0.5 + x, None), x, length=5)[
+            0
+        ]
 
     (message,) = messages(five, sizes=(8, 1000))
     assert message == Collective("all-reduce", 8, 5, 5 * 4000)
@@ -27,10 +29,22 @@ def test_a_sum_over_devices_in_a_scan_counts_once_for_each_turn():
 @pytest.mark.parametrize(
     ("function", "out", "expected"),
     [
-        (lambda x: jax.lax.psum(x, "columns"), PartitionSpec("rows"), Collective("all-reduce", 4, 1, 4096)),
-        (lambda x: jax.lax.psum(x, "rows"), PartitionSpec("columns"), Collective("all-reduce", 2, 1, 4096)),
+        (
+            lambda x: jax.lax.psum(x, "columns"),
+            PartitionSpec("rows"),
+            Collective("all-reduce", 4, 1, 4096),
+        ),
+        (
+            lambda x: jax.lax.psum(x, "rows"),
+            PartitionSpec("columns"),
+            Collective("all-reduce", 2, 1, 4096),
+        ),
         (lambda x: jax.lax.all_gather(x, BOTH), EVERYONE, Collective("all-gather", 8, 1, 8 * 4096)),
-        (lambda x: jax.lax.all_gather(x, "columns"), PARTS, Collective("all-gather", 4, 1, 4 * 4096)),
+        (
+            lambda x: jax.lax.all_gather(x, "columns"),
+            PARTS,
+            Collective("all-gather", 4, 1, 4 * 4096),
+        ),
         (lambda x: jax.lax.psum_scatter(x, BOTH), PARTS, Collective("reduce-scatter", 8, 1, 4096)),
         (lambda x: jax.lax.all_to_all(x, BOTH, 0, 0), PARTS, Collective("all-to-all", 8, 1, 4096)),
         (
@@ -166,7 +180,11 @@ ENTRY %main (x: f32[100]) -> f32[400] {
     start = "%s = f32[400] fusion(%x), kind=kCustom, calls=%start"
     # Six of 4 · 400 bytes: one around the loop, another in each of its turns.
     whole, end = text.replace("FIRST", start), "fusion(%w), kind=kCustom, calls=%end"
-    for program in (whole, text.replace("FIRST", ""), whole.replace(end, "broadcast(%w), dimensions={}")):
+    for program in (
+        whole,
+        text.replace("FIRST", ""),
+        whole.replace(end, "broadcast(%w), dimensions={}"),
+    ):
         assert costs.collectives(visited(program), 4) == [Collective("all-gather", 4, 6, 6 * 1600)]
 
 
@@ -210,8 +228,14 @@ def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
 @pytest.mark.parametrize(
     ("change", "to"),
     [
-        ("ROOT %t = (f32[100], f32[100]) tuple(%d, %e)", "ROOT %t = (f32[100], f32[400]) tuple(%d, %h)"),
-        ("ROOT %d = f32[100] dynamic-slice(%r, %i), dynamic_slice_sizes={100}", "ROOT %d = f32[400] negate(%r)"),
+        (
+            "ROOT %t = (f32[100], f32[100]) tuple(%d, %e)",
+            "ROOT %t = (f32[100], f32[400]) tuple(%d, %h)",
+        ),
+        (
+            "ROOT %d = f32[100] dynamic-slice(%r, %i), dynamic_slice_sizes={100}",
+            "ROOT %d = f32[400] negate(%r)",
+        ),
         (
             "to_apply=%add\n  ROOT %d = f32[100] dynamic-slice(%r, %i), dynamic_slice_sizes={100}",
             "to_apply=%add\n  ROOT %d = f32[400] get-tuple-element(%x), index=0",

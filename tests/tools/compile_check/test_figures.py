@@ -26,7 +26,10 @@ def fast_compile():
 def config(**job):
     return ExperimentConfig.from_mapping(
         {
-            "task": {"name": "selective_copy", "options": {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2}},
+            "task": {
+                "name": "selective_copy",
+                "options": {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2},
+            },
             "model": {"num_layers": 3, "block": {"model_dim": 16, "num_heads": 2}},
             "encoding": "none",
             "optimizer": {"schedule": "constant", "warmup_steps": 2},
@@ -47,7 +50,10 @@ def compiled():
 
 
 def test_the_step_is_that_of_the_config_on_all_devices(compiled):
-    assert {axis: size for axis, size in compiled["mesh"].items() if size > 1} == {"data": 4, "fsdp": 2}
+    assert {axis: size for axis, size in compiled["mesh"].items() if size > 1} == {
+        "data": 4,
+        "fsdp": 2,
+    }
     assert (compiled["batch_size"], compiled["length"], compiled["devices"]) == (16, LENGTH, 8)
     assert compiled["parameters"] == experiment.Experiment(config(mesh={"data": 1})).parameters()
     assert compiled["fits"]
@@ -90,11 +96,15 @@ def test_times_follow_from_work_and_bandwidth(compiled):
 def test_the_compilers_cycles_over_the_clock_are_the_time_where_there_are_any(compiled):
     counted = figures.predict(compiled | {"clock": 1.5e9, "estimated_cycles": 3e6})
     assert counted["compute_seconds"] == pytest.approx(2e-3)
-    with_kernels = figures.predict(compiled | {"clock": 1.5e9, "estimated_cycles": 1e6, "kernel_cycles": 2e6})
+    with_kernels = figures.predict(
+        compiled | {"clock": 1.5e9, "estimated_cycles": 1e6, "kernel_cycles": 2e6}
+    )
     assert with_kernels["compute_seconds"] == counted["compute_seconds"]
     (note,) = (note for note in figures.notes(with_kernels) if "Fused" in note)
     assert note.startswith("Fused attention is 67% of the cycles")
-    no_peak = figures.predict(compiled | {"clock": 1.5e9, "estimated_cycles": 3e6, "peak_flops": None})
+    no_peak = figures.predict(
+        compiled | {"clock": 1.5e9, "estimated_cycles": 3e6, "peak_flops": None}
+    )
     assert no_peak["mfu"] == [None, None] and "MFU" not in dict(figures.rows(no_peak))
 
 
@@ -132,7 +142,9 @@ def test_a_compiler_that_runs_out_of_memory_is_a_step_that_does_not_fit(monkeypa
 
 
 def test_another_error_of_the_compiler_is_raised(monkeypatch):
-    monkeypatch.setattr(figures.from_config.Program, "lower", lambda self, *sizes: Lowered("INTERNAL: no"))
+    monkeypatch.setattr(
+        figures.from_config.Program, "lower", lambda self, *sizes: Lowered("INTERNAL: no")
+    )
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         compiled_for(data=8)
 
@@ -154,8 +166,18 @@ def test_the_table_says_what_the_figures_say(compiled):
 
 def test_the_notes_say_what_is_not_in_the_estimate(compiled):
     without = {"gather_fusion": 4.0, "reduce": 2.0}
-    changed = {"without_estimate": without, "unknown_loops": 3, "turns": {"near": 1.5}, "clock": 1.5e9}
+    changed = {
+        "without_estimate": without,
+        "unknown_loops": 3,
+        "turns": {"near": 1.5},
+        "clock": 1.5e9,
+    }
     text = "\n".join(figures.notes(compiled | changed))
-    for phrase in ("gather_fusion (4 times)", "Loops of unknown length: 3.", "near 1.50", "1.5 GHz"):
+    for phrase in (
+        "gather_fusion (4 times)",
+        "Loops of unknown length: 3.",
+        "near 1.50",
+        "1.5 GHz",
+    ):
         assert phrase in text
     assert "reduce (" not in text

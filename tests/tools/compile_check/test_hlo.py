@@ -52,7 +52,9 @@ def test_a_fusion_runs_what_it_calls_and_a_reduction_only_says_how_to_add(module
     assert main["start"].calls() == []
 
 
-@pytest.mark.parametrize(("kind", "count"), [("bf16", 2), ("f32", 4), ("pred", 1), ("s8", 1), ("f8e4m3fn", 1)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("bf16", 2), ("f32", 4), ("pred", 1), ("s8", 1), ("f8e4m3fn", 1)]
+)
 def test_bytes_are_those_of_the_type(kind, count):
     assert Shape(kind, (3, 5)).bytes == 15 * count
 
@@ -66,6 +68,10 @@ def test_the_text_before_and_after_optimisation_is_read():
     lowered = jax.jit(lambda x: jnp.sin(x) @ x).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32))
     for text in (lowered.as_text("hlo"), lowered.compile().as_text()):
         module = Module.parse(text)
-        opcodes = {i.opcode for computation in module.computations.values() for i in computation.instructions.values()}
+        opcodes = {
+            i.opcode
+            for computation in module.computations.values()
+            for i in computation.instructions.values()
+        }
         assert {"parameter", "dot"} <= opcodes
         assert module[module.entry].root

@@ -44,7 +44,9 @@ def test_the_newest_kernel_of_a_name_is_read(tmp_path):
             path = tmp_path / f"123-{name}-{kind}.txt"
             path.write_text(DUMP + "     0xb   : { s0 = 1 }\n" * age)
             os.utime(path, (age, age))
-    assert [bundles.read(tmp_path, name).straight for name in ("attention", "attention_gradient")] == [7, 8]
+    assert [
+        bundles.read(tmp_path, name).straight for name in ("attention", "attention_gradient")
+    ] == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,9 @@ def count(topology, *flags):
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: extra tpu-compile")
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: extra tpu-compile"
+)
 @pytest.mark.parametrize(
     ("topology", "spec", "dtype"),
     [
@@ -108,7 +112,14 @@ def count(topology, *flags):
     ],
 )
 def test_kernels_compile(topology, spec, dtype, tmp_path):
-    flags = (f"--encodings={spec}", "--lengths=512", "--heads=2", "--kv_heads=1", "--head_dim=64", f"--dtype={dtype}")
+    flags = (
+        f"--encodings={spec}",
+        "--lengths=512",
+        "--heads=2",
+        "--kv_heads=1",
+        "--head_dim=64",
+        f"--dtype={dtype}",
+    )
     done = count(topology, *flags, f"--json={tmp_path}/x.json")
     assert done.returncode == 0, done.stderr
     (content,) = json.loads((tmp_path / "x.json").read_text())
@@ -158,9 +169,13 @@ print(compiled(devices[:1], (64, 8192, 2, 128), PartitionSpec(), True, implement
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: extra tpu-compile")
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: extra tpu-compile"
+)
 def test_kernels_compile_in_a_ring_and_for_many_packed_documents():
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert min(map(int, done.stdout.split())) >= 2  # forward and backward

@@ -58,13 +58,17 @@ def test_figures_are_read_by_chip(tmp_path):
 
 
 def test_what_was_not_compiled_follows_from_the_nearest_that_was():
-    filled = prediction.fill([figures(64, compute=2.0), figures(4, compute=1.0)], [2, 8, 32, 64, 256])
+    filled = prediction.fill(
+        [figures(64, compute=2.0), figures(4, compute=1.0)], [2, 8, 32, 64, 256]
+    )
     assert [point.devices for point in filled] == [2, 4, 8, 32, 64, 256]
     assert [point.compiled for point in filled] == [False, True, False, False, True, False]
     assert [point.compute for point in filled] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize(("times", "efficiency"), [((1.0, 2.0), [1, 1, 0.5, 0.5]), ((2.0, 1.0), [1, 0.5, 1, 1])])
+@pytest.mark.parametrize(
+    ("times", "efficiency"), [((1.0, 2.0), [1, 1, 0.5, 0.5]), ((2.0, 1.0), [1, 0.5, 1, 1])]
+)
 def test_computing_longer_than_the_best_program_is_lost(times, efficiency):
     points = [figures(n, compute=seconds) for n, seconds in zip((4, 64), times, strict=True)]
     assert [point.efficiency[1] for point in prediction.fill(points, [1, 256])] == efficiency
@@ -116,4 +120,8 @@ def test_the_command_prints_the_table_and_draws_the_plot(start, tmp_path):
     done = start("tools.scaling", *flags).wait()
     assert (done.status, done.out.count("\n")) == (0, 5), done.err
     assert (tmp_path / "plot.png").stat().st_size > 1000
-    assert start("tools.scaling", *flags, "--devices=1,many").wait().error.startswith("--devices takes positive whole")
+    assert (
+        start("tools.scaling", *flags, "--devices=1,many")
+        .wait()
+        .error.startswith("--devices takes positive whole")
+    )

@@ -30,7 +30,9 @@ def agrees(spec: str) -> bool:
     """
     encoding = encodings.create(spec, num_heads=2, num_kv_heads=1, head_dim=32, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
-    q, k, v, dout = (jnp.asarray(rng.normal(size=(1, LENGTH, n, 32)), jnp.float32) for n in (2, 1, 1, 2))
+    q, k, v, dout = (
+        jnp.asarray(rng.normal(size=(1, LENGTH, n, 32)), jnp.float32) for n in (2, 1, 1, 2)
+    )
 
     def results(attention: Callable[[Request], Array]) -> tuple[Array, ...]:
         out, pull = jax.vjp(lambda q, k, v: attention(prepare(q, k, v, encoding=encoding)), q, k, v)
@@ -41,7 +43,9 @@ def agrees(spec: str) -> bool:
         assert not isinstance(score, str)
         return cpu_attention.attention(score, request)
 
-    pairs = zip(results(compiled), results(functools.partial(full_attention, encoding)), strict=True)
+    pairs = zip(
+        results(compiled), results(functools.partial(full_attention, encoding)), strict=True
+    )
     return all(np.allclose(result, exact, rtol=0, atol=TOLERANCE) for result, exact in pairs)
 
 

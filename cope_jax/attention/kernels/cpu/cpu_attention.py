@@ -56,7 +56,9 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
 def attention(score: NativeScore, request: Request) -> Array:
     """Runs the plan: computes out_BLHK, in the type of the values."""
     position = 1 if score.slopes is not None else 0
-    options = _Options(request.causal, arguments.window_of(request), GATES.index(score.gates), position)
+    options = _Options(
+        request.causal, arguments.window_of(request), GATES.index(score.gates), position
+    )
     return _attend(options, arguments.arrays_of(score, request), arguments.segments_of(request))
 
 
@@ -76,7 +78,14 @@ def _forward(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -
 def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]:
     arrays, segments, out, logsumexp = kept
     shapes = [array.shape for array in arrays]
-    wide = _call("Backward", options, shapes, *_floats(arrays), *segments, *_floats((out, logsumexp, dout_BLHK)))
+    wide = _call(
+        "Backward",
+        options,
+        shapes,
+        *_floats(arrays),
+        *segments,
+        *_floats((out, logsumexp, dout_BLHK)),
+    )
     gradients = (gradient.astype(array.dtype) for gradient, array in zip(wide, arrays, strict=True))
     return Arrays(*gradients), None
 
@@ -104,4 +113,6 @@ def _call(name: str, options: _Options, shapes: Any, *arrays: Array) -> Any:
 
 
 def _refuse_to_differentiate(primals: Any, tangents: Any) -> Any:
-    raise ConfigError("attention in C++ has first derivatives only: choose implementation='full' for second ones")
+    raise ConfigError(
+        "attention in C++ has first derivatives only: choose implementation='full' for second ones"
+    )

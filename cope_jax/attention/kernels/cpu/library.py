@@ -60,7 +60,9 @@ def why_not() -> str | None:
         return f"{SETTING} is 0"
     reason = _load()
     if reason is not None and mode == "required":
-        raise ConfigError(f"{SETTING}=required, but {reason}: set it to 1 to run without the C++ library")
+        raise ConfigError(
+            f"{SETTING}=required, but {reason}: set it to 1 to run without the C++ library"
+        )
     return reason
 
 
@@ -82,7 +84,12 @@ def _load() -> str | None:
         ctypes.CDLL(str(path))  # says more than `_check` about what is no library
         _check(path)
         register(path)
-    except (Unavailable, OSError, AttributeError, RuntimeError) as error:  # the last two: of loading and registering
+    except (
+        Unavailable,
+        OSError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # the last two: of loading and registering
         return f"the C++ library for attention is not available ({str(error).splitlines()[0]})"
     return None
 
@@ -91,7 +98,9 @@ def register(path: Path) -> None:
     """Registers the custom calls of a compiled library."""
     library = ctypes.CDLL(str(path))
     for call in CALLS:
-        jax.ffi.register_ffi_target(target(call), jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
+        jax.ffi.register_ffi_target(
+            target(call), jax.ffi.pycapsule(getattr(library, call)), platform="cpu"
+        )
 
 
 def _compiled() -> Path:
@@ -115,14 +124,21 @@ def _compiled_with(command: list[str], folder: Path) -> Path:
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
     if not any(macro in macros for macro in VECTORS):
         raise Unavailable("the CPU has neither AVX2 nor NEON")
-    facts = [_sources(), importlib.metadata.version("jaxlib").encode(), " ".join(command).encode(), macros]
+    facts = [
+        _sources(),
+        importlib.metadata.version("jaxlib").encode(),
+        " ".join(command).encode(),
+        macros,
+    ]
     path = folder / f"attention-{_digest(*facts)[:24]}.so"
     if _is_whole(path):
         return path
     with open_lock(path.with_suffix(".lock")) as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
-            logging.getLogger("cope_jax").info("attention: compiling the C++ library, once, into %s", folder)
+            logging.getLogger("cope_jax").info(
+                "attention: compiling the C++ library, once, into %s", folder
+            )
             _compile(command, path)
     return path
 
@@ -157,12 +173,16 @@ def _fault(path: Path) -> str | None:
     command = [sys.executable, "-m", f"{__package__}.check", str(path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
-        status = subprocess.run(command, capture_output=True, timeout=SECONDS, env=environment).returncode
+        status = subprocess.run(
+            command, capture_output=True, timeout=SECONDS, env=environment
+        ).returncode
     except subprocess.TimeoutExpired:
         return f"the compiled library took longer than {SECONDS} seconds for a small problem"
     if status == WRONG:
         return "the compiled library gives wrong numbers: try another compiler in CXX"
-    return f"the compiled library fails at a small problem, with status {status}" if status else None
+    return (
+        f"the compiled library fails at a small problem, with status {status}" if status else None
+    )
 
 
 def _run(command: list[str]) -> bytes:
@@ -171,7 +191,9 @@ def _run(command: list[str]) -> bytes:
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{Path(command[0]).name} took longer than {SECONDS} seconds") from None
     except subprocess.CalledProcessError as error:
-        lines = (line for line in error.stderr.decode(errors="replace").splitlines() if "error" in line)
+        lines = (
+            line for line in error.stderr.decode(errors="replace").splitlines() if "error" in line
+        )
         raise Unavailable(next(lines, f"{Path(command[0]).name} failed")) from None
 
 
@@ -189,7 +211,9 @@ def _is_whole(path: Path) -> bool:
     A damaged library can crash the process.
     """
     try:
-        return not exposed(path) and path.with_suffix(".sha256").read_text() == _digest(path.read_bytes())
+        return not exposed(path) and path.with_suffix(".sha256").read_text() == _digest(
+            path.read_bytes()
+        )
     except (OSError, UnicodeDecodeError):
         return False
 

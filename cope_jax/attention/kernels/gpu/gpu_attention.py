@@ -50,10 +50,26 @@ class Sizes(NamedTuple):
 
 # In bfloat16 these blocks spill no registers, or few, up to a width of 128: see docs/attention.md.
 _SIZES = {
-    ("forward", 2): {64: Sizes(128, 32, 64, 8, 2), 128: Sizes(128, 32, 64, 8, 2), 256: Sizes(64, 16, 32, 8, 2)},
-    ("backward", 2): {64: Sizes(64, 16, 64, 4, 2), 128: Sizes(64, 16, 32, 8, 2), 256: Sizes(32, 16, 32, 8, 1)},
-    ("forward", 4): {64: Sizes(64, 16, 32, 4, 2), 128: Sizes(64, 16, 32, 8, 2), 256: Sizes(32, 16, 32, 8, 2)},
-    ("backward", 4): {64: Sizes(64, 16, 32, 8, 1), 128: Sizes(32, 16, 32, 8, 1), 256: Sizes(16, 16, 16, 8, 1)},
+    ("forward", 2): {
+        64: Sizes(128, 32, 64, 8, 2),
+        128: Sizes(128, 32, 64, 8, 2),
+        256: Sizes(64, 16, 32, 8, 2),
+    },
+    ("backward", 2): {
+        64: Sizes(64, 16, 64, 4, 2),
+        128: Sizes(64, 16, 32, 8, 2),
+        256: Sizes(32, 16, 32, 8, 1),
+    },
+    ("forward", 4): {
+        64: Sizes(64, 16, 32, 4, 2),
+        128: Sizes(64, 16, 32, 8, 2),
+        256: Sizes(32, 16, 32, 8, 2),
+    },
+    ("backward", 4): {
+        64: Sizes(64, 16, 32, 8, 1),
+        128: Sizes(32, 16, 32, 8, 1),
+        256: Sizes(16, 16, 16, 8, 1),
+    },
 }
 
 
@@ -105,7 +121,9 @@ class _Options(NamedTuple):
     gates: int  # the place in GATES
 
 
-def plan(encoding: Encoding, request: Request, *, device: str | None = None, run: Run | None = None) -> Plan | Reason:
+def plan(
+    encoding: Encoding, request: Request, *, device: str | None = None, run: Run | None = None
+) -> Plan | Reason:
     """Returns the plan to compute the result of `blockwise_attention` in Triton, or why this is not
     possible.
 
@@ -136,7 +154,9 @@ def plan(encoding: Encoding, request: Request, *, device: str | None = None, run
     if isinstance(score, str):
         return Reason(score)
     gates = GATES.index(score.gates)
-    options = _Options(device, run or run_on_gpu, request.causal, arguments.window_of(request), gates)
+    options = _Options(
+        device, run or run_on_gpu, request.causal, arguments.window_of(request), gates
+    )
     arrays, segments = arguments.arrays_of(score, request), arguments.segments_of(request)
     return Plan("fused", lambda: _attend(options, arrays, segments))
 
@@ -170,12 +190,19 @@ def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]
     # A program writes the gradients of its own queries; all programs add to the others.
     written = {"q", "x"}
     results = [
-        jax.ShapeDtypeStruct(x.shape if x.size else (1,), x.dtype if name in written else jnp.float32)
+        jax.ShapeDtypeStruct(
+            x.shape if x.size else (1,), x.dtype if name in written else jnp.float32
+        )
         for name, x in read._asdict().items()
     ]
     zeroed = tuple(n for n, name in enumerate(Arrays._fields) if name not in written)
-    dread = _call("backward", options, read, segments, (dout_BLHK, logsumexp, delta), results, zeroed)
-    gradients = (dx.astype(x.dtype) if x.size else jnp.zeros_like(x) for dx, x in zip(dread, read, strict=True))
+    dread = _call(
+        "backward", options, read, segments, (dout_BLHK, logsumexp, delta), results, zeroed
+    )
+    gradients = (
+        dx.astype(x.dtype) if x.size else jnp.zeros_like(x)
+        for dx, x in zip(dread, read, strict=True)
+    )
     return *pull(Arrays(*gradients)), None
 
 
@@ -193,7 +220,10 @@ def _read(options: _Options, arrays: Arrays) -> Arrays:
         z_BLHN = jnp.einsum("BLHK,NK->BLHN", *wide, precision="highest")
     x_BLHK = x_BLHK if GATES[options.gates] == "keys" else none
     return arrays._replace(
-        x=x_BLHK, u=arrays.u.astype(x_BLHK.dtype), table=z_BLHN, slopes=arrays.slopes.astype("float32")
+        x=x_BLHK,
+        u=arrays.u.astype(x_BLHK.dtype),
+        table=z_BLHN,
+        slopes=arrays.slopes.astype("float32"),
     )
 
 
@@ -226,7 +256,15 @@ def _call(
     }
     by_width = _SIZES[name, arrays.q.dtype.itemsize]
     sizes = by_width[next(most for most in by_width if max(width, v_width) <= most)]
-    launch = Launch(name, constants, sizes, batch * heads, tuple(results), tuple(zeroed), capability(options.device))
+    launch = Launch(
+        name,
+        constants,
+        sizes,
+        batch * heads,
+        tuple(results),
+        tuple(zeroed),
+        capability(options.device),
+    )
     # A kernel does not read what the options exclude, but needs an array in its place.
     given = (x if x.size else jnp.zeros((1,), x.dtype) for x in (*arrays, *segments, *others))
     return jax.custom_batching.sequential_vmap(functools.partial(options.run, launch))(*given)

@@ -15,8 +15,13 @@ LOWEST = tl.constexpr(-1e30)  # stands for −∞, whose differences are NaN
 @triton.jit
 def read(array, stride, count, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     """Reads `count` rows of WIDTH numbers, as a block with zeros for what is missing."""
-    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, triton.next_power_of_2(WIDTH))[None, :]
-    return tl.load(array + rows * stride + columns, mask=(rows < count) & (columns < WIDTH), other=0.0)
+    rows, columns = (
+        tl.arange(0, ROWS)[:, None],
+        tl.arange(0, triton.next_power_of_2(WIDTH))[None, :],
+    )
+    return tl.load(
+        array + rows * stride + columns, mask=(rows < count) & (columns < WIDTH), other=0.0
+    )
 
 
 @triton.jit
@@ -25,7 +30,10 @@ def write(array, stride, count, block, ADD: tl.constexpr, WIDTH: tl.constexpr, R
 
     With ADD, it adds to what other programs add at the same time.
     """
-    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, triton.next_power_of_2(WIDTH))[None, :]
+    rows, columns = (
+        tl.arange(0, ROWS)[:, None],
+        tl.arange(0, triton.next_power_of_2(WIDTH))[None, :],
+    )
     to, mask = array + rows * stride + columns, (rows < count) & (columns < WIDTH)
     if ADD:
         tl.atomic_add(to, block, mask=mask, sem="relaxed")
@@ -132,7 +140,9 @@ def count_gates(gate_logits, see, sums):
 
 
 @triton.jit
-def position_logits(counts, z, slope, count, H: tl.constexpr, N: tl.constexpr, QUERIES: tl.constexpr):
+def position_logits(
+    counts, z, slope, count, H: tl.constexpr, N: tl.constexpr, QUERIES: tl.constexpr
+):
     """Returns the logits that positions add, the derivative by the position, the cell of the table
     and its weight.
     """
@@ -158,4 +168,8 @@ def add_block(logits, see, v, top, total, weighted):
     higher = tl.maximum(top, tl.max(tl.where(see, logits, LOWEST), 1))
     weights = tl.where(see, tl.exp(logits - higher[:, None]), 0.0)
     shrink = tl.exp(top - higher)
-    return higher, total * shrink + tl.sum(weights, 1), weighted * shrink[:, None] + product(weights.to(v.dtype), v)
+    return (
+        higher,
+        total * shrink + tl.sum(weights, 1),
+        weighted * shrink[:, None] + product(weights.to(v.dtype), v),
+    )

@@ -50,7 +50,9 @@ def forward(
     top, total = tl.full((QUERIES,), LOWEST, tl.float32), tl.zeros((QUERIES,), tl.float32)
     weighted = tl.zeros((QUERIES, triton.next_power_of_2(V)), tl.float32)
     constant = tl.zeros((QUERIES,), tl.float32)
-    first, end, full, full_end = spans(start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
+    first, end, full, full_end = spans(
+        start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS
+    )
     if GATES:
         slope = tl.load(slopes + h) if N == 0 else 0.0
         if GATES == 2:
@@ -63,7 +65,9 @@ def forward(
             logits = product(q_block, tl.trans(read(k + key * K, G * K, M - end, K, KEYS))) * SCALE
             gate_logits = logits
             if GATES == 2:
-                gate_logits = product(x_block, tl.trans(read(u + key * K, G * K, M - end, K, KEYS))) * SCALE
+                gate_logits = (
+                    product(x_block, tl.trans(read(u + key * K, G * K, M - end, K, KEYS))) * SCALE
+                )
             _, counts, sums = count_gates(gate_logits, see, sums)
             added, _, _, _ = position_logits(counts, z + row * N, slope, count, H, N, QUERIES)
             v_block = read(v + key * V, G * V, M - end, V, KEYS)
@@ -78,7 +82,20 @@ def forward(
             key = keys + end.to(tl.int64) * G
             see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
             top, total, weighted = _forward_far(
-                q_block, k + key * K, v + key * V, constant, see, M - end, top, total, weighted, G, K, V, SCALE, KEYS
+                q_block,
+                k + key * K,
+                v + key * V,
+                constant,
+                see,
+                M - end,
+                top,
+                total,
+                weighted,
+                G,
+                K,
+                V,
+                SCALE,
+                KEYS,
             )
         if stage == 0:
             for _ in range(tl.maximum(end - full, 0) // FAR):
@@ -86,7 +103,20 @@ def forward(
                 key = keys + end.to(tl.int64) * G
                 see = tl.full((QUERIES, FAR), 1, tl.int1)
                 top, total, weighted = _forward_far(
-                    q_block, k + key * K, v + key * V, constant, see, FAR, top, total, weighted, G, K, V, SCALE, FAR
+                    q_block,
+                    k + key * K,
+                    v + key * V,
+                    constant,
+                    see,
+                    FAR,
+                    top,
+                    total,
+                    weighted,
+                    G,
+                    K,
+                    V,
+                    SCALE,
+                    FAR,
                 )
     # The result of a query that sees no key is 0; NaN stays.
     total = tl.where(total == 0, 1.0, total)
@@ -109,7 +139,9 @@ def _add_gradients(
     """Adds to the gradients of a block of keys and values; returns the gradient of the queries with
     this block.
     """
-    write(dv, G * V, count, product(tl.trans(weights.to(dout_block.dtype)), dout_block), True, V, KEYS)
+    write(
+        dv, G * V, count, product(tl.trans(weights.to(dout_block.dtype)), dout_block), True, V, KEYS
+    )
     dlogits = (dlogits * SCALE).to(k_block.dtype)
     write(dk, G * K, count, product(tl.trans(dlogits), q_block), True, K, KEYS)
     return dq_block + product(dlogits, k_block)
@@ -125,7 +157,20 @@ def _backward_far(
     logits = product(q_block, tl.trans(k_block)) * SCALE + constant[:, None]
     weights, dlogits = _gradient(logits, see, v_block, dout_block, lse_block, delta_block)
     dq_block = _add_gradients(
-        weights, dlogits, q_block, k_block, dout_block, dq_block, dk, dv, count, G, K, V, SCALE, KEYS
+        weights,
+        dlogits,
+        q_block,
+        k_block,
+        dout_block,
+        dq_block,
+        dk,
+        dv,
+        count,
+        G,
+        K,
+        V,
+        SCALE,
+        KEYS,
     )
     return dq_block, dconstant + tl.sum(dlogits, 1)
 
@@ -155,7 +200,9 @@ def backward(
     delta_block = tl.load(delta + of_row, mask=rows < count, other=0.0)
     dq_block = tl.zeros((QUERIES, triton.next_power_of_2(K)), tl.float32)
     constant, dconstant = tl.zeros((QUERIES,), tl.float32), tl.zeros((QUERIES,), tl.float32)
-    first, end, full, full_end = spans(start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
+    first, end, full, full_end = spans(
+        start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS
+    )
     if GATES:
         slope = tl.load(slopes + h) if N == 0 else 0.0
         dslope = tl.zeros((QUERIES,), tl.float32)
@@ -172,7 +219,9 @@ def backward(
             while (end > first) & unsaturated(sums, N):
                 end -= KEYS
                 key = keys + end.to(tl.int64) * G
-                see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
+                see = visible(
+                    start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS
+                )
                 k_block = read(k + key * K, G * K, M - end, K, KEYS)
                 logits = product(q_block, tl.trans(k_block)) * SCALE
                 gate_logits = logits
@@ -180,9 +229,13 @@ def backward(
                     u_block = read(u + key * K, G * K, M - end, K, KEYS)
                     gate_logits = product(x_block, tl.trans(u_block)) * SCALE
                 gates, counts, sums = count_gates(gate_logits, see, sums)
-                added, derivative, cell, weight = position_logits(counts, z + row * N, slope, count, H, N, QUERIES)
+                added, derivative, cell, weight = position_logits(
+                    counts, z + row * N, slope, count, H, N, QUERIES
+                )
                 v_block = read(v + key * V, G * V, M - end, V, KEYS)
-                weights, dlogits = _gradient(logits + added, see, v_block, dout_block, lse_block, delta_block)
+                weights, dlogits = _gradient(
+                    logits + added, see, v_block, dout_block, lse_block, delta_block
+                )
                 dposition = dlogits * derivative
                 if visit == 0:
                     dpositions += tl.sum(dposition, 1)

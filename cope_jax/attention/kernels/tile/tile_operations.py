@@ -80,9 +80,14 @@ def elementwise(eqn: JaxprEqn, tiles: list[Tile]) -> list[Tile]:
     axes = place([x for x in tiles if len(x.shape) == len(out.shape)], out.shape)
     arrays = [turned(x, axes) for x in tiles]
     size = np.broadcast_shapes(*(np.shape(x) for x in arrays))
-    same = [jnp.broadcast_to(jnp.asarray(x, dtype_of(t)), size) for x, t in zip(arrays, tiles, strict=True)]
+    same = [
+        jnp.broadcast_to(jnp.asarray(x, dtype_of(t)), size)
+        for x, t in zip(arrays, tiles, strict=True)
+    ]
     results = eqn.primitive.bind(*same, **_scalar(eqn.params))
-    return [Tile(x, out.shape, axes) for x in (results if eqn.primitive.multiple_results else [results])]
+    return [
+        Tile(x, out.shape, axes) for x in (results if eqn.primitive.multiple_results else [results])
+    ]
 
 
 def _scalar(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,12 +109,21 @@ def reduce(name: str, x: Tile, reduced: Sequence[int]) -> Tile:
         if slot is not None:
             slots[slot] = None
     left = [axis for axis in range(len(x.shape)) if axis not in reduced]
-    return moved(dataclasses.replace(x, array=array, axes=(slots[0], slots[1])), left, [x.shape[a] for a in left])
+    return moved(
+        dataclasses.replace(x, array=array, axes=(slots[0], slots[1])),
+        left,
+        [x.shape[a] for a in left],
+    )
 
 
-def _broadcast(shape: Any, tiles: list[Tile], /, *, broadcast_dimensions: Sequence[int], **_: Any) -> Tile:
+def _broadcast(
+    shape: Any, tiles: list[Tile], /, *, broadcast_dimensions: Sequence[int], **_: Any
+) -> Tile:
     (x,) = tiles
-    slots = [None if a is None or x.extent(slot) == 1 else broadcast_dimensions[a] for slot, a in enumerate(x.axes)]
+    slots = [
+        None if a is None or x.extent(slot) == 1 else broadcast_dimensions[a]
+        for slot, a in enumerate(x.axes)
+    ]
     rest = [axis for axis in longer(shape) if axis not in slots]
     if len(rest) > slots.count(None):
         raise NotATile(f"an array {list(shape)} has more than two axes longer than 1")
@@ -121,7 +135,11 @@ def _broadcast(shape: Any, tiles: list[Tile], /, *, broadcast_dimensions: Sequen
 
 
 def _broadcast_to(x: Tile, shape: Sequence[int]) -> Tile:
-    return x if x.shape == tuple(shape) else _broadcast(shape, [x], broadcast_dimensions=range(len(x.shape)))
+    return (
+        x
+        if x.shape == tuple(shape)
+        else _broadcast(shape, [x], broadcast_dimensions=range(len(x.shape)))
+    )
 
 
 def _reshape(shape: Any, tiles: list[Tile], /, **_: Any) -> Tile:
@@ -138,14 +156,18 @@ def _transpose(shape: Any, tiles: list[Tile], /, *, permutation: Sequence[int]) 
     return moved(tiles[0], list(permutation), shape)
 
 
-def _slice(shape: Any, tiles: list[Tile], /, *, start_indices: Any, limit_indices: Any, strides: Any) -> Tile:
+def _slice(
+    shape: Any, tiles: list[Tile], /, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> Tile:
     (x,) = tiles
     array, slots = x.array, list(x.axes)
     for slot, axis in enumerate(x.axes):
         if axis is not None and shape[axis] != x.shape[axis]:
             if x.extent(slot) > 1:
                 step = 1 if strides is None else strides[axis]
-                array = jax.lax.slice_in_dim(array, start_indices[axis], limit_indices[axis], step, axis=slot)
+                array = jax.lax.slice_in_dim(
+                    array, start_indices[axis], limit_indices[axis], step, axis=slot
+                )
             slots[slot] = axis if shape[axis] > 1 else None
     return Tile(array, tuple(shape), (slots[0], slots[1]))
 
@@ -168,9 +190,14 @@ def _iota(shape: Any, tiles: list[Tile], /, *, dimension: int, dtype: Any, **_: 
     return Tile(jax.lax.broadcasted_iota(dtype, size, slot), tuple(shape), (rows, columns))
 
 
-def _product(shape: Any, tiles: list[Tile], /, *, dimension_numbers: Any, precision: Any, **params: Any) -> Tile:
+def _product(
+    shape: Any, tiles: list[Tile], /, *, dimension_numbers: Any, precision: Any, **params: Any
+) -> Tile:
     """A product of two matrices, or of a column and a row."""
-    ((x_summed, y_summed), (x_shared, y_shared)), dtype = dimension_numbers, params["preferred_element_type"]
+    ((x_summed, y_summed), (x_shared, y_shared)), dtype = (
+        dimension_numbers,
+        params["preferred_element_type"],
+    )
     x, y = tiles
     x_free, x_sum, x_place = _side(x, x_summed, x_shared)
     y_free, y_sum, y_place = _side(y, y_summed, y_shared)
@@ -188,28 +215,44 @@ def _product(shape: Any, tiles: list[Tile], /, *, dimension_numbers: Any, precis
     right_axes = y.axes if set(y.axes) == {y_free, y_sum} else (y_sum, y_free)
     dimensions = (((left_axes.index(x_sum),), (right_axes.index(y_sum),)), ((), ()))
     product = jax.lax.dot_general(
-        whole(x, left_axes), whole(y, right_axes), dimensions, precision=precision, preferred_element_type=dtype
+        whole(x, left_axes),
+        whole(y, right_axes),
+        dimensions,
+        precision=precision,
+        preferred_element_type=dtype,
     )
     return Tile(product, tuple(shape), (rows, columns))
 
 
-def _side(x: Tile, summed: Sequence[int], shared: Sequence[int]) -> tuple[int | None, int | None, int | None]:
+def _side(
+    x: Tile, summed: Sequence[int], shared: Sequence[int]
+) -> tuple[int | None, int | None, int | None]:
     """The long axis of a factor that is not summed, the one that is, and the place of the first
     among free axes.
     """
     free = [axis for axis in range(len(x.shape)) if axis not in summed and axis not in shared]
-    long_free, long_summed, long_shared = ([a for a in axes if x.shape[a] > 1] for axes in (free, summed, shared))
+    long_free, long_summed, long_shared = (
+        [a for a in axes if x.shape[a] > 1] for axes in (free, summed, shared)
+    )
     if len(long_free) > 1 or len(long_summed) > 1 or long_shared:
         raise NotATile(f"a kernel has no product of an array {list(x.shape)} along several axes")
     free_axis = next(iter(long_free), None)
-    return free_axis, next(iter(long_summed), None), None if free_axis is None else free.index(free_axis)
+    return (
+        free_axis,
+        next(iter(long_summed), None),
+        None if free_axis is None else free.index(free_axis),
+    )
 
 
 def _concatenate(shape: Any, tiles: list[Tile], /, *, dimension: int) -> Tile:
     if len(tiles) == 1:
         return tiles[0]
     axes = place(tiles, shape)
-    if any(x.shape[dimension] == 1 for x in tiles) and shape[dimension] > 1 and len(longer(shape)) > 1:
+    if (
+        any(x.shape[dimension] == 1 for x in tiles)
+        and shape[dimension] > 1
+        and len(longer(shape)) > 1
+    ):
         axes = axes if dimension in axes else natural(tuple(shape), None).axes
     parts = [whole(x, axes) for x in tiles]
     return Tile(jnp.concatenate(parts, axis=axes.index(dimension)), tuple(shape), axes)
@@ -218,7 +261,9 @@ def _concatenate(shape: Any, tiles: list[Tile], /, *, dimension: int) -> Tile:
 def _pad(shape: Any, tiles: list[Tile], /, *, padding_config: Any) -> Tile:
     """Puts single entries into an array of equal entries; the transpose of a slice."""
     x, filled = tiles
-    axis = next((axis for axis, config in enumerate(padding_config) if tuple(config) != (0, 0, 0)), None)
+    axis = next(
+        (axis for axis, config in enumerate(padding_config) if tuple(config) != (0, 0, 0)), None
+    )
     if axis is None:
         return x
     if (
@@ -268,8 +313,14 @@ def operation(eqn: JaxprEqn, tiles: list[Tile], forms: Forms) -> list[Tile]:
         arrays.append((turned(x, axes), x.shape[last], dtype_of(x)))
     # Equal rows stay one row, if all arrays have equal rows.
     rows = max(np.shape(array)[0] if np.ndim(array) else 1 for array, *_ in arrays)
-    sizes = [(1 if len(x.shape) == 1 else rows, columns) for x, (_, columns, _) in zip(tiles, arrays, strict=True)]
-    given = [jnp.broadcast_to(jnp.asarray(x, dtype), size) for (x, _, dtype), size in zip(arrays, sizes, strict=True)]
+    sizes = [
+        (1 if len(x.shape) == 1 else rows, columns)
+        for x, (_, columns, _) in zip(tiles, arrays, strict=True)
+    ]
+    given = [
+        jnp.broadcast_to(jnp.asarray(x, dtype), size)
+        for (x, _, dtype), size in zip(arrays, sizes, strict=True)
+    ]
     out = forms[eqn.primitive](*given, **eqn.params) if eqn.primitive in forms else None
     if out is None:
         raise NotATile(f"a kernel has no {eqn.primitive.name}")

@@ -29,10 +29,22 @@ from cope_jax.attention.kernels.tile.tile_operations import (
     operation,
     reduce,
 )
-from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec, Tile, is_constant, natural, whole
+from cope_jax.attention.kernels.tile.tile_values import (
+    NotATile,
+    Spec,
+    Tile,
+    is_constant,
+    natural,
+    whole,
+)
 from cope_jax.ops import tile
 
-INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+}
 IDENTITIES = frozenset(("copy", "copy_p", "optimization_barrier", "reshard", "stop_gradient"))
 
 
@@ -68,25 +80,41 @@ class TileProgram:
             return result
 
         with tile.tracing():
-            closed = jax.make_jaxpr(flat)(*(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in leaves))
+            closed = jax.make_jaxpr(flat)(
+                *(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in leaves)
+            )
         self._jaxpr, self.text = closed.jaxpr, str(closed.jaxpr)
         needed = _needed(self._jaxpr)
         self.used = tuple(var in needed for var in self._jaxpr.invars)
-        self._given = [(var, spec) for var, spec in zip(self._jaxpr.invars, leaves, strict=True) if var in needed]
-        consts = [(var, x) for var, x in zip(self._jaxpr.constvars, closed.consts, strict=True) if var in needed]
+        self._given = [
+            (var, spec)
+            for var, spec in zip(self._jaxpr.invars, leaves, strict=True)
+            if var in needed
+        ]
+        consts = [
+            (var, x)
+            for var, x in zip(self._jaxpr.constvars, closed.consts, strict=True)
+            if var in needed
+        ]
         self._hoisted = [(var, natural(np.shape(x), x.dtype)) for var, x in consts]
         self.constants = [
-            np.asarray(x).reshape(spec.size) for (_, x), (_, spec) in zip(consts, self._hoisted, strict=True)
+            np.asarray(x).reshape(spec.size)
+            for (_, x), (_, spec) in zip(consts, self._hoisted, strict=True)
         ]
         self.results: list[Spec | None] = []
         wanted = structure[-1].flatten_up_to(results)
 
         def run(*arrays: Any) -> list[Any]:
             tiles = self._run(arrays)
-            self.results = [None if is_constant(x, 0) else spec for x, spec in zip(tiles, wanted, strict=True)]
+            self.results = [
+                None if is_constant(x, 0) else spec for x, spec in zip(tiles, wanted, strict=True)
+            ]
             return [whole(x, spec.axes) for x, spec in zip(tiles, wanted, strict=True)]
 
-        blank = (jax.ShapeDtypeStruct(spec.size, spec.dtype) for _, spec in (*self._hoisted, *self._given))
+        blank = (
+            jax.ShapeDtypeStruct(spec.size, spec.dtype)
+            for _, spec in (*self._hoisted, *self._given)
+        )
         jax.eval_shape(run, *blank)
 
     def __call__(self, constants: Sequence[Array], args: PyTree) -> list[Array | None]:
@@ -104,7 +132,10 @@ class TileProgram:
 
     def _run(self, arrays: Sequence[Any]) -> list[Tile]:
         known = (*self._hoisted, *self._given)
-        env = {var: Tile(x, spec.shape, spec.axes) for (var, spec), x in zip(known, arrays, strict=True)}
+        env = {
+            var: Tile(x, spec.shape, spec.axes)
+            for (var, spec), x in zip(known, arrays, strict=True)
+        }
         return _evaluate(self._jaxpr, env, self._forms)
 
 
@@ -142,7 +173,11 @@ def _apply(eqn: JaxprEqn, tiles: list[Tile], forms: Forms) -> list[Tile]:
     name, params, shape = eqn.primitive.name, eqn.params, aval_of(eqn.outvars[0]).shape
     if name in INLINED:
         inner = params[INLINED[name]]
-        known = zip((*inner.jaxpr.constvars, *inner.jaxpr.invars), (*map(_constant, inner.consts), *tiles), strict=True)
+        known = zip(
+            (*inner.jaxpr.constvars, *inner.jaxpr.invars),
+            (*map(_constant, inner.consts), *tiles),
+            strict=True,
+        )
         return _evaluate(inner.jaxpr, dict(known), forms)
     if name in ELEMENTWISE:
         return elementwise(eqn, tiles)

@@ -59,7 +59,11 @@ class Tile:
 
     def constant(self) -> Any:
         """The value of all entries where it is known while tracing, else None."""
-        return self.array if isinstance(self.array, np.generic | np.ndarray) and self.array.ndim == 0 else None
+        return (
+            self.array
+            if isinstance(self.array, np.generic | np.ndarray) and self.array.ndim == 0
+            else None
+        )
 
 
 def natural(shape: tuple[int, ...], dtype: Any) -> Spec:
@@ -117,5 +121,7 @@ def is_constant(x: Tile, value: float) -> bool:
 
 def moved(x: Tile, old: Sequence[int], shape: Sequence[int]) -> Tile:
     """The same entries in another shape, whose axis number n is the old axis `old[n]`."""
-    rows, columns = (None if axis is None or axis not in old else old.index(axis) for axis in x.axes)
+    rows, columns = (
+        None if axis is None or axis not in old else old.index(axis) for axis in x.axes
+    )
     return Tile(x.array, tuple(shape), (rows, columns))

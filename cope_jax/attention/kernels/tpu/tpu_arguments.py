@@ -81,7 +81,9 @@ class Argument:
         """The same array, of which a program sees `blocks` neighbouring blocks of keys as one."""
         shape = tuple(n * blocks if a == self.axis else n for a, n in enumerate(self.spec.shape))
         return (
-            dataclasses.replace(self, spec=dataclasses.replace(self.spec, shape=shape)) if self.side == "key" else self
+            dataclasses.replace(self, spec=dataclasses.replace(self.spec, shape=shape))
+            if self.side == "key"
+            else self
         )
 
     def read(self, ref: Any, gathers: bool, first: Any = 0, blocks: int = 1) -> Array:
@@ -103,7 +105,9 @@ class Argument:
         along = 0 if self.spec.axes[0] == self.axis else 1
         size = x.shape[along] // blocks
         for n in range(blocks):
-            ref[first + n] += jax.lax.slice_in_dim(x, n * size, (n + 1) * size, axis=along).astype(ref.dtype)
+            ref[first + n] += jax.lax.slice_in_dim(x, n * size, (n + 1) * size, axis=along).astype(
+                ref.dtype
+            )
 
 
 def _turn(x: Array, gathers: bool) -> Array:
@@ -113,7 +117,9 @@ def _turn(x: Array, gathers: bool) -> Array:
     """
     if gathers:
         return x.reshape(x.shape[::-1])
-    return jnp.broadcast_to(x, tuple(max(n, SUBLANES) for n in x.shape)).T[: x.shape[1], : x.shape[0]]
+    return jnp.broadcast_to(x, tuple(max(n, SUBLANES) for n in x.shape)).T[
+        : x.shape[1], : x.shape[0]
+    ]
 
 
 def sequence(x: Any, axis: int, size: int, side: str) -> Argument:
@@ -137,7 +143,11 @@ def sequence(x: Any, axis: int, size: int, side: str) -> Argument:
     turned = width == 1
     block = (1, size) if turned else (size, width)
     stored = (batch, heads, length // size, *block)
-    array = x.reshape(stored) if isinstance(x, jax.Array | np.ndarray) else jax.ShapeDtypeStruct(stored, x.dtype)
+    array = (
+        x.reshape(stored)
+        if isinstance(x, jax.Array | np.ndarray)
+        else jax.ShapeDtypeStruct(stored, x.dtype)
+    )
     return Argument(array, spec, side, axis, turned and along_rows)
 
 
@@ -147,7 +157,9 @@ def of_block(block: QueryBlock | KeyBlock, size: int, side: str) -> Any:
     def along(name: str) -> Any:
         return jax.tree.map(lambda x: sequence(x, AXES[name], size, side), getattr(block, name))
 
-    return dataclasses.replace(block, **{field.name: along(field.name) for field in dataclasses.fields(block)})
+    return dataclasses.replace(
+        block, **{field.name: along(field.name) for field in dataclasses.fields(block)}
+    )
 
 
 def rows(tree: PyTree, size: int) -> PyTree:

@@ -27,7 +27,9 @@ from cope_jax.encodings import Carry, Encoding
 from cope_jax.errors import ConfigError
 
 SUBLANES, LANES = 16, 128  # blocks of queries and of keys are multiples of these
-CHIPS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "tpu_sizes.json").read_text())
+CHIPS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "tpu_sizes.json").read_text()
+)
 """For each kind of device: the sizes of blocks, for encodings that accumulate over the keys or have
 a heavy score, and for others; how many keys are in fast memory at a time (`resident`); and whether
 the chip gathers within registers."""
@@ -57,10 +59,16 @@ def plan(
     return Plan("fused", run)
 
 
-def refusal(encoding: Encoding, request: Request, *, resident: int | None, interpret: bool) -> str | None:
+def refusal(
+    encoding: Encoding, request: Request, *, resident: int | None, interpret: bool
+) -> str | None:
     """Returns why the kernels cannot run, alone or within ring attention; None if they can."""
     why = None if interpret else _refusal_of_chip(request)
-    return why or _refusal_of_request(encoding, request) or _refusal_of_hooks(encoding, request, resident, interpret)
+    return (
+        why
+        or _refusal_of_request(encoding, request)
+        or _refusal_of_hooks(encoding, request, resident, interpret)
+    )
 
 
 def _refusal_of_chip(request: Request) -> str | None:
@@ -87,11 +95,23 @@ def _refusal_of_request(encoding: Encoding, request: Request) -> str | None:
     return None
 
 
-def _refusal_of_hooks(encoding: Encoding, request: Request, resident: int | None, interpret: bool) -> str | None:
+def _refusal_of_hooks(
+    encoding: Encoding, request: Request, resident: int | None, interpret: bool
+) -> str | None:
     execution, stream = _shapes(encoding, request, resident, interpret)
-    mesh, layout, segments = jax.sharding.get_abstract_mesh(), request.layout, request.keys.segment_ids
-    free = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
-    examples = len(request.queries.q) // math.prod(mesh.shape[axis] for axis in layout.batch if axis in free)
+    mesh, layout, segments = (
+        jax.sharding.get_abstract_mesh(),
+        request.layout,
+        request.keys.segment_ids,
+    )
+    free = {
+        axis
+        for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Auto
+    }
+    examples = len(request.queries.q) // math.prod(
+        mesh.shape[axis] for axis in layout.batch if axis in free
+    )
     chunks = 1 if layout.length is None else 2 * mesh.shape[layout.length]
     strips = -(-request.length // (chunks * stream.sizes.queries))
     if 16 * strips * (1 if segments is None else examples) > SPAN_BYTES:
@@ -120,17 +140,26 @@ def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | 
 
     def build(stream: Stream) -> None:
         tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient=False), execution)
-        state = tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient=True), execution)
+        state = tpu_flash.accumulate(
+            stream, streaming_softmax.start(stream, gradient=True), execution
+        )
         dout, sums = state.weighted.astype(stream.keys.v.dtype), state.slope_total
         residuals = Residuals(dout, state.total, state.total, sums)
         start = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
         tpu_flash.backward(stream, residuals, start, execution)
 
     try:
-        jax.eval_shape(build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals]))
+        jax.eval_shape(
+            build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals])
+        )
     except NotATile as reason:
         return str(reason)
-    except (ConfigError, NotImplementedError, TypeError, ValueError) as error:  # what tracing of a hook may raise
+    except (
+        ConfigError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    ) as error:  # what tracing of a hook may raise
         return f"its hooks cannot be traced in a kernel ({str(error).splitlines()[0]})"
     return None
 
@@ -155,7 +184,9 @@ def _chip() -> dict[str, Any]:
     return CHIPS.get(placement.current_device(), CHIPS["TPU v5 lite"])
 
 
-def parts_of(keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | None = None) -> tuple[int, int]:
+def parts_of(
+    keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | None = None
+) -> tuple[int, int]:
     """In how many parts the keys are read into fast memory, and how many keys a part has: whole
     blocks.
 
@@ -168,7 +199,9 @@ def parts_of(keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | N
     return parts, -(-keys // (parts * sizes.near)) * sizes.near
 
 
-def _prepare(encoding: Encoding, request: Request, resident: int | None, interpret: bool) -> tuple[Stream, Execution]:
+def _prepare(
+    encoding: Encoding, request: Request, resident: int | None, interpret: bool
+) -> tuple[Stream, Execution]:
     """Returns the stream, with whole blocks of queries and whole parts of keys, and how the kernels
     run.
     """
@@ -194,8 +227,12 @@ def _attend(execution: Execution, stream: Stream) -> Array:
     return _forward_pass(execution, stream, gradient=False)[0]
 
 
-def _forward_pass(execution: Execution, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
-    state = tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient), execution, first=True)
+def _forward_pass(
+    execution: Execution, stream: Stream, gradient: bool
+) -> tuple[Array, Array, tuple[Array, ...]]:
+    state = tpu_flash.accumulate(
+        stream, streaming_softmax.start(stream, gradient), execution, first=True
+    )
     return streaming_softmax.finish(stream, state)
 
 
@@ -210,7 +247,11 @@ def _backward(execution: Execution, kept: Any, dout_BHLK: Array) -> tuple[Any]:
     state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
     state = tpu_flash.backward(stream, residuals, state, execution)
     dparams, dqueries = streaming_gradient.finish(stream, residuals, state)
-    return (streaming_gradient.of(stream, dparams, dqueries.of(stream.queries), state.keys.of(stream.keys)),)
+    return (
+        streaming_gradient.of(
+            stream, dparams, dqueries.of(stream.queries), state.keys.of(stream.keys)
+        ),
+    )
 
 
 _attend.defvjp(_forward, _backward)

@@ -17,7 +17,13 @@ import jax.numpy as jnp
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import KeyBlock
-from cope_jax.attention.kernels.tpu.tpu_arguments import Execution, is_argument, key_columns, rows, sequence
+from cope_jax.attention.kernels.tpu.tpu_arguments import (
+    Execution,
+    is_argument,
+    key_columns,
+    rows,
+    sequence,
+)
 from cope_jax.attention.kernels.tpu.tpu_kernel import Kernel
 from cope_jax.attention.kernels.tpu.tpu_plan import Heads, KernelPlan
 from cope_jax.attention.stream import Stream
@@ -39,7 +45,9 @@ def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Exec
     """
     plan, size = KernelPlan(stream, execution), stream.sizes.queries
 
-    def add(masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any) -> Any:
+    def add(
+        masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any
+    ) -> Any:
         drop, constants, state = rest
         tile = plan.tile(graph, params, queries, keys, drop)
         state = _with_constants(state, constants)
@@ -49,7 +57,10 @@ def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Exec
     def carry(args: Any, state: State) -> Carry:
         return state.carry._replace(constants=args[4])
 
-    args, loop = (*plan.data, rows(state.carry.constants, size)), rows(_with_constants(state, ()), size)
+    args, loop = (
+        (*plan.data, rows(state.carry.constants, size)),
+        rows(_with_constants(state, ()), size),
+    )
     if first:
         zeros = jax.tree.map(lambda x: dataclasses.replace(x, fill=0.0), loop, is_leaf=is_argument)
         lowest = float(jnp.finfo(state.row_max.dtype).min)
@@ -70,7 +81,9 @@ def accumulate(stream: Stream, state: State, execution: Execution, *, first: boo
     unread = first and stream.keys.k.shape[2] == execution.keys
 
     def add(state: State, keys: KeyBlock, _: Array) -> State:
-        kernel = forward_kernel(stream.part(stream.queries, keys), state, first=unread, execution=execution)
+        kernel = forward_kernel(
+            stream.part(stream.queries, keys), state, first=unread, execution=execution
+        )
         new, _, _ = kernel("attention")
         new = jax.tree.map(lambda x, old: x.reshape(old.shape), new, _with_constants(state, ()))
         return _with_constants(new, state.carry.constants)
@@ -78,7 +91,9 @@ def accumulate(stream: Stream, state: State, execution: Execution, *, first: boo
     return _over_parts(stream, execution, add, state)
 
 
-def backward(stream: Stream, residuals: Residuals, state: Gradients, execution: Execution) -> Gradients:
+def backward(
+    stream: Stream, residuals: Residuals, state: Gradients, execution: Execution
+) -> Gradients:
     """Computes `streaming_gradient.backward` for all blocks of queries; the arguments are as in
     `accumulate`.
     """
@@ -90,7 +105,9 @@ def backward(stream: Stream, residuals: Residuals, state: Gradients, execution: 
     return _over_parts(stream, execution, add, state)
 
 
-def _over_parts(stream: Stream, execution: Execution, add: Callable[[T, KeyBlock, Array], T], state: T) -> T:
+def _over_parts(
+    stream: Stream, execution: Execution, add: Callable[[T, KeyBlock, Array], T], state: T
+) -> T:
     """Calls `add(state, keys, end)` for each part of the keys that is in fast memory at a time,
     from near to far.
     """
@@ -105,7 +122,11 @@ def _over_parts(stream: Stream, execution: Execution, add: Callable[[T, KeyBlock
 
 
 def backward_kernel(
-    stream: Stream, residuals: Residuals, carry: Carry, dsums: tuple[Array, ...], execution: Execution
+    stream: Stream,
+    residuals: Residuals,
+    carry: Carry,
+    dsums: tuple[Array, ...],
+    execution: Execution,
 ) -> Kernel:
     """The kernel that computes what the stream's keys contribute to the gradients."""
     plan, size, near = KernelPlan(stream, execution), stream.sizes.queries, stream.sizes.near
@@ -115,20 +136,30 @@ def backward_kernel(
         # There is no `state`, see `needs_one_block`.
         return carry._replace(sums=sums, constants=constants)
 
-    def gradients(masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any) -> Any:
+    def gradients(
+        masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any
+    ) -> Any:
         drop, constants, residuals, (sums, dsums) = rest
         tile = plan.tile(graph, params, queries, keys, drop)
         block = streaming_gradient.block_gradients(
             tile, residuals, keys, of(sums, constants), dsums, masked=masked, saturated=saturated
         )
-        return (block.carry.sums, block.dsums), (block.drest.constants, block.queries, block.params), block.keys
+        return (
+            (block.carry.sums, block.dsums),
+            (block.drest.constants, block.queries, block.params),
+            block.keys,
+        )
 
     def wide(x: Any) -> Any:
         """Gradients are in the accumulator type, and those of features are by query head."""
-        return jax.ShapeDtypeStruct((plan.batch, plan.heads, *x.shape[2:]), accumulator_dtype(queries.q.dtype))
+        return jax.ShapeDtypeStruct(
+            (plan.batch, plan.heads, *x.shape[2:]), accumulator_dtype(queries.q.dtype)
+        )
 
     constants = rows(carry.constants, size)
-    of_queries = QueryGradients(wide(queries.q), wide(queries.rotated_q), None, jax.tree.map(wide, queries.features))
+    of_queries = QueryGradients(
+        wide(queries.q), wide(queries.rotated_q), None, jax.tree.map(wide, queries.features)
+    )
     params = jax.tree.map(lambda x: x.blank(plan.batch), plan.params, is_leaf=is_argument)
     features = jax.tree.map(lambda x: sequence(wide(x), 2, near, "key"), keys.features)
     of_keys: Any = key_columns(keys.k, near), key_columns(keys.v, near)
@@ -146,7 +177,11 @@ def backward_kernel(
 
 
 def _gradients(
-    stream: Stream, residuals: Residuals, carry: Carry, dsums: tuple[Array, ...], execution: Execution
+    stream: Stream,
+    residuals: Residuals,
+    carry: Carry,
+    dsums: tuple[Array, ...],
+    execution: Execution,
 ) -> Gradients:
     """Computes what `streaming_gradient.block_gradients` gives for all keys, for all blocks of
     queries.
@@ -178,8 +213,12 @@ def _gradients(
     own_keys = KeyGradients(columns(dkeys.k, keys.k), columns(dkeys.v, keys.v), features)
     # From the parameters of each head to those of the encoding.
     by_head, pull = jax.vjp(lambda params: Heads.params(stream.graph, params, heads), stream.params)
-    (of_encoding,) = pull(jax.tree.map(lambda x, old: like(x.sum(axis=0), old).astype(old.dtype), dparams, by_head))
-    return Gradients(new_carry, jax.tree.map(like, dsums_after, dsums), drest, own_queries, of_encoding, own_keys)
+    (of_encoding,) = pull(
+        jax.tree.map(lambda x, old: like(x.sum(axis=0), old).astype(old.dtype), dparams, by_head)
+    )
+    return Gradients(
+        new_carry, jax.tree.map(like, dsums_after, dsums), drest, own_queries, of_encoding, own_keys
+    )
 
 
 def _with_constants(state: State, constants: PyTree) -> State:

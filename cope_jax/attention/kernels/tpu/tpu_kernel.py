@@ -54,7 +54,9 @@ def _visit(
         return jax.lax.while_loop(more, body, loop)
 
     loop = visit((end - 1, loop), lambda number, _: ~interior(number), masked=True, saturated=False)
-    loop = visit(loop, lambda number, x: interior(number) & ~saturated(x), masked=False, saturated=False)
+    loop = visit(
+        loop, lambda number, x: interior(number) & ~saturated(x), masked=False, saturated=False
+    )
     if saturated is not never:
 
         def enough(number: Array, _: Any) -> Array:
@@ -103,13 +105,20 @@ class Kernel:
         self.carry = carry
 
         def program(masked: bool, saturated: bool, blocks: int = 1) -> Programs:
-            trees = jax.tree.map(lambda x: x.widened(blocks), ((*args, loop), self.results), is_leaf=is_argument)
+            trees = jax.tree.map(
+                lambda x: x.widened(blocks), ((*args, loop), self.results), is_leaf=is_argument
+            )
             return plan.own.programs(functools.partial(function, masked, saturated), *specs(trees))
 
         self.ask = {name: self._asking(name) for name in ("saturated", "done")}
-        self.steps = {(True, False, 1): program(True, False), (False, False, 1): program(False, False)}
+        self.steps = {
+            (True, False, 1): program(True, False),
+            (False, False, 1): program(False, False),
+        }
         if self.ask["saturated"] is not None:
-            self.steps |= {(False, True, blocks): program(False, True, blocks) for blocks in {1, plan.wide}}
+            self.steps |= {
+                (False, True, blocks): program(False, True, blocks) for blocks in {1, plan.wide}
+            }
         leaves = [jax.tree.leaves(tree, is_leaf=is_argument) for tree in self.results]
         self.counts = [len(group) for group in leaves]
         nonzero = [
@@ -133,18 +142,24 @@ class Kernel:
 
         args = specs(tree)
         blank = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args, is_leaf=lambda x: isinstance(x, Spec)
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+            args,
+            is_leaf=lambda x: isinstance(x, Spec),
         )
         if jax.eval_shape(functools.partial(function, self.plan.own.graphs[0]), *blank) is None:
             return None
-        programs = self.plan.own.programs(function, args, Spec((1, 1, self.plan.sizes.queries), jnp.bool_, (2, None)))
+        programs = self.plan.own.programs(
+            function, args, Spec((1, 1, self.plan.sizes.queries), jnp.bool_, (2, None))
+        )
         return None if programs.program.results[0] is None else programs  # always False
 
     def _inputs(self) -> list[Argument]:
         """The arguments that some program uses, each once."""
         used: dict[int, Argument] = {}
         step_args = jax.tree.leaves((*self.args, self.loop), is_leaf=is_argument)
-        carry_args = jax.tree.leaves((self.plan.params, self.carry(self.args, self.loop)), is_leaf=is_argument)
+        carry_args = jax.tree.leaves(
+            (self.plan.params, self.carry(self.args, self.loop)), is_leaf=is_argument
+        )
         programs = [(step, step_args) for step in self.steps.values()] + [
             (step, carry_args) for step in self.ask.values()
         ]
@@ -162,7 +177,9 @@ class Kernel:
             number = self.places.get(id(x))
             if number is None and x.fill is None:
                 return np.int32(0)
-            return x.read(None if number is None else refs[number], self.plan.execution.gathers, first, blocks)
+            return x.read(
+                None if number is None else refs[number], self.plan.execution.gathers, first, blocks
+            )
 
         return jax.tree.map(read, tree, is_leaf=is_argument)
 
@@ -196,14 +213,28 @@ class Kernel:
         def step(first: Array, loop: Any, *, blocks: int, masked: bool, saturated: bool) -> Any:
             programs = self.steps[masked, saturated, blocks]
             own_keys = self._read(keys, inputs, first, blocks)
-            args = (fixed[0], fixed[1], own_keys, fixed[2], *rest, jax.tree.unflatten(tree, loop[0]))
+            args = (
+                fixed[0],
+                fixed[1],
+                own_keys,
+                fixed[2],
+                *rest,
+                jax.tree.unflatten(tree, loop[0]),
+            )
             values = programs.program(constants[id(programs)], args)
-            new = [jnp.zeros_like(old) if x is None else x for old, x in zip(loop[0], values[:loops], strict=True)]
+            new = [
+                jnp.zeros_like(old) if x is None else x
+                for old, x in zip(loop[0], values[:loops], strict=True)
+            ]
             total = [
-                old if x is None else old + x.astype(old.dtype) for old, x in zip(loop[1], values[totals], strict=True)
+                old if x is None else old + x.astype(old.dtype)
+                for old, x in zip(loop[1], values[totals], strict=True)
             ]
             for x, ref, value in zip(
-                self.outputs[totals.stop :], results[totals.stop :], values[totals.stop :], strict=True
+                self.outputs[totals.stop :],
+                results[totals.stop :],
+                values[totals.stop :],
+                strict=True,
             ):
                 if value is not None:
                     x.add_to_keys(ref, first, value, blocks)
@@ -215,7 +246,9 @@ class Kernel:
                 return never
 
             def ask(loop: Any) -> Array:
-                carry = self.carry((fixed[0], fixed[1], None, fixed[2], *rest), jax.tree.unflatten(tree, loop[0]))
+                carry = self.carry(
+                    (fixed[0], fixed[1], None, fixed[2], *rest), jax.tree.unflatten(tree, loop[0])
+                )
                 rows: Any = programs.program(constants[id(programs)], (fixed[0], carry))[0]
                 return jnp.min(rows.astype(jnp.float32)) > 0.5
 
@@ -227,7 +260,9 @@ class Kernel:
         ]
         start = jax.tree.leaves(self._read(self.loop, inputs)), zeros
         new, total = _visit(self.plan, span_ref, start, step, asking("saturated"), asking("done"))
-        for x, ref, value in zip(self.outputs[: totals.stop], results[: totals.stop], [*new, *total], strict=True):
+        for x, ref, value in zip(
+            self.outputs[: totals.stop], results[: totals.stop], [*new, *total], strict=True
+        ):
             if ref is not None:
                 x.write(ref, self.plan.execution.gathers, value, add=x.side == "head")
 
@@ -239,7 +274,11 @@ class Kernel:
         plan, execution = self.plan, self.plan.execution
         outputs = [x for x, use in zip(self.outputs, self.written, strict=True) if use]
         mesh = jax.sharding.get_abstract_mesh()
-        free = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+        free = {
+            name
+            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+            if kind == AxisType.Auto
+        }
         devices = mesh.shape[execution.head_axis] if execution.head_axis in free else 1
         axis = execution.head_axis if devices > 1 and plan.groups % devices == 0 else None
         devices = devices if axis else 1
@@ -255,13 +294,17 @@ class Kernel:
 
         def shape(x: Argument) -> jax.ShapeDtypeStruct:
             batch, heads, *size = x.array.shape
-            return jax.ShapeDtypeStruct((batch, heads // devices if heads > 1 else heads, *size), x.spec.dtype)
+            return jax.ShapeDtypeStruct(
+                (batch, heads // devices if heads > 1 else heads, *size), x.spec.dtype
+            )
 
         call: Callable[..., Any] = pl.pallas_call(
             self._body,
             out_shape=tuple(map(shape, outputs)),
             grid_spec=grid,
-            compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=VMEM_BYTES),
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=semantics, vmem_limit_bytes=VMEM_BYTES
+            ),
             name=name,
             interpret=execution.interpret,
         )

@@ -33,7 +33,9 @@ def running_sum(x: Array, *, suffix: bool) -> Array:
     rest = x - high.astype(x.dtype)
     middle = rest.astype(jnp.bfloat16)
     low = (rest - middle.astype(x.dtype)).astype(jnp.bfloat16)
-    high, middle, low = (jnp.dot(term, triangle, preferred_element_type=jnp.float32) for term in (high, middle, low))
+    high, middle, low = (
+        jnp.dot(term, triangle, preferred_element_type=jnp.float32) for term in (high, middle, low)
+    )
     return high + (middle + low)
 
 
@@ -62,7 +64,9 @@ def take_rows(indices: Array, z: Array) -> Array:
         index = _padded(index, missing)  # a gather has as many columns as a register
         values = _take_lanes(index & (LANES - 1) if size > LANES else index, z[:, :LANES])
         for lane in range(LANES, size, LANES):
-            values = jnp.where(index >= lane, _take_lanes(index & (LANES - 1), z[:, lane : lane + LANES]), values)
+            values = jnp.where(
+                index >= lane, _take_lanes(index & (LANES - 1), z[:, lane : lane + LANES]), values
+            )
         parts.append(values[:, : LANES - missing])
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
@@ -151,7 +155,9 @@ def add_table(indices: Array, dy: Array, *, size: int) -> Array:
     column = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
     total = jnp.zeros((1, size), dy.dtype)
     for n in range(size):
-        entry = jnp.where(indices == n, dy, 0.0).sum(axis=0, keepdims=True).sum(axis=1, keepdims=True)
+        entry = (
+            jnp.where(indices == n, dy, 0.0).sum(axis=0, keepdims=True).sum(axis=1, keepdims=True)
+        )
         total = jnp.where(column == n, entry, total)
     return total
 

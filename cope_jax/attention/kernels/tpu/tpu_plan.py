@@ -38,15 +38,23 @@ class Heads:
         """The parameters of all heads, each `[1, H, ...]`."""
         encoding: Encoding = nnx.merge(graph, params)
         each = [nnx.split(encoding.of_head(h))[1] for h in range(heads)]
-        return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves])[None], *each)
+        return jax.tree.map(
+            lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves])[None], *each
+        )
 
     def programs(self, function: Callable[..., Any], args: PyTree, results: PyTree) -> "Programs":
         """The tile program of `function(graph, *args)` for each head."""
         graphs = self.graphs[:1] if self.same else self.graphs
-        by_head = [TileProgram(self.forms, functools.partial(function, graph), args, results) for graph in graphs]
+        by_head = [
+            TileProgram(self.forms, functools.partial(function, graph), args, results)
+            for graph in graphs
+        ]
         if any(program.text != by_head[0].text for program in by_head):
             raise NotATile("the heads of this encoding compute different things")
-        constants = [np.stack(arrays)[None] for arrays in zip(*(program.constants for program in by_head), strict=True)]
+        constants = [
+            np.stack(arrays)[None]
+            for arrays in zip(*(program.constants for program in by_head), strict=True)
+        ]
         return Programs(by_head[0], [of_head(x, x.shape[2:]) for x in constants])
 
 
@@ -66,7 +74,12 @@ class KernelPlan:
         self.stream, self.sizes = stream, stream.sizes
         self.batch, self.heads, length = stream.queries.q.shape[:3]
         self.groups, keys = stream.keys.k.shape[1:3]
-        self.grid = (self.batch, self.groups, self.heads // self.groups, length // self.sizes.queries)
+        self.grid = (
+            self.batch,
+            self.groups,
+            self.heads // self.groups,
+            length // self.sizes.queries,
+        )
         encoding = stream.encoding(stream.params)
         self.own = Heads(encoding, execution.gathers)
         queries, near = self.sizes.queries, self.sizes.near
@@ -86,7 +99,9 @@ class KernelPlan:
         self.data = (self.params, self.queries, self.keys, self.drop)
         self.spans, self.boundary = _block_spans(stream)
 
-    def tile(self, graph: Any, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None) -> Stream:
+    def tile(
+        self, graph: Any, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None
+    ) -> Stream:
         """One block of queries and one of keys, of one head."""
         request = dataclasses.replace(self.stream.request, queries=queries, keys=keys, drop=drop)
         return dataclasses.replace(self.stream, params=params, request=request, graph=graph)
@@ -118,4 +133,6 @@ def _block_spans(stream: Stream) -> tuple[Array, bool]:
         both = jnp.broadcast_shapes(q_ids.shape[:1], k_ids.shape[:1])
         q_ids, k_ids = (jnp.broadcast_to(x, (*both, *x.shape[1:])) for x in (q_ids, k_ids))
         spans = jax.vmap(of_example, (None, 0, 0))(indices_SL, q_ids, k_ids)
-    return spans.astype(jnp.int32), request.window is not None or q_ids is not None or not request.causal
+    return spans.astype(
+        jnp.int32
+    ), request.window is not None or q_ids is not None or not request.causal
