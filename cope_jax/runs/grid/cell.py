@@ -116,13 +116,17 @@ def plan(
 
     The cells of one label together have the seeds from 0 to `seeds` − 1.
     The list has the cells that are already in the workdir, and new cells of at most `width` seeds
-    for all other seeds.
+    for all other seeds. Of cells that share a seed, it has the largest.
     """
     cells = []
     for label, config in configs.items():
         folders = folder_of(workdir, label).glob("seed*")
-        groups = [group for group in map(seeds_of, folders) if group and group[-1] < seeds]
-        known = {seed for group in groups for seed in group}
+        groups: list[tuple[int, ...]] = []
+        known: set[int] = set()
+        for group in sorted(map(seeds_of, folders), key=lambda group: (-len(group), group)):
+            if group and group[-1] < seeds and known.isdisjoint(group):
+                groups.append(group)
+                known.update(group)
         new: list[tuple[int, ...]] = []
         for seed in (seed for seed in range(seeds) if seed not in known):
             follows = new and seed == new[-1][-1] + 1 and len(new[-1]) < width
