@@ -248,13 +248,14 @@ class Grid:
         ]
 
     def environment(self, cells: Iterable[Cell] | None = None) -> recording.Record:
-        """The environment of the first result; `others` has those that differ."""
+        """The environment of the first result, {} without one; `others` has those that differ."""
         results = [self._result(cell) for cell in (self.cells if cells is None else cells)]
         known: list[recording.Record] = []
         for result in filter(Path.exists, results):
             environment = workdirs.read_json(result, environment=dict)["environment"]
             known += [] if environment in known else [environment]
-        return {**known[0], **({"others": known[1:]} if known[1:] else {})}
+        first, *others = known or [{}]
+        return {**first, **({"others": others} if others else {})}
 
     def write_results(self) -> list[Path]:
         """Writes results.json and results.csv of finished cells, and returns their paths."""

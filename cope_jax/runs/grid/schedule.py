@@ -24,7 +24,9 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class Failure(NamedTuple):
-    """A cell that has failed, with its last line, or that the engine has lost, with its error."""
+    """A cell that has failed, with its last line, or that the engine has lost or refuses, with its
+    error.
+    """
 
     cell: Cell
     line: str
@@ -74,10 +76,9 @@ def drive(
                     except Exception as error:  # such as a limit on the number of submitted jobs
                         refusals += 1
                         if refusals > len(PAUSES) and not running:
-                            view.write(
-                                f"the engine refuses the other {len(waiting)} cells: {_in_one_line(error)}"
-                            )
-                            return None, failure
+                            refusal = f"the engine refuses the other {len(waiting)} cells: "
+                            view.write(refusal := refusal + _in_one_line(error))
+                            return None, failure or Failure(cell, refusal, error)
                         next_try = time.monotonic() + PAUSES[min(refusals, len(PAUSES)) - 1]
                     else:
                         waiting.pop()

@@ -102,13 +102,18 @@ def test_an_engine_that_refuses_everything_ends_the_command(tmp_path, capsys, mo
     monkeypatch.setattr(schedule, "PAUSES", (0.01, 0.02))
     engine = Limited(1_000_000)
     began = time.monotonic()
-    assert schedule.drive(jobs_of(tmp_path, 6), engine) == (None, None)
+    number, failure = schedule.drive(jobs_of(tmp_path, 6), engine)
+    assert number is None and failure.error.args == ("submit limit",)
     assert time.monotonic() - began < 5
     assert (
         "the engine refuses the other 6 cells: RuntimeError: submit limit"
         in capsys.readouterr().err
     )
     assert engine.tries == 3
+    grid = Grid(tmp_path, [cell for cell, _ in jobs_of(tmp_path, 6)])
+    with pytest.raises(RuntimeError, match=r"^rope, seed 0: the engine refuses the other 6 cells"):
+        grid.train(engine=Limited(1_000_000))
+    grid.train(engine=Limited(1_000_000), stop_at_failure=False)
 
 
 def until_stopped(ended=None, failing="seed_1"):
