@@ -1,8 +1,9 @@
 """All encodings on a small setting of each ability, with five seeds, and 25 seeds of flip-flop for
 five encodings.
 
-Command: cope-jax sweep --grid=abilities --workdir=runs/abilities Hardware: any. Wall time: about a
-minute of one CPU core for each of the 1,695 cells. experiments/RESULTS.md says which were run.
+Command: cope-jax sweep --grid=abilities --workdir=runs/abilities
+Hardware: any. Wall time: about a minute of one CPU core for each of the 1,695 cells.
+experiments/RESULTS.md says which were run.
 """
 
 import dataclasses

@@ -21,6 +21,11 @@ def find(name: str) -> str:
         and "/" not in name
         and not name.endswith(".py")
     ):
+        if not known:  # an installed package has no grids
+            raise ConfigError(
+                "grids are known by name only in a checkout: give the path of a grid file, "
+                f"such as ./{name}.py"
+            )
         raise ConfigError(
             f"{unknown('grid', name, known)}; or give the path of a grid file, such as ./{name}.py"
         )

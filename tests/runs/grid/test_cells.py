@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import tarfile
 from pathlib import Path
 
@@ -107,6 +108,20 @@ def test_the_plan_keeps_what_is_there(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("folders", "groups"),
+    [
+        (("seeds_0-1", "seeds_0-2"), [(0, 1, 2), (3, 4, 5)]),
+        (("seeds_0-1", "seeds_1-3", "seed_2"), [(0,), (1, 2, 3), (4, 5)]),
+        (("seed_1", "seeds_1-1", "seeds_3-5"), [(0,), (1,), (2,), (3, 4, 5)]),
+    ],
+)
+def test_the_plan_has_each_seed_once(folders, groups, tmp_path):
+    for name in folders:
+        (tmp_path / "cells" / "rope" / name).mkdir(parents=True)
+    assert [cell.seeds for cell in plan({"rope": QUICK}, 6, 3, tmp_path)] == groups
+
+
 @pytest.mark.parametrize("read", [grid_file.read, config_files.named])
 def test_a_pipe_is_no_grid_or_config(read, tmp_path):
     os.mkfifo(path := tmp_path / "pipe.py")
@@ -170,7 +185,12 @@ def test_a_file_without_cells_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["abilities", "abilities_v2"])
-def test_the_grids_of_the_project_are_sound(name, tmp_path):
+def test_the_grids_of_the_project_are_sound(name, tmp_path, monkeypatch):
+    """Also for the console script, which does not see the folder `experiments`."""
+    path = [entry for entry in sys.path if not (Path(entry) / "experiments").is_dir()]
+    monkeypatch.setattr(sys, "path", path)
+    for module in ("experiments", "experiments.grids", "experiments.grids.abilities"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     cells = grid_file.read(grid_file.find(name))
     Grid(tmp_path, cells).check()
     assert len(cells) > 100
@@ -189,7 +209,7 @@ def test_cells_of_earlier_versions_are_finished(tmp_path):
     assert {row["setting"] for row in grid.records()} == SETTINGS.keys()
 
 
-def test_a_grid_is_found_by_name_or_path():
+def test_a_grid_is_found_by_name_or_path(tmp_path, monkeypatch):
     assert Path(grid_file.find("abilities")) == ROOT / "experiments" / "grids" / "abilities.py"
     assert grid_file.find("my/grid.py") == "my/grid.py"
     with pytest.raises(
@@ -197,6 +217,10 @@ def test_a_grid_is_found_by_name_or_path():
         match=r"unknown grid 'abilitie': did you mean 'abilities'.*such as ./abilitie.py",
     ):
         grid_file.find("abilitie")
+    monkeypatch.setattr(cj, "__file__", str(tmp_path / "cope_jax" / "__init__.py"))
+    assert grid_file.find("my/grid.py") == "my/grid.py"
+    with pytest.raises(ConfigError, match=r"only in a checkout: .*, such as \./abilities\.py"):
+        grid_file.find("abilities")
 
 
 def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
@@ -222,6 +246,14 @@ def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
     assert grid.seconds_left([cell("fox")], finished) == 20.0
     assert grid.seconds_left([cell("fox", setting="third")], finished) == 40.0
     assert grid.seconds_left(cells, []) is None
+
+
+def test_the_results_are_empty_before_a_cell_is_finished(tmp_path):
+    grid = Grid(tmp_path / "new", [cell()])
+    assert (grid.records(), grid.environment()) == ([], {})
+    results, table = grid.write_results()
+    assert json.loads(results.read_text()) == {"records": [], "environment": {}}
+    assert table.read_text() == "\n"
 
 
 def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
