@@ -57,9 +57,11 @@ def main() -> None:
             line = f"{len(trials.state().finished)} finished, {len(missing)} to train before the other cells"
             print(f"{len(trials.cells)} trials ({search.budget(cells)}): {line}", file=sys.stderr)
             stopped = train(trials, missing, engine)
-        blocked = {} if _DRY_RUN.value else search.blocked(cells, trials.state(), workdir)
-        free = [cell for cell in cells if cell not in blocked]
-        for line in search.choices(free, workdir) if not missing else ():
+        tried = State([], {}, []) if _DRY_RUN.value else trials.state()
+        blocked = search.blocked(cells, tried, workdir)
+        waiting = {*blocked.failed, *blocked.left}
+        free = [cell for cell in cells if cell not in waiting]
+        for line in () if search.left(trials) else search.choices(free, workdir):
             print(line, file=sys.stderr)
         grid = Grid(workdir, [search.choose(cell, workdir)[0] for cell in free])
         state = grid.state()
@@ -73,10 +75,8 @@ def main() -> None:
             return
         stopped = stopped or train(grid, todo, engine)
         state = grid.state()
-        if stopped is None:
-            state.failed |= blocked
-        else:
-            state.left += blocked
+        state.failed |= blocked.failed
+        state.left += blocked.left
         show(grid, state, search.budget(cells))
     if stopped is not None:
         raise stopped

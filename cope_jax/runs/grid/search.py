@@ -82,17 +82,19 @@ def _diverged(trial: Cell, workdir: Path) -> bool:
     )
 
 
-def blocked(cells: Iterable[Cell], tried: State, workdir: Path) -> dict[Cell, str]:
-    """The cells that wait, each with its first trial that has failed or not ended."""
+def blocked(cells: Iterable[Cell], tried: State, workdir: Path) -> State:
+    """The cells that wait for trials: failed if a trial has failed, else left."""
     lines = {
         trial.name: line for trial, line in tried.failed.items() if not _diverged(trial, workdir)
     }
-    lines |= {trial.name: "not trained yet" for trial in tried.left}
-    waiting = {}
+    left = {trial.name for trial in tried.left}
+    waiting = State([], {}, [])
     for cell in cells:
-        names = (trial.name for trial in trials([cell]))
+        names = [trial.name for trial in trials([cell])]
         if name := next((name for name in names if name in lines), None):
-            waiting[cell] = f"trial {name}: {lines[name]}"
+            waiting.failed[cell] = f"trial {name}: {lines[name]}"
+        elif not left.isdisjoint(names):
+            waiting.left.append(cell)
     return waiting
 
 

@@ -62,17 +62,17 @@ def test_a_failed_trial_blocks_its_cells_and_a_diverged_one_does_not(tmp_path, m
     for trial in (first, third):
         finish(trial, tmp_path)
     assert search.left(trials) == [second] and search.left(trials, only_failed=True) == []
-    assert search.blocked(cells, trials.state(), tmp_path) == {
-        cells[0]: f"trial {second.name}: not trained yet"
-    }
+    assert search.blocked(cells, trials.state(), tmp_path) == State([], {}, [cells[0]])
     fail(second, tmp_path)
     assert search.left(trials, only_failed=True) == [second]
-    assert search.blocked(cells, trials.state(), tmp_path) == {
-        cells[0]: f"trial {second.name}: error: no"
-    }
+    failed = State([], {cells[0]: f"trial {second.name}: error: no"}, [])
+    assert search.blocked(cells, trials.state(), tmp_path) == failed
+    both = State([], {second: "error: no"}, [first])
+    assert search.blocked(cells, both, tmp_path) == failed
     fail(second, tmp_path, status=3)  # its loss is not finite
-    assert search.left(trials) == [] and search.blocked(cells, trials.state(), tmp_path) == {}
-    assert search.blocked(cells, State([], {}, [first]), tmp_path).keys() == {cells[0]}
+    assert search.left(trials) == []
+    assert search.blocked(cells, trials.state(), tmp_path) == State([], {}, [])
+    assert search.blocked(cells, State([], {}, [first]), tmp_path).left == [cells[0]]
 
 
 def test_the_trial_with_the_lowest_loss_decides(tmp_path):
