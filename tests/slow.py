@@ -8,6 +8,7 @@ beginning of what follows "tests/" in a test's name.
 import re
 
 PATTERNS = r"""
+attention/test_attend.py::test_a_chunk_of_queries_is_the_end_of_the_whole\[(?!.*cope)
 attention/test_attend.py::test_gradients_under_masks\[mask[012]
 attention/test_attend.py::test_the_last_query_stands_at_the_last_key\[(1-6|6-3)
 attention/test_attention_fn.py::test_nnx_without_positions_is_flax_attention\[.*2\]
@@ -29,7 +30,7 @@ attention/test_fused.py::test_tables_of_several_registers
 attention/test_gpu_kernels.py::test_types_vmap_remat_nan_and_a_query_that_sees_no_key
 attention/test_native.py::test_it_equals_full_attention\[(cope\(npos_max=2\)|cope\(position=slope|learned)
 attention/test_native.py::test_masks\[.*-(37|150-options[25])
-attention/test_native.py::test_whatever_fails_is_one_line_and_attention_goes_on\[(too old|slow|no cache)
+attention/test_library.py::test_whatever_fails_is_one_line_and_attention_goes_on\[(too old|slow|no cache)
 attention/test_precision.py::test_bfloat16_inputs_keep_float32_positions
 attention/test_ring.py::test_it_equals_one_device\[(4-alibi|1-cope|8-none|2-rope)
 attention/test_sink.py::test_blocks\[.*(5, 3, 2|4, 13, 1)
@@ -40,12 +41,8 @@ attention/test_visits.py::test_blocks_beyond_the_largest_position_are_saturated\
 attention/test_visits.py::test_blocks_that_are_ruled_out_are_not_read\[(causality|window|documents)
 attention/test_visits.py::test_every_pair_is_visited_once_and_no_block_in_vain\[(documents|first|padding)
 attention/test_visits.py::test_far_blocks_are_wide\[mask
-encodings/test_executions.py::test_the_table
-encodings/test_reductions.py::test_initial_parameters_depend_on_the_key_only\[.*\(
-encodings/test_reductions.py::test_only_distances_matter\[.*\(
-encodings/test_two_sided.py::test_values_and_gradients_to_both_sides\[(alibi|fire|kerple|t5\(|rope|learned|sinusoidal)
-evaluation/gates/test_maps.py::test_the_farthest_query_is_the_first_token
 commands/test_compare.py::test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers
+commands/test_configs.py::test_every_config_is_sound_with_every_encoding_of_the_comparison\[(?!quick|abilities|lm)
 commands/test_configs.py::test_every_config_trains_once_shrunk\[flip_flop:small
 commands/test_configs.py::test_every_config_trains_once_shrunk\[lm:125m
 commands/test_contextual_commands.py::test_probes_say_what_each_layer_knows
@@ -60,10 +57,17 @@ commands/test_text_commands.py::test_a_reader_that_has_seen_enough_and_a_termina
 commands/test_text_commands.py::test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not
 commands/test_text_commands.py::test_control_characters_do_not_reach_a_terminal
 commands/test_wrong_input.py::test_a_damaged_result_is_one_line_that_says_how_to_go_on\[null
-tools/test_fuzz.py::test_a_sample_has_clear_answers
+commands/test_wrong_input.py::test_a_wrong_flag_is_one_line_and_leaves_nothing_behind\[(compare|train)---config\.(training|evaluation|model|optimizer)
+commands/test_wrong_input.py::test_a_wrong_flag_is_one_line_and_leaves_nothing_behind\[compare---(encodings=(cope,|learned|cope\(gate|cope\(npos)|config\.(encodings|task))
+commands/test_wrong_input.py::test_a_wrong_flag_is_one_line_and_leaves_nothing_behind\[train---(seed=[-2]|num_processes|config\.(encoding|job\.on))
+encodings/test_executions.py::test_the_table
+encodings/test_reductions.py::test_initial_parameters_depend_on_the_key_only\[.*\(
+encodings/test_reductions.py::test_only_distances_matter\[.*\(
+encodings/test_two_sided.py::test_values_and_gradients_to_both_sides\[(alibi|fire|kerple|t5\(|rope|learned|sinusoidal)
+evaluation/gates/test_maps.py::test_the_farthest_query_is_the_first_token
 generation/test_decoding.py::test_a_stream_gives_the_tokens_of_generate\[(1|3)
-generation/test_decoding.py::test_what_changes_from_call_to_call_does_not_compile_again
 generation/test_decoding.py::test_padded_prompts_of_several_lengths_need_one_compilation
+generation/test_decoding.py::test_what_changes_from_call_to_call_does_not_compile_again
 layers/test_attention_options.py::test_decoding_gives_what_the_whole_gives\[cope\(npos_max=4
 layers/test_attention_options.py::test_packed_documents_do_not_leak
 layers/test_recurrent_mixer.py::test_decoding_and_packed_documents_give_what_the_whole_gives\[gated_delta
@@ -71,14 +75,17 @@ layers/test_recurrent_mixer.py::test_decoding_in_bfloat16_gives_what_the_whole_g
 models/test_decoder.py::test_forward_mode_and_hessian_vector_products\[cope
 models/test_decoder_oracle.py::test_gradients_equal_differences_of_the_oracle\[(plain|learned\]|rope|cope\]|post-norm|rms|wide|tape,)
 models/test_decoder_oracle.py::test_logits_equal_the_oracle\[(plain|learned\]|rope|cope\]|post-norm\]|rms|tape,)
+models/test_decoding.py::test_each_row_of_a_padded_batch_is_as_if_alone\[(?!.*cope)
 models/test_tagger.py::test_dropout_is_on_the_input_between_the_layers_and_on_the_top\[(input|top)
 ops/test_interpolate.py::test_a_tpu_
+ops/test_linear_recurrence.py::test_calls_in_a_row_give_what_one_call_gives\[(?!delta)
 runs/test_warm_start.py::test_what_acts_at_once_is_measured\[(?!none|cope|rope|alibi|learned\]|fox)
-test_pages.py::test_python_runs_and_shows_what_the_comments_say\[docs/(own_code|attention)
-training/test_carry.py::test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give
 storage/test_checkpoints.py::test_(a_single_bit|the_step_of_a_damaged|where_no_checkpoint)
 storage/test_checkpoints.py::test_a_checkpoint_whose_folder_was_renamed_is_not_taken_for_another_step\[False
 storage/test_checkpoints.py::test_damage_is_one_line_on_stderr
+test_pages.py::test_python_runs_and_shows_what_the_comments_say\[docs/(own_code|attention)
+tools/test_fuzz.py::test_a_sample_has_clear_answers
+training/test_carry.py::test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give
 training/test_exactness.py::
 training/test_loop.py::test_the_kinds_of_run_differ
 training/test_sharding.py::test_other_blocks_on_a_mesh_equal_those_of_one_device\[(gated_delta|options around)

@@ -51,7 +51,7 @@ class AttentionFn(nnx.Module):
         must be hashable.
 
     Raises:
-      ConfigError: an option is not an argument of `attend`.
+      ConfigError: an option is not an argument of `attend`, or Flax passes it at each call.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class AttentionFn(nnx.Module):
         self.encoding = encoding
         self.x = nnx.data(x)
         self.causal = causal
-        known = inspect.signature(attend).parameters
+        # Flax passes the others at each call.
+        passed = {"encoding", "x", "bias", "mask", "causal", "dropout_rate", "dropout_key"}
+        arguments = inspect.signature(attend).parameters.values()
+        known = {item.name for item in arguments if item.kind is item.KEYWORD_ONLY} - passed
         for name in options:
             if name not in known:
                 raise unknown("argument of attend", name, known)

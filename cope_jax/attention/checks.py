@@ -198,6 +198,20 @@ def checked_window(window: Any) -> int | None:
     return window
 
 
+def checked_logits(
+    encoding: Encoding, bias: Any, scale: Any, soft_cap: Any, shape: tuple[int, int, int, int]
+) -> tuple[Any, float | None, float | None]:
+    """Returns the bias, the scale and the soft cap of the content logits; None stays."""
+    given = {"bias": bias, "scale": scale, "logits_soft_cap": soft_cap}
+    for name, value in given.items():
+        if value is not None and not encoding.traits.reads_logits:
+            raise ConfigError(
+                f"this encoding computes its own logits, so {name} would do nothing: leave {name} out"
+            )
+    cap = checked_positive("logits_soft_cap", soft_cap)
+    return checked_bias(bias, shape), checked_positive("scale", scale), cap
+
+
 def checked_positive(name: str, number: Any) -> float | None:
     """Returns a number above 0; None stays."""
     number = checked(number, float | None, name)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from cope_jax.array_types import Array
 from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
 from cope_jax.attention.cache import Cache, check_fit, check_layer
-from cope_jax.attention.checks import check_embedded, checked_bias, checked_positive
+from cope_jax.attention.checks import check_embedded, checked_logits, checked_window
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.request import Request
 from cope_jax.attention.streaming_softmax import all_rows
@@ -87,6 +87,8 @@ def attend_cached(
     length = q_BLHK.shape[1]
     wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
     check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
+    shape = len(q_BLHK), q_BLHK.shape[2], length, cache.capacity
+    bias, scale, cap = checked_logits(encoding, bias, scale, logits_soft_cap, shape)
     positions_BL, segment_ids_BL = cache.latest(length)
     keys, newest = cache.entries_of(encoding, layer, length)
     features = jax.tree.map(head_major, newest.features)
@@ -109,14 +111,14 @@ def attend_cached(
         positions=cache.positions_BC,
         indices=indices_C,
         segment_ids=cache.segment_ids_BC,
-        bias=checked_bias(bias, (len(q_BLHK), q_BLHK.shape[2], length, cache.capacity)),
+        bias=bias,
     )
     request = Request(
         queries,
         slots,
-        window=window,
-        scale=checked_positive("scale", scale),
-        soft_cap=checked_positive("logits_soft_cap", logits_soft_cap),
+        window=checked_window(window),
+        scale=scale,
+        soft_cap=cap,
         by_head=True,
     )
     pairs = request.pairs()

@@ -190,15 +190,16 @@ def prepare(
     q_v = v_BMGK[:, keys - length :] if encoding.traits.sink_value == "own" else None
     queries = QueryBlock(q_BLHK, rotated_q, q_v, q_features, q_positions, q_indices, q_segment_ids)
     given = checks.checked_mask(mask, (batch, 1, length, keys))
-    bias = checks.checked_bias(bias, (batch, heads, length, keys))
+    shape = batch, heads, length, keys
+    bias, scale, cap = checks.checked_logits(encoding, bias, scale, logits_soft_cap, shape)
     return Request(
         queries,
         KeyBlock(rotated_k, v_BMGK, features, k_positions, k_indices, k_segment_ids, given, bias),
         Dropout.create(dropout_key, checks.checked_rate(dropout_rate, dropout_key), batch, heads),
         causal=checked(causal, bool, "causal"),
         window=checks.checked_window(window),
-        scale=checks.checked_positive("scale", scale),
-        soft_cap=checks.checked_positive("logits_soft_cap", logits_soft_cap),
+        scale=scale,
+        soft_cap=cap,
         **checked_execution(**execution),
     )
 

@@ -114,6 +114,8 @@ class Traits:
         a time, refuse it.
       takes_masks: whether a given mask may hide keys between a query and a key that the query sees.
         If False, attention refuses masks.
+      reads_logits: whether `score` reads `pairs.logits`. If False, the encoding computes its own
+        products, and attention refuses a bias, a scale and a soft cap of the content logits.
       causal_only: whether the encoding requires causal attention. If True, models that see both
         sides refuse it.
       excludes: hooks, "rotate" or "score", that no other part of a composition may override,
@@ -129,6 +131,7 @@ class Traits:
     splits_queries: bool = True
     splits_heads: bool = True
     takes_masks: bool = True
+    reads_logits: bool = True
     causal_only: bool = False
     excludes: tuple[str, ...] = ()
     heavy_score: bool = False

@@ -65,7 +65,7 @@ class PaTH(Encoding):
     """
 
     Config = PaTHConfig
-    traits = Traits(causal_only=True, excludes=("rotate",), takes_masks=False)
+    traits = Traits(causal_only=True, excludes=("rotate",), takes_masks=False, reads_logits=False)
 
     def __init__(self, config: PaTHConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

@@ -58,7 +58,7 @@ class Wall(Encoding):
     """
 
     Config = WallConfig
-    traits = Traits(causal_only=True, excludes=("rotate",), takes_masks=False)
+    traits = Traits(causal_only=True, excludes=("rotate",), takes_masks=False, reads_logits=False)
 
     def __init__(self, config: WallConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

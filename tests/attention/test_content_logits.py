@@ -1,5 +1,6 @@
 """A bias, a scale and a soft cap of the content logits, against the oracle; and attention weights."""
 
+import functools
 import inspect
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
+from cope_jax import encodings
 from cope_jax.attention import (
     Reason,
     attend,
@@ -36,6 +38,7 @@ MASKS = {
     "documents": {"q_segment_ids": SEGMENTS[:, -LENGTH:], "k_segment_ids": SEGMENTS},
 }
 LOGITS = {"scale": 0.7, "logits_soft_cap": 1.5}
+BIAS = np.random.default_rng(4).normal(size=(1, 1, 70, 70)).astype(np.float32)
 
 
 def problem(seed=0, bias_shape=(1, SIZES.heads), batch=1):
@@ -115,10 +118,10 @@ def test_full_attention_is_the_oracle_in_value_and_gradients(spec, mask, x64):
 @pytest.mark.parametrize(
     ("spec", "mask", "shape"),
     [
-        ("none", "both sides", (2, SIZES.heads)),
+        pytest.param("none", "both sides", (2, SIZES.heads), marks=pytest.mark.slow),
         ("none", "window", (1, 1)),  # one bias for all examples and heads
         ("cope(npos_max=3)+alibi", "causal", (2, SIZES.heads)),
-        ("cope(npos_max=3)+alibi", "documents", (1, 1)),
+        pytest.param("cope(npos_max=3)+alibi", "documents", (1, 1), marks=pytest.mark.slow),
         ("cope_two_sided(npos_max=3)", "both sides", (1, SIZES.heads)),
         ("stick_breaking(remainder=own)", "window", (2, 1)),
     ],
@@ -172,19 +175,36 @@ def test_decoding_is_the_last_rows(spec, x64):
     np.testing.assert_allclose(out, exact[:, -2:], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "option", [*LOGITS.items(), ("bias", np.zeros((1, 1, 70, 70), np.float32))], ids=str
-)
+@pytest.mark.parametrize("option", [*LOGITS.items(), ("bias", BIAS)], ids=lambda pair: pair[0])
 def test_kernels_that_are_written_by_hand_refuse_and_auto_goes_on(option):
     encoding = nnx.merge(*build("rope", dtype=np.float32))
-    q, k, v = (
-        jnp.ones((1, 70, heads, 4)) for heads in (SIZES.heads, SIZES.kv_heads, SIZES.kv_heads)
-    )
+    arrays = arrays_of(70, 70, batch=1)
+    q, k, v = (jnp.asarray(arrays[name], jnp.float32) for name in "qkv")
     answer = fused.plan(encoding, prepare(q, k, v, encoding=encoding, **dict([option])))
     assert isinstance(answer, Reason) and option[0] in answer.why
     out = attend(q, k, v, encoding=encoding, **dict([option]))
     exact = attend(q, k, v, encoding=encoding, implementation="full", **dict([option]))
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-5)
+    without = attend(q, k, v, encoding=encoding, implementation="full")
+    assert np.abs(without - exact).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_an_encoding_that_reads_no_content_logits_refuses_what_would_change_them(name, x64):
+    encoding = nnx.merge(*build(name))
+    arrays = arrays_of(KEYS, KEYS, batch=1)
+    q, k, v, x = (jnp.asarray(arrays[of][:1]) for of in "qkvx")
+    arguments = {"encoding": encoding, "x": x, "embedded": True, "implementation": "full"}
+    bias = np.random.default_rng(0).normal(size=(1, 1, KEYS, KEYS))
+    plain = jax.jit(functools.partial(attend, q, k, v, **arguments))()
+    for option in ({"bias": bias}, {"scale": 0.7}, {"logits_soft_cap": 1.5}):
+        attend_with = functools.partial(attend, q, k, v, **arguments, **option)
+        if not encoding.traits.reads_logits:
+            with pytest.raises(ConfigError, match=f"so {next(iter(option))} would do nothing"):
+                attend_with()
+        else:
+            changed = np.abs(jax.jit(attend_with)() - plain).max()
+            assert changed > 1e-4, f"{name} ignores {option}"
 
 
 @pytest.mark.parametrize("spec", ["cope(npos_max=3)", "stick_breaking"])

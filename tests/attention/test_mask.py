@@ -114,9 +114,9 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
     """Tight in each row of one segment; the last places of keys may be empty, as in a cache."""
     k_indices = np.where(np.arange(KEYS) < KEYS - empty, np.arange(KEYS) + k_start, -1)
     q_indices = np.arange(LENGTH) + q_start
-    segments = [np.zeros((BATCH, length), np.int32) for length in (LENGTH, KEYS)]
+    one_segment = [np.zeros((BATCH, length), np.int32) for length in (LENGTH, KEYS)]
     pairs, first, end, full, full_end = check(
-        Mask(int32(*q_indices), int32(*k_indices), *segments, **kind)
+        Mask(int32(*q_indices), int32(*k_indices), *one_segment, **kind)
     )
     some, every = pairs.any(axis=(0, 1)), pairs.all(axis=(0, 1))
     if some.any():
@@ -129,7 +129,7 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
     mask = Mask(int32(*q_indices), int32(*k_indices), *ascending, **kind)
     pairs, first, end, full, full_end = check(mask)
     if first < end:  # places and segments, each alone, allow the keys at the ends of the range
-        loose, *_ = check(Mask(mask.q_indices_L, mask.k_indices_M, *segments, **kind))
+        loose, *_ = check(Mask(mask.q_indices_L, mask.k_indices_M, *one_segment, **kind))
         queries, keys = ascending
         for at in (first, end - 1):
             assert loose[..., at].any()

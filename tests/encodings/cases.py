@@ -100,21 +100,20 @@ CASES = [
 # One of each kind of hook. The rest is slow where a test is; values and gradients are tested for
 # all cases.
 FEW = {
-    "learned",
-    "rope",
-    "alibi",
-    "fire",
-    "relative(max_distance=3,beyond=clip)",
-    "cope",
-    "cope(npos_max=4,gate=separate_key)",
-    "cope_two_sided(npos_max=4)",
-    "cope(npos_max=4)+rope",
-    "fox",
-    "stick_breaking",
-    "selective_rope",
-    "path",
-    "pope",
-    "dape(hidden=4)",
+    "learned",  # acts on the input
+    "relative(max_distance=3,beyond=clip)",  # distances
+    "cope(npos_max=4,gate=separate_key)",  # gates of pairs, which saturate
+    "cope_two_sided(npos_max=4)",  # one block of keys
+    "cope(npos_max=4)+rope",  # a composition, with rotations
+    "fox",  # features with a state
+    "stick_breaking",  # a sink, and done
+    "path",  # its own products
+    "dape(hidden=4)",  # heads that depend on each other
+}
+
+
+FIRSTS = {
+    next(spec for spec in CASES if spec.partition("(")[0] == name) for name in encodings.names()
 }
 
 

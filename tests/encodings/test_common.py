@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax import encodings
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import (
     BATCH,
-    CASES,
     CONSECUTIVE,
     FEW,
+    FIRSTS,
     GAPPED,
     LENGTH,
     ONE_SEGMENT,
@@ -34,9 +33,7 @@ from tests.encodings.cases import (
 from tests.oracle.differences import slopes
 
 every_case, a_few = every(), every(few=FEW)
-first_of_each = every(
-    few={next(s for s in CASES if s.partition("(")[0] == name) for name in encodings.names()}
-)
+first_of_each = every(few=FIRSTS)
 BEYOND = np.array([[11, 12, 13, 24, 25, 36], [10, 11, 12, 14, 23, 40]], np.int32)
 POSITIONS = {
     "gapped": GAPPED,
