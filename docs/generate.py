@@ -1,4 +1,4 @@
-"""Hooks of mkdocs and griffe: the pages of the site that come from other folders or from the code, and links."""
+"""Hooks of mkdocs and griffe: pages that come from other folders or from the code, and links."""
 
 import ast
 import os
@@ -64,8 +64,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         begin, link, anchor = match[1], match[2], match[3] or ""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(here), link))
         site = PAGES.get(path, path.removeprefix("docs/"))
-        if site in files.src_uris:
-            return f"{begin}{posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or '.')}{anchor}"
+        file = files.get_file_from_path(site)
+        if file and file.inclusion.is_included():
+            folder = posixpath.dirname(page.file.src_uri) or "."
+            return f"{begin}{posixpath.relpath(site, folder)}{anchor}"
         return f"{begin}{SOURCE}{path}{anchor}" if (ROOT / path).exists() else match[0]
 
     if here == "README.md":  # whose links are addresses, because PyPI shows the page too
@@ -92,14 +94,18 @@ class Doctests(griffe.Extension):
 
 def flags() -> Iterator[str]:
     """Every flag of every command, as its source defines it."""
-    yield "# Flags\n\nThe flags of `cope-jax NAME` and `python -m tools.NAME`. Their configs: [Config](config.md).\n"
+    yield "# Flags\n\nThe flags of `cope-jax NAME` and `python -m tools.NAME`, then those that"
+    yield "commands share. Their configs: [Config](config.md).\n"
     for path in (
         path
-        for folder in ("cope_jax/commands", "tools")
+        for folder in ("cope_jax/commands", "tools", "cope_jax/cli")
         for path in sorted((ROOT / folder).rglob("*.py"))
     ):
         tree = ast.parse(path.read_text())
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_flag(node)]
+        # A function that defines a flag is called by a command, which has the row.
+        code = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
+        nodes = [node for statement in code for node in ast.walk(statement)]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and _is_flag(node)]
         if calls:
             name = path.parent.name if path.stem == "__main__" else path.stem
             text = (ast.get_docstring(tree) or "").split("\n\n")[0].replace("\n", " ")
@@ -122,7 +128,7 @@ def _row(call: ast.Call) -> str:
             node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node)
         )
     name, *rest = call.args
-    values = {"default": rest[0] if rest else None, "help": rest[1] if len(rest) > 1 else None}
+    values = {"default": rest[0] if rest else None, "help": rest[-1] if len(rest) > 1 else None}
     values |= {keyword.arg: keyword.value for keyword in call.keywords}
     shown = (
         "required"
@@ -136,20 +142,22 @@ def _row(call: ast.Call) -> str:
         if values["help"] is not None
         else "Config file, or the name of one in the package."
     )
-    return f"| `--{ast.literal_eval(name)}` | {'' if shown in ('None', repr('')) else f'`{shown}`'} | {text} |"
+    default = "" if shown in ("None", repr("")) else f"`{shown}`"
+    return f"| `--{ast.literal_eval(name)}` | {default} | {text} |"
 
 
 def _text(node: ast.expr) -> str:
     """A constant, or what of an f-string or a sum is one."""
     if isinstance(node, ast.Constant):
         return str(node.value).replace("\n", " ").replace("|", "\\|")
-    parts = node.values if isinstance(node, ast.JoinedStr) else list(ast.iter_child_nodes(node))
-    return "".join(_text(part) for part in parts if isinstance(part, ast.expr)) or "…"
+    children = node.values if isinstance(node, ast.JoinedStr) else list(ast.iter_child_nodes(node))
+    return "".join(_text(child) for child in children if isinstance(child, ast.expr)) or "…"
 
 
 def configs() -> Iterator[str]:
     """Links to all configs, whose docstrings name their fields."""
-    yield "# Config\n\nA flag overrides any field of a config: `--config.training.steps=100`. The fields are those of\n"
+    yield "# Config\n\nA flag overrides any field of a config: `--config.training.steps=100`."
+    yield "The fields are those of\n"
     for module in (
         "training/experiment_config",
         "layers/block_config",

@@ -1,14 +1,15 @@
-r"""Draws what every encoding attends to in the same counting program and the same line: maps_*.png of this folder.
+r"""Draws what every encoding attends to in one counting program and one line: maps_*.png here.
 
 The models are trained first, one for each encoding, on 1 CPU core in about 25 minutes:
 
 names=$(python -c "import cope_jax as cj; print(','.join(cj.encodings.names()))")
 cope-jax compare --config=counting:small --encodings=$names --seeds=1 --workdir=runs/maps/counting \
-    --config.training.steps=600 --config.training.evaluate_every=600 --config.evaluation.sweep_examples=0
+    --config.training.steps=600 --config.training.evaluate_every=600 \
+    --config.evaluation.sweep_examples=0
 cope-jax compare --config=shakespeare --encodings=$names --seeds=1 --workdir=runs/maps/sentence \
     --config.task.options.length=64 --config.model.num_layers=2 --config.model.block.model_dim=64 \
-    --config.training.steps=400 --config.training.evaluate_every=400 --config.training.checkpoint_every=400 \
-    --config.evaluation.sweep_examples=0
+    --config.training.steps=400 --config.training.evaluate_every=400 \
+    --config.training.checkpoint_every=400 --config.evaluation.sweep_examples=0
 python docs/maps.py runs/maps
 """
 
@@ -21,7 +22,8 @@ import numpy as np
 import cope_jax as cj
 
 INPUTS = {
-    "counting": "a = 0 ; pass; a ++; pass; pass; a ++; a = 0 ; pass; a ++; pass; a ++; a ++; pass; print a",
+    "counting": "a = 0 ; pass; a ++; pass; pass; a ++; a = 0 ; "
+    "pass; a ++; pass; a ++; a ++; pass; print a",
     "sentence": "To be, or not to be, that is the question",
 }
 KNOWS = {
@@ -54,7 +56,7 @@ COLOURS = {"nothing": "gray", "place": "tab:blue", "token": "tab:green", "pair":
 
 
 def attention(folder: Path, text: str) -> tuple[list[str], np.ndarray]:
-    """The words of the text, and the attention a_LM that its tokens pay to each other, mean over layers and heads."""
+    """The words of the text, and the mean attention a_LM of its tokens over layers and heads."""
     run = cj.load(folder)
     tokens = run.codec.encode(text)
     seen = cj.inspect(run.model(), [str(token) for token in range(run.config.vocab_size)], tokens)

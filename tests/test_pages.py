@@ -3,6 +3,7 @@
 import argparse
 import ast
 import contextlib
+import fnmatch
 import functools
 import importlib
 import importlib.metadata
@@ -292,3 +293,23 @@ def anchors(text: str) -> set[str]:
     """The names that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_page_of_flags_has_the_flags_that_commands_share():
+    for name in ("griffe", "mkdocs"):
+        pytest.importorskip(name)
+    page = "\n".join(runpy.run_path(str(ROOT / "docs" / "generate.py"))["flags"]())
+    for module in COMMON:
+        importlib.import_module(module)
+        defined = flags.FLAGS.flags_by_module_dict()[module]
+        assert defined, module
+        for flag in defined:
+            text = re.sub(r"^<.*?>: ", "", " ".join((flag.help or "").split()))
+            assert re.search(rf"^\| `--{flag.name}` \|.*\| {re.escape(text)} \|$", page, re.M)
+
+
+def test_the_site_has_no_page_for_code_of_the_folder_docs():
+    block = re.search(r"^exclude_docs: \|\n((?:  .*\n)+)", (ROOT / "mkdocs.yml").read_text(), re.M)
+    patterns = block[1].split()
+    code = [path.name for path in ROOT.glob("docs/*.py")]
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in code)

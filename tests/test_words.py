@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "experiments" / "RESULTS.md"]
 CODE = [
     path
-    for folder in ("cope_jax", "experiments", "tools/benchmark", "tools/compile_check")
+    for folder in ("cope_jax", "docs", "experiments", "tools")
     for path in (ROOT / folder).rglob("*.py")
 ]
 FILES = [*PAGES, *CODE]
@@ -116,11 +116,7 @@ def unclear(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def test_lines_can_be_read():
     """A reader needs names that say something, and lines that fit."""
     mistakes, lines, wide = set(), 0, 0
-    for path in (
-        path
-        for root in ("cope_jax", "experiments", "tests", "tools")
-        for path in (ROOT / root).rglob("*.py")
-    ):
+    for path in (*CODE, *(ROOT / "tests").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         text = path.read_text()
         mistakes |= {f"{name}:{line}: {mistake}" for line, mistake in unclear(ast.parse(text))}

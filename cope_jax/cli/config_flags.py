@@ -38,7 +38,7 @@ def DEFINE_config(
 ) -> flags.FlagHolder[Any]:
     """Defines a flag for a config, and a flag for each of its fields.
 
-    The help begins with `what`, the config's use.
+    The help begins with `purpose`, the config's use.
     """
     path = None if default is None else config_files.find(default)
     holder = config_flags.DEFINE_config_file(

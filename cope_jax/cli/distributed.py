@@ -1,4 +1,4 @@
-"""Defines the flags for runs of several processes, and connects the processes."""
+"""Defines the flags of `train` and `compare` for several processes, and connects these."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Defines the flags that choose where the cells of a grid run."""
+"""Defines the flags of `sweep` that choose where the cells of a grid run."""
 
 from collections.abc import Callable
 from pathlib import Path

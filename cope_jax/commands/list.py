@@ -64,7 +64,7 @@ def main() -> None:
                 [kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]
             )
         )
-    print("\n\n".join(blocks))
+    print("\n\n".join(blocks) or "nothing to list: only a checkout of the repository has grids")
 
 
 def with_variants(name: str, text: str) -> str:

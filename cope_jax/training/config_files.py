@@ -1,7 +1,8 @@
 """Loads config files; the `get_config()` of a config file returns the typed defaults with changes.
 
 A file of cope_jax/configs is given by its name, any other file by its path. Text after a colon is
-the variant: the argument of `get_config`. A file lists its variants in `VARIANTS`.
+the variant: the argument of `get_config`. A file lists its variants in `VARIANTS`. A path may have
+colons too: the variant follows the last.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import difflib
 import functools
 import inspect
 import os
+import re
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,16 +75,23 @@ def named(name: str) -> ConfigDict:
     Args:
       name: as for `find`.
     """
-    path, *argument = find(name).split(":", 1)
+    path, colon, variant = _split(find(name))
+    argument = [variant] if colon else []
+    family = name.removesuffix(colon + variant)
+    extra = ConfigError(f"config {family} has no variants: omit :{variant}")
     if Path(path).is_fifo():
         raise ConfigError(f"the config {path} is a pipe, which may never end: give a file")
     if path.endswith(".json"):
+        if argument:
+            raise extra
         return _of_run(Path(path))
     try:
         file = runpy.run_path(path)
-        if argument and argument[0] not in (variants := file.get("VARIANTS", argument)):
-            raise unknown(f"variant of {Path(path).stem}", argument[0], variants)
+        if argument and variant not in (variants := file.get("VARIANTS", argument)):
+            raise unknown(f"variant of {Path(path).stem}", variant, variants)
         get_config = file.get("get_config")
+        if argument and callable(get_config) and not inspect.signature(get_config).parameters:
+            raise extra
         content = get_config(*argument) if callable(get_config) else None
     except ConfigError:
         raise
@@ -91,9 +100,7 @@ def named(name: str) -> ConfigDict:
             f"cannot read the config {path} ({error.strerror}): give a file or the name of a config"
         ) from error
     except Exception as error:  # the file fails, or is not Python at all
-        raise _not_a_config(
-            path, f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        raise _not_a_config(path, f"{type(error).__name__}: {_reason(error)}") from error
     if not isinstance(content, ConfigDict):
         raise _not_a_config(path, "it has no such function")
     return content
@@ -103,12 +110,19 @@ def _of_run(path: Path) -> ConfigDict:
     """The config of a run, from its config.json."""
     config = read_object(path, "give the config.json of a run", config=dict)["config"]
     try:
+        ExperimentConfig.from_mapping(config)  # whose errors name the field
         task = config.pop("task")
         return experiment(task["name"], task["options"], **config)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is not the config of a run ({error}): give another config"
+            f"{path} is not the config of a run ({_reason(error)}): give another config"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The text of an error on one line, without all the fields that a ConfigDict adds."""
+    text = re.sub(r"""'?(Key ".*?" does not exist) and .*""", r"\1", str(error), flags=re.DOTALL)
+    return " ".join(text.split())
 
 
 def _not_a_config(path: str, reason: str) -> ConfigError:
@@ -127,13 +141,18 @@ def find(name: str) -> str:
     >>> find("my/experiment.py:large")
     'my/experiment.py:large'
     """
-    file, colon, variant = name.partition(":")
+    file, colon, variant = _split(name)
     if file.endswith(".py") or Path(file).is_file():
         return name
     if file not in families():
         near = difflib.get_close_matches(name, names(), n=1)  # may be a variant
         raise unknown("config", name, {*families(), *near})
     return f"{families()[file]}{colon}{variant}"
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """(file, colon, variant); a file whose path has a colon is not split."""
+    return (name, "", "") if ":" not in name or Path(name).is_file() else name.rpartition(":")
 
 
 def families() -> dict[str, Path]:

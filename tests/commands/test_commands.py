@@ -181,6 +181,11 @@ def test_an_installed_package_lists_its_configs_and_no_grids(tmp_path):
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("configs\n")
+    command[-1] = "--only=grids"
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True
+    )
+    assert done.stdout == "nothing to list: only a checkout of the repository has grids\n"
 
 
 def test_a_reader_that_has_seen_enough_is_no_defect():

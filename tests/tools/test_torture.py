@@ -163,7 +163,7 @@ def test_whatever_is_left_is_told(tmp_path):
     (tmp_path / "straight" / "report.html").touch()
     assert sorted(leftovers(tmp_path, workdirs)) == [
         "cope_jax-x.log stays in the folder for temporary files",
-        "round_2.partial-x stays beside the folder",
+        "round_2.partial-x stays next to the folder",
         "round_2: report.html is missing",
         "round_2: result.json.partial is left",
     ]

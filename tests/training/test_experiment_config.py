@@ -231,6 +231,56 @@ def test_another_json_file_is_no_config(content, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trainin": {}}, "unknown option of config 'trainin': did you mean 'training'?"),
+        ({"training": {"stepz": 3}}, "unknown option of config.training 'stepz'"),
+        ({"task": {"name": "selective_copy", "options": {"size": 3}}}, 'Key "size" does not exist'),
+        ({"encodings": {"rope": {"bas": 3}}}, 'Key "bas" does not exist'),
+    ],
+)
+def test_an_unknown_field_of_a_run_is_one_short_line(change, message, tmp_path):
+    (path := tmp_path / "config.json").write_text(
+        json.dumps({"config": config_files.config("quick").recipe() | change})
+    )
+    with pytest.raises(ConfigError, match=rf"{path} is not the .* \({re.escape(message)}") as error:
+        config_files.named(str(path))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_an_unknown_field_in_a_config_file_is_one_short_line(tmp_path):
+    (path := tmp_path / "file.py").write_text(
+        "from cope_jax.training.config_files import experiment\n\n\n"
+        "def get_config():\n    return experiment('selective_copy', trainin={})\n"
+    )
+    with pytest.raises(ConfigError, match=r'KeyError: Key "trainin" does not exist\)$'):
+        config_files.named(str(path))
+
+
+def test_a_config_without_variants_is_named(tmp_path):
+    (run := tmp_path / "config.json").write_text(
+        json.dumps({"config": config_files.config("quick").recipe()})
+    )
+    for name in ("quick", run):
+        message = f"^config {name} has no variants: omit :foo$"
+        with pytest.raises(ConfigError, match=message):
+            config_files.named(f"{name}:foo")
+
+
+def test_the_path_of_a_config_may_have_colons(tmp_path):
+    (folder := tmp_path / "a:b").mkdir()
+    counting = config_files.families()["counting"].read_text()
+    (folder / "c.py").write_text(counting)
+    (folder / "c:d.py").write_text(counting)
+    config = config_files.config("quick")
+    (folder / "config.json").write_text(json.dumps({"config": config.recipe()}))
+    assert config_files.config(folder / "config.json").recipe() == config.recipe()
+    for name in ("c.py", "c:d.py"):
+        assert config_files.named(f"{folder}/{name}") == config_files.named("counting")
+        assert config_files.named(f"{folder}/{name}:3") == config_files.named("counting:3")
+
+
 def test_a_variant_names_what_the_title_of_a_run_needs():
     block = {"mixer": "delta", "negative_eigenvalues": True, "model_dim": 32}
     assert (

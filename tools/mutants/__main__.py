@@ -120,8 +120,8 @@ class Suite:
         return [json.loads(line) for line in self.results.read_text().splitlines()]
 
     def choose(self, fault: Fault, groups: Sequence[str], seconds: float) -> list[str]:
-        """The tests to run: those that execute the line, then the others of their group, within so
-        many seconds.
+        """The tests to run: those that execute the line, then the others of their group, within
+        this time.
         """
         candidates = []
         for group in groups:
@@ -227,7 +227,7 @@ def _distance(fault: Fault, test: str) -> int:
 def parallel(
     jobs: int, tree: Callable[[int], Tree], function: Callable[..., None], tasks: Sequence[Any]
 ) -> None:
-    """Calls function(tree, task) for all tasks, in so many processes, each with a tree of its own."""
+    """Calls function(tree, task) for all tasks, in `jobs` processes, each with its own tree."""
     context = multiprocessing.get_context("fork")
     taken = context.Value("i", 0)
 

@@ -10,7 +10,7 @@ the runs in a bucket. `--processes=2` splits the devices of each run among proce
 are killed, or one is asked to stop. `--kinds` names what is killed: a run on each mesh, and on one
 device a run on text, a comparison and a grid that train two runs at a time, and exports of shards
 and of a dataset. After its last start, a command must have left nothing that a command without
-kills does not leave: in its folder, beside it, and in the folder for temporary files. With
+kills does not leave: in its folder, next to it, and in the folder for temporary files. With
 JAX_PLATFORMS=cpu the devices are fake ones, as many as a mesh needs; else those that are there.
 Exit status: 0 all is equal, 1 it is not, 2 wrong input.
 """

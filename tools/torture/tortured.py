@@ -145,7 +145,7 @@ def leftovers(folder: Path, workdirs: list[Path]) -> Iterator[str]:
     known = {"temporary", "material", *(path.name for path in workdirs)}
     for path in folder.iterdir():
         if path.name not in known and path.suffix != ".stderr":
-            yield f"{path.name} stays beside the folder"
+            yield f"{path.name} stays next to the folder"
     straight = names(workdirs[0])
     for workdir in workdirs[1:]:
         here = names(workdir)
