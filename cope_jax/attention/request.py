@@ -35,7 +35,7 @@ class Request:
       window: keys that are `window` or more indices away from the query are hidden. If None, there
         is no window.
       scale: what multiplies q·k; None means 1/√K.
-      soft_cap: the largest size of a content logit; None means that there is none.
+      soft_cap: the largest size of a content logit; None means no cap.
       implementation: the name of a backend, or "auto".
       blocks: the sizes of blocks; None if the backend chooses them.
       layout: the axes of the current mesh that split batch, sequence and heads.

@@ -59,7 +59,7 @@ class Bucket:
         return Bucket(self.url.rsplit("/", levels)[0])
 
     def read(self, name: str) -> tuple[bytes | None, bytes]:
-        """The content of an object, None if there is none; and its generation, for `write`."""
+        """(content, generation for `write`) of an object; the content of a missing one is None."""
         with self.clear_errors():
             result = self._objects.read(self._path + name).result()
         return (result.value if result.state == "value" else None), result.stamp.generation

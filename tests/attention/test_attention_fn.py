@@ -172,6 +172,12 @@ def test_a_cache_of_flax_is_refused():
         layer(X[:, :1])
 
 
+@pytest.mark.parametrize("name", ["dropout_rate", "dropout_key", "bias", "mask", "q_BLHK", "windo"])
+def test_an_option_that_flax_passes_or_attend_lacks_is_refused(name):
+    with pytest.raises(ConfigError, match=f"unknown argument of attend '{name}'"):
+        AttentionFn(encoding_of("rope"), **{name: 0.1})
+
+
 def test_nothing_that_flax_passes_is_unknown():
     """Linen drops what the signature does not name.
 

@@ -232,6 +232,13 @@ def test_a_window(cope, inputs, window):
     np.testing.assert_allclose(*run(inputs), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("window", [0, -3, 2.5, True])
+def test_a_window_that_is_no_size_is_refused(cope, inputs, window):
+    _, cache = read(cope, inputs, create_cache(cope, batch=2, capacity=LENGTH), 0, 3)
+    with pytest.raises(ConfigError, match=r"^window must be "):
+        attend_cached(inputs[0][:, 2:3], cache, encoding=cope, window=window)
+
+
 def test_layers_keep_apart(cope, inputs):
     """Each layer of a stacked cache is what a cache of its own would be."""
     other = jax.tree.map(lambda leaf: leaf[::-1] + 1, inputs)

@@ -218,20 +218,20 @@ def test_the_encoders_have_the_published_sizes(size, count):
 def test_two_batches_with_the_state_are_one_twice_as_long_and_reset_begins_anew():
     run = jit(lambda fields, carry: model().metrics(fields, carry))
     fields = batch(2 * LENGTH) | {"reset": np.zeros(BATCH, np.float32)}
-    anew = model().initial_carry(BATCH)
+    fresh = model().initial_carry(BATCH)
     halves = [
         {k: v[:, columns] if v.ndim > 1 else v for k, v in fields.items()}
         for columns in (slice(None, LENGTH), slice(LENGTH, None))
     ]
-    whole, last = run(fields, anew)
-    first, carry = run(halves[0], anew)
+    whole, last = run(fields, fresh)
+    first, carry = run(halves[0], fresh)
     second, end = run(halves[1], carry)
     for name in ("loss", "forward_loss", "backward_loss"):
         close(first[name][0] + second[name][0], whole[name][0], 1e-5)
     jax.tree.map(lambda a, b: close(a, b, 1e-5), end, last)
     again, _ = run(halves[0] | {"reset": np.ones(BATCH, np.float32)}, carry)
     close(again["loss"], first["loss"], 1e-6)
-    assert abs(float(second["loss"][0]) - float(run(halves[1], anew)[0]["loss"][0])) > 1e-3
+    assert abs(float(second["loss"][0]) - float(run(halves[1], fresh)[0]["loss"][0])) > 1e-3
 
 
 def test_dropout_is_on_what_layers_read_and_on_the_top():
