@@ -28,7 +28,7 @@ INLINE V load(const float* p) { return *reinterpret_cast<const LooseV*>(p); }
 INLINE I load(const int32_t* p) { return *reinterpret_cast<const LooseI*>(p); }
 INLINE void store(float* p, V x) { *reinterpret_cast<LooseV*>(p) = x; }
 INLINE void store(int32_t* p, I x) { *reinterpret_cast<LooseI*>(p) = x; }
-INLINE V all(float x) { return V{} + x; }
+INLINE V all(float x) { return x - V{}; }  // x - 0 is x, so nothing is computed; 0 + x is not x for -0
 INLINE I all(int x) { return I{} + x; }
 INLINE I truncate(V x) { return __builtin_convertvector(x, I); }
 INLINE V to_float(I x) { return __builtin_convertvector(x, V); }
