@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from cope_jax.attention import placement, streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import BlockSizes
 from cope_jax.attention.blockwise import SIZES
-from cope_jax.attention.kernels.tpu import tpu_attention, tpu_flash
-from cope_jax.attention.kernels.tpu.tpu_arguments import Execution
+from cope_jax.attention.kernels.tile import tile_flash
+from cope_jax.attention.kernels.tile.tile_plan import Execution
+from cope_jax.attention.kernels.tpu import tpu_attention
 from cope_jax.attention.request import Request
 from cope_jax.attention.ring_schedule import Ring
 from cope_jax.attention.stream import Stream, carry_of
@@ -38,13 +39,13 @@ class ChunkAttention(NamedTuple):
         """Computes `streaming_softmax.accumulate`."""
         if self.execution is None:
             return streaming_softmax.accumulate(stream, state)
-        return tpu_flash.accumulate(stream, state, self.execution)
+        return tile_flash.accumulate(stream, state, self.execution)
 
     def backward(self, stream: Stream, residuals: Residuals, state: Gradients) -> Gradients:
         """Computes `streaming_gradient.backward`."""
         if self.execution is None:
             return streaming_gradient.backward(stream, residuals, state)
-        return tpu_flash.backward(stream, residuals, state, self.execution)
+        return tile_flash.backward(stream, residuals, state, self.execution)
 
 
 def chunk_attention(

@@ -1,7 +1,6 @@
-"""Attention on TPUs: runs the two kernels of `tpu_flash` over blocks of queries and of keys."""
+"""Attention on TPUs: runs the two kernels of `tile_flash` over blocks of queries and of keys."""
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Sequence
@@ -10,21 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType
 
 from cope_jax.array_types import Array
-from cope_jax.attention import placement, streaming_gradient, streaming_softmax
+from cope_jax.attention import placement
 from cope_jax.attention.blocks import BlockSizes, along_sequence, head_major, pad_by
-from cope_jax.attention.blockwise import RESIDUALS
-from cope_jax.attention.kernels.tile.tile_values import NotATile
-from cope_jax.attention.kernels.tpu import tpu_flash
-from cope_jax.attention.kernels.tpu.tpu_arguments import Execution
+from cope_jax.attention.kernels.tile import tile_attention
+from cope_jax.attention.kernels.tpu.tpu_kernel import TpuExecution
 from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.attention.stream import Stream, carry_of, needs_one_block, stream_of
-from cope_jax.attention.streaming_gradient import KeyGradients, Residuals
 from cope_jax.encodings import Carry, Encoding
-from cope_jax.errors import ConfigError
 
 SUBLANES, LANES = 16, 128  # blocks of queries and of keys are multiples of these
 CHIPS: dict[str, dict[str, Any]] = json.loads(
@@ -54,7 +48,7 @@ def plan(
 
     def run() -> Array:
         stream, execution = _prepare(encoding, request, resident, interpret)
-        return head_major(_attend(execution, stream)[:, :, : request.length])
+        return head_major(tile_attention.attend(execution, stream)[:, :, : request.length])
 
     return Plan("fused", run)
 
@@ -116,14 +110,13 @@ def _refusal_of_hooks(
     strips = -(-request.length // (chunks * stream.sizes.queries))
     if 16 * strips * (1 if segments is None else examples) > SPAN_BYTES:
         return f"the scalar memory does not hold what {examples} × {strips} blocks of queries see"
-    leaves, tree = jax.tree.flatten(stream)
-    reason = _untraced(execution, tree, tuple((x.shape, x.dtype) for x in leaves))
+    reason = tile_attention.why_untraced(execution, stream)
     return reason and f"{reason} on {placement.current_device()}"
 
 
-def _shapes(encoding: Encoding, request: Request, *options: Any) -> tuple[Execution, Stream]:
+def _shapes(encoding: Encoding, request: Request, *options: Any) -> tuple[TpuExecution, Stream]:
     """Returns the shapes that `_prepare` gives, without computing anything."""
-    executions: list[Execution] = []
+    executions: list[TpuExecution] = []
 
     def stream() -> Stream:
         stream, execution = _prepare(encoding, request, *options)
@@ -132,36 +125,6 @@ def _shapes(encoding: Encoding, request: Request, *options: Any) -> tuple[Execut
 
     shapes = jax.eval_shape(stream)
     return executions[0], shapes
-
-
-@functools.lru_cache(maxsize=256)
-def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | None:
-    """Returns why the kernels cannot be built for a stream with this structure and these shapes."""
-
-    def build(stream: Stream) -> None:
-        tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient=False), execution)
-        state = tpu_flash.accumulate(
-            stream, streaming_softmax.start(stream, gradient=True), execution
-        )
-        dout, sums = state.weighted.astype(stream.keys.v.dtype), state.slope_total
-        residuals = Residuals(dout, state.total, state.total, sums)
-        start = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
-        tpu_flash.backward(stream, residuals, start, execution)
-
-    try:
-        jax.eval_shape(
-            build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals])
-        )
-    except NotATile as reason:
-        return str(reason)
-    except (
-        ConfigError,
-        NotImplementedError,
-        TypeError,
-        ValueError,
-    ) as error:  # what tracing of a hook may raise
-        return f"its hooks cannot be traced in a kernel ({str(error).splitlines()[0]})"
-    return None
 
 
 def sizes_of(
@@ -201,7 +164,7 @@ def parts_of(
 
 def _prepare(
     encoding: Encoding, request: Request, resident: int | None, interpret: bool
-) -> tuple[Stream, Execution]:
+) -> tuple[Stream, TpuExecution]:
     """Returns the stream, with whole blocks of queries and whole parts of keys, and how the kernels
     run.
     """
@@ -217,41 +180,6 @@ def _prepare(
     return stream, execution_of(resident, request.layout.width, interpret)
 
 
-def execution_of(keys: int, head_axis: str | None, interpret: bool) -> Execution:
+def execution_of(keys: int, head_axis: str | None, interpret: bool) -> TpuExecution:
     """Returns how the kernels run on the current device, with `keys` keys in fast memory at a time."""
-    return Execution(keys, _chip()["gathers"], head_axis, interpret)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(execution: Execution, stream: Stream) -> Array:
-    return _forward_pass(execution, stream, gradient=False)[0]
-
-
-def _forward_pass(
-    execution: Execution, stream: Stream, gradient: bool
-) -> tuple[Array, Array, tuple[Array, ...]]:
-    state = tpu_flash.accumulate(
-        stream, streaming_softmax.start(stream, gradient), execution, first=True
-    )
-    return streaming_softmax.finish(stream, state)
-
-
-def _forward(execution: Execution, stream: Stream) -> tuple[Array, Any]:
-    result = checkpoint_name(_forward_pass(execution, stream, gradient=True), RESIDUALS)
-    return result[0], (stream, *result)
-
-
-def _backward(execution: Execution, kept: Any, dout_BHLK: Array) -> tuple[Any]:
-    stream, *result = kept
-    residuals = Residuals.of(dout_BHLK, *result)
-    state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
-    state = tpu_flash.backward(stream, residuals, state, execution)
-    dparams, dqueries = streaming_gradient.finish(stream, residuals, state)
-    return (
-        streaming_gradient.of(
-            stream, dparams, dqueries.of(stream.queries), state.keys.of(stream.keys)
-        ),
-    )
-
-
-_attend.defvjp(_forward, _backward)
+    return TpuExecution(keys, _chip()["gathers"], head_axis, interpret)

@@ -1,7 +1,6 @@
-"""One Pallas kernel over all blocks of queries: what it reads, which blocks of keys it visits, and
-what it writes.
-"""
+"""Runs a kernel of tile programs as one Pallas kernel on a TPU."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,22 +8,102 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, PartitionSpec
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention.kernels.tile.tile_values import Spec
-from cope_jax.attention.kernels.tpu.tpu_arguments import Argument, is_argument, specs
-from cope_jax.attention.kernels.tpu.tpu_plan import KernelPlan, Programs
-from cope_jax.encodings import Carry
+from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument
+from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
+from cope_jax.attention.kernels.tile.tile_operations import Forms
+from cope_jax.attention.kernels.tile.tile_plan import TilePlan
+from cope_jax.attention.kernels.tpu.tpu_ops import FORMS, GATHERS
 
+SUBLANES = 8  # a register has 8 rows of 32-bit numbers
 VMEM_BYTES = 100 * 2**20
 
 
+@dataclasses.dataclass(frozen=True)
+class TpuExecution:
+    """The choices by which the kernels run.
+
+    Attributes:
+      keys: how many keys are in fast memory at a time.
+      gathers: whether the chip gathers within registers.
+      head_axis: the axis of the current mesh that splits the heads; None if none does.
+      interpret: run on any backend, slowly.
+    """
+
+    keys: int
+    gathers: bool = True
+    head_axis: str | None = None
+    interpret: bool = False
+
+    @property
+    def forms(self) -> Forms:
+        return FORMS | GATHERS if self.gathers else FORMS
+
+    def run(self, kernel: TileKernel, name: str) -> PyTree:
+        return PallasKernel(kernel, self)(name)
+
+
+def _block_spec(x: Argument, heads: int, groups: int) -> pl.BlockSpec:
+    """Returns the blocks that program (b, g, r, s) sees, among `heads` query heads and `groups` key
+    heads.
+    """
+    batch, own_heads, *size = x.array.shape
+    blocks, repeats = size[0] if x.side == "key" else 1, heads // groups
+
+    def place(b: Array, g: Array, r: Array, s: Array, *_: Any) -> tuple[Any, ...]:
+        head = 0 if own_heads == 1 else g * repeats + r if own_heads == heads else g
+        return b if batch > 1 else 0, head, s if x.side == "query" else 0, 0, 0
+
+    return pl.BlockSpec((None, None, blocks, *size[1:]), place)
+
+
+def _partition(x: Argument, axis: str | None) -> PartitionSpec:
+    """Returns the axes of the mesh that split the array."""
+    return PartitionSpec(None, axis if x.array.shape[1] > 1 else None)
+
+
+def _read(x: Argument, ref: Any, gathers: bool, first: Any = 0, blocks: int = 1) -> Array:
+    """Reads blocks of keys from `first` on, or the own block of a query or head."""
+    if x.fill is not None:
+        return jnp.full(x.spec.size, x.fill, x.spec.dtype)
+    parts = [ref[first + n] for n in range(blocks)] if x.side == "key" else [ref[0]]
+    array = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=x.along)
+    return _turn(array, gathers) if x.turned else array
+
+
+def _write(x: Argument, ref: Any, gathers: bool, array: Array, *, add: bool) -> None:
+    """Writes the own block of a query or head."""
+    array = (_turn(array, gathers) if x.turned else array).astype(ref.dtype)
+    ref[0] = ref[0] + array if add else array
+
+
+def _add_to_keys(x: Argument, ref: Any, first: Any, array: Array, blocks: int) -> None:
+    """Adds to blocks of keys from `first` on."""
+    size = array.shape[x.along] // blocks
+    for n in range(blocks):
+        ref[first + n] += jax.lax.slice_in_dim(
+            array, n * size, (n + 1) * size, axis=x.along
+        ).astype(ref.dtype)
+
+
+def _turn(x: Array, gathers: bool) -> Array:
+    """A row as a column, or a column as a row.
+
+    A chip that cannot gather transposes registers, which takes longer.
+    """
+    if gathers:
+        return x.reshape(x.shape[::-1])
+    return jnp.broadcast_to(x, tuple(max(n, SUBLANES) for n in x.shape)).T[
+        : x.shape[1], : x.shape[0]
+    ]
+
+
 def _visit(
-    plan: KernelPlan,
+    plan: TilePlan,
     span_ref: Any,
     loop: Any,
     step: Callable[..., Any],
@@ -76,99 +155,13 @@ def never(loop: Any) -> Any:
     return jnp.asarray(False)
 
 
-class Kernel:
-    """One Pallas kernel over all blocks of queries.
+class PallasKernel:
+    """A `TileKernel` as a Pallas kernel."""
 
-    Args:
-      plan: the data.
-      function: called as `function(graph, *args, loop)` on one tile; returns what follows for
-        (loop, totals, on_keys).
-      args: what the function reads, a tuple of trees of `Argument`; begins with `plan.data`.
-      loop: what passes from one block of keys to the next.
-      totals: what is added up over the blocks of keys.
-      on_keys: what is added to blocks of keys, over all blocks of queries.
-      carry: the encoding's carry for the trees `args` and `loop`.
-    """
-
-    def __init__(
-        self,
-        plan: KernelPlan,
-        function: Callable[..., Any],
-        args: tuple[PyTree, ...],
-        loop: PyTree,
-        totals: PyTree,
-        on_keys: PyTree,
-        carry: Callable[[Any, Any], Carry],
-    ):
-        self.plan, self.args, self.loop = plan, args, loop
-        self.results = (loop, totals, on_keys)
-        self.carry = carry
-
-        def program(masked: bool, saturated: bool, blocks: int = 1) -> Programs:
-            trees = jax.tree.map(
-                lambda x: x.widened(blocks), ((*args, loop), self.results), is_leaf=is_argument
-            )
-            return plan.own.programs(functools.partial(function, masked, saturated), *specs(trees))
-
-        self.ask = {name: self._asking(name) for name in ("saturated", "done")}
-        self.steps = {
-            (True, False, 1): program(True, False),
-            (False, False, 1): program(False, False),
-        }
-        if self.ask["saturated"] is not None:
-            self.steps |= {
-                (False, True, blocks): program(False, True, blocks) for blocks in {1, plan.wide}
-            }
-        leaves = [jax.tree.leaves(tree, is_leaf=is_argument) for tree in self.results]
-        self.counts = [len(group) for group in leaves]
-        nonzero = [
-            any(x is not None for x in kinds)
-            for kinds in zip(*(group.program.results for group in self.steps.values()), strict=True)
-        ]
-        # What is 0 in every program is neither added up nor written.
-        self.written = [use or n < self.counts[0] for n, use in enumerate(nonzero)]
-        self.outputs = [x for group in leaves for x in group]
-        self.inputs = self._inputs()
-        self.places = {id(x): n for n, x in enumerate(self.inputs)}
-
-    def _asking(self, name: str) -> Programs | None:
-        """The program that tells for each row whether it is `saturated` or `done`; None if no row
-        ever is.
-        """
-        tree = (self.plan.params, self.carry(self.args, self.loop))
-
-        def function(graph: Any, params: PyTree, carry: Carry) -> Any:
-            return getattr(nnx.merge(graph, params), name)(carry)
-
-        args = specs(tree)
-        blank = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            args,
-            is_leaf=lambda x: isinstance(x, Spec),
-        )
-        if jax.eval_shape(functools.partial(function, self.plan.own.graphs[0]), *blank) is None:
-            return None
-        programs = self.plan.own.programs(
-            function, args, Spec((1, 1, self.plan.sizes.queries), jnp.bool_, (2, None))
-        )
-        return None if programs.program.results[0] is None else programs  # always False
-
-    def _inputs(self) -> list[Argument]:
-        """The arguments that some program uses, each once."""
-        used: dict[int, Argument] = {}
-        step_args = jax.tree.leaves((*self.args, self.loop), is_leaf=is_argument)
-        carry_args = jax.tree.leaves(
-            (self.plan.params, self.carry(self.args, self.loop)), is_leaf=is_argument
-        )
-        programs = [(step, step_args) for step in self.steps.values()] + [
-            (step, carry_args) for step in self.ask.values()
-        ]
-        for step, leaves in programs:
-            if step is not None:
-                arguments = (x for x, use in zip(leaves, step.program.used, strict=True) if use)
-                used |= {id(x): x for x in (*arguments, *step.constants)}
-        used |= {id(x): x for x in jax.tree.leaves(self.loop, is_leaf=is_argument)}
-        return [x for x in used.values() if x.fill is None]
+    def __init__(self, kernel: TileKernel, execution: TpuExecution):
+        self.kernel, self.plan, self.execution = kernel, kernel.plan, execution
+        self.inputs, self.outputs = kernel.inputs, kernel.outputs
+        self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
 
     def _read(self, tree: PyTree, refs: Sequence[Any], first: Any = 0, blocks: int = 1) -> PyTree:
         """Reads the leaves of a tree; a leaf that no program uses becomes 0."""
@@ -177,15 +170,14 @@ class Kernel:
             number = self.places.get(id(x))
             if number is None and x.fill is None:
                 return np.int32(0)
-            return x.read(
-                None if number is None else refs[number], self.plan.execution.gathers, first, blocks
-            )
+            ref = None if number is None else refs[number]
+            return _read(x, ref, self.execution.gathers, first, blocks)
 
         return jax.tree.map(read, tree, is_leaf=is_argument)
 
     def _body(self, span_ref: Any, *refs: Any) -> None:
         inputs, written = refs[: len(self.inputs)], iter(refs[len(self.inputs) :])
-        results = [next(written) if use else None for use in self.written]
+        results = [next(written) if use else None for use in self.kernel.written]
         first_strip = pl.program_id(3) == 0
         first_of_group = first_strip & (pl.program_id(2) == 0)
         for x, ref in zip(self.outputs, results, strict=True):
@@ -199,19 +191,22 @@ class Kernel:
                     jax.lax.fori_loop(0, ref.shape[0], block, None)
 
                 pl.when(first_of_group if shared else first_strip)(clear)
-        (params, queries, keys, drop), *others = self.args[:4], *self.args[4:]
+        (params, queries, keys, drop), *others = self.kernel.args[:4], *self.kernel.args[4:]
         fixed = self._read((params, queries, drop), inputs)
         rest = self._read(others, inputs)
         constants = {
             id(programs): self._read(programs.constants, inputs)
-            for programs in (*self.steps.values(), *self.ask.values())
+            for programs in (*self.kernel.steps.values(), *self.kernel.ask.values())
             if programs
         }
-        loops, totals = self.counts[0], slice(self.counts[0], sum(self.counts[:2]))
-        tree = jax.tree.structure(self.loop, is_leaf=is_argument)
+        loops, totals = (
+            self.kernel.counts[0],
+            slice(self.kernel.counts[0], sum(self.kernel.counts[:2])),
+        )
+        tree = jax.tree.structure(self.kernel.loop, is_leaf=is_argument)
 
         def step(first: Array, loop: Any, *, blocks: int, masked: bool, saturated: bool) -> Any:
-            programs = self.steps[masked, saturated, blocks]
+            programs = self.kernel.steps[masked, saturated, blocks]
             own_keys = self._read(keys, inputs, first, blocks)
             args = (
                 fixed[0],
@@ -237,16 +232,16 @@ class Kernel:
                 strict=True,
             ):
                 if value is not None:
-                    x.add_to_keys(ref, first, value, blocks)
+                    _add_to_keys(x, ref, first, value, blocks)
             return new, total
 
         def asking(name: str) -> Callable[..., Any]:
-            programs = self.ask[name]
+            programs = self.kernel.ask[name]
             if programs is None:
                 return never
 
             def ask(loop: Any) -> Array:
-                carry = self.carry(
+                carry = self.kernel.carry(
                     (fixed[0], fixed[1], None, fixed[2], *rest), jax.tree.unflatten(tree, loop[0])
                 )
                 rows: Any = programs.program(constants[id(programs)], (fixed[0], carry))[0]
@@ -256,23 +251,23 @@ class Kernel:
 
         zeros = [
             jnp.zeros(x.spec.size, x.spec.dtype) if use else np.int32(0)
-            for x, use in zip(self.outputs[totals], self.written[totals], strict=True)
+            for x, use in zip(self.outputs[totals], self.kernel.written[totals], strict=True)
         ]
-        start = jax.tree.leaves(self._read(self.loop, inputs)), zeros
+        start = jax.tree.leaves(self._read(self.kernel.loop, inputs)), zeros
         new, total = _visit(self.plan, span_ref, start, step, asking("saturated"), asking("done"))
         for x, ref, value in zip(
             self.outputs[: totals.stop], results[: totals.stop], [*new, *total], strict=True
         ):
             if ref is not None:
-                x.write(ref, self.plan.execution.gathers, value, add=x.side == "head")
+                _write(x, ref, self.execution.gathers, value, add=x.side == "head")
 
     def __call__(self, name: str) -> PyTree:
         """Runs the kernel.
 
         Returns (loop, totals, on_keys) with arrays `[B, heads, blocks, rows, columns]`.
         """
-        plan, execution = self.plan, self.plan.execution
-        outputs = [x for x, use in zip(self.outputs, self.written, strict=True) if use]
+        plan, execution = self.plan, self.execution
+        outputs = [x for x, use in zip(self.outputs, self.kernel.written, strict=True) if use]
         mesh = jax.sharding.get_abstract_mesh()
         free = {
             name
@@ -283,7 +278,7 @@ class Kernel:
         axis = execution.head_axis if devices > 1 and plan.groups % devices == 0 else None
         devices = devices if axis else 1
         batch, groups, repeats, strips = plan.grid
-        spec = functools.partial(Argument.block_spec, heads=plan.heads, groups=plan.groups)
+        spec = functools.partial(_block_spec, heads=plan.heads, groups=plan.groups)
         grid = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, groups // devices, repeats, strips),
@@ -313,8 +308,8 @@ class Kernel:
             # run the same.
             call = jax.shard_map(
                 call,
-                in_specs=(PartitionSpec(), *(x.partition(axis) for x in self.inputs)),
-                out_specs=tuple(x.partition(axis) for x in outputs),
+                in_specs=(PartitionSpec(), *(_partition(x, axis) for x in self.inputs)),
+                out_specs=tuple(_partition(x, axis) for x in outputs),
                 axis_names=free,
                 check_vma=False,
             )
@@ -322,6 +317,8 @@ class Kernel:
         written = iter(call(plan.spans.reshape(-1), *(jnp.asarray(x.array) for x in self.inputs)))
         arrays = [
             next(written) if use else jnp.zeros(x.array.shape, x.spec.dtype)
-            for x, use in zip(self.outputs, self.written, strict=True)
+            for x, use in zip(self.outputs, self.kernel.written, strict=True)
         ]
-        return jax.tree.unflatten(jax.tree.structure(self.results, is_leaf=is_argument), arrays)
+        return jax.tree.unflatten(
+            jax.tree.structure(self.kernel.results, is_leaf=is_argument), arrays
+        )

@@ -1,10 +1,9 @@
-"""Flash attention on a TPU for every encoding: one Pallas kernel forward, and one backward.
+"""Flash attention for every encoding by tile programs: one kernel forward, and one backward.
 
-A program of the kernel has one block of queries of one head, and all keys of the head in fast
-memory. It visits the keys block by block from the nearest to the farthest, as in
-`streaming_softmax`, and on each block it runs the same functions, `add_block` and
-`block_gradients`, translated to a tile (see `tile_program`). So the encoding's own hooks are the
-kernel's program. Dao, "FlashAttention-2" (arXiv 2307.08691).
+A program of the kernel has one block of queries of one head, and visits the keys block by block
+from the nearest to the farthest, as in `streaming_softmax`. On each block it runs the same
+functions, `add_block` and `block_gradients`, translated to a tile (see `tile_program`). So the
+encoding's own hooks are the kernel's program. Dao, "FlashAttention-2" (arXiv 2307.08691).
 """
 
 import dataclasses
@@ -17,15 +16,14 @@ import jax.numpy as jnp
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import KeyBlock
-from cope_jax.attention.kernels.tpu.tpu_arguments import (
-    Execution,
+from cope_jax.attention.kernels.tile.tile_arguments import (
     is_argument,
     key_columns,
     rows,
     sequence,
 )
-from cope_jax.attention.kernels.tpu.tpu_kernel import Kernel
-from cope_jax.attention.kernels.tpu.tpu_plan import Heads, KernelPlan
+from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
+from cope_jax.attention.kernels.tile.tile_plan import Execution, Heads, TilePlan
 from cope_jax.attention.stream import Stream
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, QueryGradients, Residuals
 from cope_jax.attention.streaming_softmax import State
@@ -34,16 +32,18 @@ from cope_jax.encodings import Carry
 T = TypeVar("T")
 
 
-def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Execution) -> Kernel:
+def forward_kernel(
+    stream: Stream, state: State, *, first: bool, execution: Execution
+) -> TileKernel:
     """The kernel that adds the stream's keys to the state.
 
     Args:
-      stream: all queries, and keys that fit into fast memory.
+      stream: all queries, and the keys that a kernel sees at a time.
       state: the state after all nearer keys.
       first: whether there are no nearer keys, so that the kernel need not read the state.
       execution: how the kernel runs.
     """
-    plan, size = KernelPlan(stream, execution), stream.sizes.queries
+    plan, size = TilePlan(stream, execution), stream.sizes.queries
 
     def add(
         masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any
@@ -66,7 +66,7 @@ def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Exec
         lowest = float(jnp.finfo(state.row_max.dtype).min)
         row_max = dataclasses.replace(loop.row_max, fill=lowest)
         loop = dataclasses.replace(zeros, carry=loop.carry, row_max=row_max)
-    return Kernel(plan, add, args, loop, (), (), carry)
+    return TileKernel(plan, add, args, loop, (), (), carry)
 
 
 def accumulate(stream: Stream, state: State, execution: Execution, *, first: bool = False) -> State:
@@ -84,7 +84,7 @@ def accumulate(stream: Stream, state: State, execution: Execution, *, first: boo
         kernel = forward_kernel(
             stream.part(stream.queries, keys), state, first=unread, execution=execution
         )
-        new, _, _ = kernel("attention")
+        new, _, _ = execution.run(kernel, "attention")
         new = jax.tree.map(lambda x, old: x.reshape(old.shape), new, _with_constants(state, ()))
         return _with_constants(new, state.carry.constants)
 
@@ -108,8 +108,8 @@ def backward(
 def _over_parts(
     stream: Stream, execution: Execution, add: Callable[[T, KeyBlock, Array], T], state: T
 ) -> T:
-    """Calls `add(state, keys, end)` for each part of the keys that is in fast memory at a time,
-    from near to far.
+    """Calls `add(state, keys, end)` for each part of the keys that a kernel sees at a time, from
+    near to far.
     """
     keys = stream.keys.k.shape[2]
     if keys == execution.keys:
@@ -127,9 +127,9 @@ def backward_kernel(
     carry: Carry,
     dsums: tuple[Array, ...],
     execution: Execution,
-) -> Kernel:
+) -> TileKernel:
     """The kernel that computes what the stream's keys contribute to the gradients."""
-    plan, size, near = KernelPlan(stream, execution), stream.sizes.queries, stream.sizes.near
+    plan, size, near = TilePlan(stream, execution), stream.sizes.queries, stream.sizes.near
     queries, keys = stream.queries, stream.keys
 
     def of(sums: PyTree, constants: PyTree) -> Carry:
@@ -165,7 +165,7 @@ def backward_kernel(
     of_keys: Any = key_columns(keys.k, near), key_columns(keys.v, near)
     on_keys = KeyGradients(of_keys[0], of_keys[1], features)
     args, loop = (*plan.data, constants, rows(residuals, size)), rows((carry.sums, dsums), size)
-    return Kernel(
+    return TileKernel(
         plan,
         gradients,
         args,
@@ -187,7 +187,9 @@ def _gradients(
     queries.
     """
     kernel = backward_kernel(stream, residuals, carry, dsums, execution)
-    (sums, dsums_after), (dconstants, dqueries, dparams), dkeys = kernel("attention_gradient")
+    (sums, dsums_after), (dconstants, dqueries, dparams), dkeys = execution.run(
+        kernel, "attention_gradient"
+    )
     queries, keys, heads = stream.queries, stream.keys, stream.queries.q.shape[1]
 
     def like(x: Any, old: Any) -> Any:

@@ -1,36 +1,14 @@
-"""The arrays that the kernels of a TPU read and write, block by block."""
+"""The arrays that a kernel of tile programs reads and writes, block by block."""
 
 import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
-from jax.sharding import PartitionSpec
 
-from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.array_types import PyTree, accumulator_dtype
 from cope_jax.attention.blocks import AXES, KeyBlock, QueryBlock
 from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec, natural
-
-SUBLANES = 8  # a register has 8 rows of 32-bit numbers
-
-
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """The choices by which the kernels run.
-
-    Attributes:
-      keys: how many keys are in fast memory at a time.
-      gathers: whether the chip gathers within registers.
-      head_axis: the axis of the current mesh that splits the heads; None if none does.
-      interpret: run on any backend, slowly.
-    """
-
-    keys: int
-    gathers: bool = True
-    head_axis: str | None = None
-    interpret: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +21,8 @@ class Argument:
       side: "query": a program sees its own block; "key": it sees all blocks; "head": there is one
         block.
       axis: the axis of `spec.shape` that numbers queries or keys.
-      turned: whether a block is stored as a row, although the tile program wants a column: a column
-        of single numbers would take 128 times its size.
+      turned: whether a block is stored as a row, although the tile program wants a column: on a TPU
+        a column of single numbers would take 128 times its size.
       fill: the value of all entries, if the kernel need not read them; None if it must.
     """
 
@@ -54,23 +32,6 @@ class Argument:
     axis: int = 0
     turned: bool = False
     fill: float | None = None
-
-    def block_spec(self, heads: int, groups: int) -> pl.BlockSpec:
-        """Returns the blocks that program (b, g, r, s) sees, among `heads` query heads and `groups`
-        key heads.
-        """
-        batch, own_heads, *size = self.array.shape
-        blocks, repeats = size[0] if self.side == "key" else 1, heads // groups
-
-        def place(b: Array, g: Array, r: Array, s: Array, *_: Any) -> tuple[Any, ...]:
-            head = 0 if own_heads == 1 else g * repeats + r if own_heads == heads else g
-            return b if batch > 1 else 0, head, s if self.side == "query" else 0, 0, 0
-
-        return pl.BlockSpec((None, None, blocks, *size[1:]), place)
-
-    def partition(self, axis: str | None) -> PartitionSpec:
-        """Returns the axes of the mesh that split the array."""
-        return PartitionSpec(None, axis if self.array.shape[1] > 1 else None)
 
     def blank(self, batch: int) -> "Argument":
         """A result of this form for each example."""
@@ -86,40 +47,10 @@ class Argument:
             else self
         )
 
-    def read(self, ref: Any, gathers: bool, first: Any = 0, blocks: int = 1) -> Array:
-        """Reads blocks of keys from `first` on, or the own block of a query or head."""
-        if self.fill is not None:
-            return jnp.full(self.spec.size, self.fill, self.spec.dtype)
-        parts = [ref[first + n] for n in range(blocks)] if self.side == "key" else [ref[0]]
-        along = 0 if self.spec.axes[0] == self.axis else 1
-        x = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=along)
-        return _turn(x, gathers) if self.turned else x
-
-    def write(self, ref: Any, gathers: bool, x: Array, *, add: bool) -> None:
-        """Writes the own block of a query or head."""
-        x = (_turn(x, gathers) if self.turned else x).astype(ref.dtype)
-        ref[0] = ref[0] + x if add else x
-
-    def add_to_keys(self, ref: Any, first: Any, x: Array, blocks: int) -> None:
-        """Adds to blocks of keys from `first` on."""
-        along = 0 if self.spec.axes[0] == self.axis else 1
-        size = x.shape[along] // blocks
-        for n in range(blocks):
-            ref[first + n] += jax.lax.slice_in_dim(x, n * size, (n + 1) * size, axis=along).astype(
-                ref.dtype
-            )
-
-
-def _turn(x: Array, gathers: bool) -> Array:
-    """A row as a column, or a column as a row.
-
-    A chip that cannot gather transposes registers, which takes longer.
-    """
-    if gathers:
-        return x.reshape(x.shape[::-1])
-    return jnp.broadcast_to(x, tuple(max(n, SUBLANES) for n in x.shape)).T[
-        : x.shape[1], : x.shape[0]
-    ]
+    @property
+    def along(self) -> int:
+        """Whether queries or keys are the rows (0) or the columns (1) of a tile."""
+        return 0 if self.spec.axes[0] == self.axis else 1
 
 
 def sequence(x: Any, axis: int, size: int, side: str) -> Argument:

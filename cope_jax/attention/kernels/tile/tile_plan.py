@@ -1,11 +1,11 @@
-"""Facts that the kernels of a TPU know before they run: the encoding by head, the arguments, the
-spans of keys.
+"""Facts that a kernel of tile programs knows before it runs: the encoding by head, the arguments,
+the spans of keys.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,38 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.blocks import KeyBlock, QueryBlock
+from cope_jax.attention.kernels.tile.tile_arguments import Argument, of_block, of_head
+from cope_jax.attention.kernels.tile.tile_operations import Forms
 from cope_jax.attention.kernels.tile.tile_program import TileProgram
 from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec
-from cope_jax.attention.kernels.tpu.tpu_arguments import Argument, Execution, of_block, of_head
-from cope_jax.attention.kernels.tpu.tpu_ops import FORMS, GATHERS
 from cope_jax.attention.mask import Mask
 from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Encoding
 from cope_jax.ops.dropout import Dropout
 
 
+class Execution(Protocol):
+    """The way in which a backend runs kernels; hashable, because it is known while tracing."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def keys(self) -> int:
+        """How many keys a kernel sees at a time."""
+
+    @property
+    def forms(self) -> Forms:
+        """The operations of `cope_jax.ops` that it has, on arrays `[rows, columns]`."""
+
+    def run(self, kernel: Any, name: str) -> PyTree:
+        """Runs a `TileKernel`: returns its results, `[B, heads, blocks, rows, columns]`."""
+
+
 class Heads:
     """The encoding by head: one structure, with the parameters of all heads stacked."""
 
-    def __init__(self, encoding: Encoding, gathers: bool):
-        self.forms = FORMS | GATHERS if gathers else FORMS
+    def __init__(self, encoding: Encoding, forms: Forms):
+        self.forms = forms
         self.each = [nnx.split(encoding.of_head(h)) for h in range(encoding.shape.num_heads)]
         self.graphs = [graph for graph, _ in self.each]
         self.same = all(graph == self.graphs[0] for graph in self.graphs)
@@ -66,7 +83,7 @@ class Programs:
     constants: list[Argument]
 
 
-class KernelPlan:
+class TilePlan:
     """The data of both kernels: the arguments, and the order in which blocks of keys are visited."""
 
     def __init__(self, stream: Stream, execution: Execution):
@@ -81,7 +98,7 @@ class KernelPlan:
             length // self.sizes.queries,
         )
         encoding = stream.encoding(stream.params)
-        self.own = Heads(encoding, execution.gathers)
+        self.own = Heads(encoding, execution.forms)
         queries, near = self.sizes.queries, self.sizes.near
         self.wide = max(1, min(self.sizes.far, keys) // near)
         self.params = jax.tree.map(
