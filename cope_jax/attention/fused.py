@@ -1,13 +1,14 @@
 """Fused attention: the algorithm of blockwise attention as two kernels of the device, one forward
 and one backward.
 
-On TPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose hooks
-use only what a tile program can do (see `kernels.tile`). On CPUs the kernels are C++, and on NVIDIA
-GPUs Triton, for what `Encoding.native_score` can express.
+On TPUs and CPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose
+hooks use only what a tile program can do (see `kernels.tile`). A TPU runs them by Pallas, a CPU by
+generated C++. By hand are written kernels in C++ and, for NVIDIA GPUs, in Triton, of what
+`Encoding.native_score` can express.
 """
 
 from cope_jax.attention import placement
-from cope_jax.attention.kernels.cpu import cpu_attention
+from cope_jax.attention.kernels.cpu import cpp_attention, cpu_attention
 from cope_jax.attention.kernels.gpu import gpu_attention
 from cope_jax.attention.kernels.tpu import tpu_attention
 from cope_jax.attention.request import Plan, Reason, Request
@@ -22,7 +23,8 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
     """Returns the plan of the kernels of the current device, or the reason why they cannot run."""
     device = placement.current_device()
     if device == CPU:
-        return cpu_attention.plan(encoding, request)
+        by_hand = cpu_attention.plan(encoding, request)
+        return by_hand if isinstance(by_hand, Plan) else cpp_attention.plan(encoding, request)
     if device.startswith("NVIDIA"):
         return gpu_attention.plan(encoding, request)
     return tpu_attention.plan(encoding, request)

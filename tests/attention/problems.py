@@ -234,10 +234,11 @@ def assert_equals_full(
     segments: str | None = None,
     no_keys: bool = False,
     atol: float = 3e-5,
+    least: float = 1e-3,
     **static: Any,
 ) -> None:
     """An implementation in float32 against full attention in float64, relative to the largest entry
-    of each array.
+    of each array, or to `least`.
 
     With `no_keys` all keys are 0, so every gate is exactly ½, and every second position is whole.
     """
@@ -257,7 +258,7 @@ def assert_equals_full(
         exact = named(_compiled(full_attention, spec, sizes, **static)(*wide, data))
     assert computed.keys() == exact.keys()
     for name, array in exact.items():
-        scale = max(np.abs(array).max(), 1e-3)
+        scale = max(np.abs(array).max(), least)
         np.testing.assert_allclose(
             computed[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}"
         )

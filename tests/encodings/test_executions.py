@@ -10,7 +10,7 @@ from cope_jax.attention.kernels.tpu import tpu_attention
 from cope_jax.attention.stream import needs_one_block
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "encodings.md"
-TITLE = "| encoding | full | blockwise | ring | decoding | kernels for TPUs | kernels for CPUs and GPUs |"
+TITLE = "| encoding | full | blockwise | ring | decoding | kernels for TPUs and CPUs | kernels for GPUs |"
 
 
 def reasons(name):
@@ -27,14 +27,14 @@ def reasons(name):
     request = attention.prepare(q, k, v, encoding=encoding, x=x, embedded=True)
     couples = None if encoding.traits.splits_queries else "it couples the queries"
     around = "it needs all keys in one block" if needs_one_block(encoding, request) else None
-    on_tpus = couples or tpu_attention.refusal(encoding, request, resident=None, interpret=True)
+    by_tiles = couples or tpu_attention.refusal(encoding, request, resident=None, interpret=True)
     native = encoding.native_score(request.keys.v, request.keys.features) is not None
     return [
         None,
         couples,
         couples or around,
         couples,
-        on_tpus,
+        by_tiles,
         None if native else "its score is not CoPE's or none",
     ]
 

@@ -10,6 +10,10 @@
 // Once all rows of the strip have P_i ≥ N-1, farther keys add the constant x_i·e[N-1] and need no gates.
 // Arrays are [B, L, H, K], row-major, float32. K is a multiple of 16.
 
+#include <map>
+#include <mutex>
+#include <string>
+
 #include "backward.h"
 
 namespace ffi = xla::ffi;
@@ -83,7 +87,46 @@ ffi::Error run_backward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floa
   }); });
 }
 
+// Kernels that were compiled from tile programs, by the digest of their text.
+using Generated = void (*)(void* const* in, void* const* out,
+                           void (*parallel)(void* threads, int count, void (*work)(void*, int), void* arg), void* threads);
+std::map<std::string, Generated>& kernels() {
+  static std::map<std::string, Generated> all;
+  return all;
+}
+std::mutex kernels_lock;
+
+ffi::Error run_generated(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets results,
+                         std::string_view digest) {
+  Generated kernel;
+  {
+    std::lock_guard<std::mutex> guard(kernels_lock);
+    kernel = kernels()[std::string(digest)];
+  }
+  if (!kernel) return ffi::Error::InvalidArgument("attention: this process has not loaded the kernel of this program");
+  std::vector<void*> in, out;
+  for (size_t i = 0; i < args.size(); i++) in.push_back(args.get<ffi::AnyBuffer>(i)->untyped_data());
+  for (size_t i = 0; i < results.size(); i++) out.push_back((*results.get<ffi::AnyBuffer>(i))->untyped_data());
+  try {
+    kernel(in.data(), out.data(), [](void* threads, int count, void (*work)(void*, int), void* arg) {
+      in_parallel(*static_cast<ffi::ThreadPool*>(threads), count, [=](int item) { work(arg, item); });
+    }, &pool);
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "attention: not enough memory");
+  }
+  return ffi::Error::Success();
+}
+
 }  // namespace
+
+extern "C" void add_kernel(const char* digest, void* function) {
+  std::lock_guard<std::mutex> guard(kernels_lock);
+  kernels()[digest] = reinterpret_cast<Generated>(function);
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Generate, run_generated,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets()
+                                  .Attr<std::string_view>("digest"));
 
 #define INPUTS                                                                                                     \
   ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>()    \

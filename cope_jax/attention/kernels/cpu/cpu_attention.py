@@ -18,7 +18,6 @@ from cope_jax.attention.kernels.cpu import library
 from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.encodings import Encoding
 from cope_jax.encodings.native_score import NativeScore
-from cope_jax.errors import ConfigError
 
 NAME = "the functions in C++"
 WIDTH = 16  # widths of heads are multiples of this
@@ -98,21 +97,11 @@ def _floats(arrays: Any) -> list[Array]:
 
 
 def _call(name: str, options: _Options, shapes: Any, *arrays: Array) -> Any:
-    """Calls C++; with `jax.vmap`, once for each entry."""
     results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    call = jax.ffi.ffi_call(library.target(name), results, vmap_method="sequential")
     attributes = {
         "causal": options.causal,
         "window": np.int64(options.window),
         "gate": np.int64(options.gate),
         "position": np.int64(options.position),
     }
-    once = jax.custom_jvp(functools.partial(call, **attributes))
-    once.defjvp(_refuse_to_differentiate)
-    return once(*arrays)
-
-
-def _refuse_to_differentiate(primals: Any, tangents: Any) -> Any:
-    raise ConfigError(
-        "attention in C++ has first derivatives only: choose implementation='full' for second ones"
-    )
+    return library.call(name, results, *arrays, **attributes)

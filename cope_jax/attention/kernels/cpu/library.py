@@ -21,10 +21,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import jax
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.storage.files import cache_folder, exposed, private_folder, write_atomically
 from cope_jax.storage.locks import open_lock, try_lock, unfinished
@@ -33,11 +34,12 @@ SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
 SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
 SOURCES = Path(__file__).parent
-CALLS = ("Forward", "Backward")
+CALLS = ("Forward", "Backward", "Generate")
 WRONG = 3  # the status of `check` if the numbers differ
 # -ffp-contract: multiply and add in one instruction. Apple's compiler has no -march=native for ARM.
 MARCH = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = [MARCH, "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
+KERNEL_FLAGS = [*FLAGS, "-fno-math-errno", f"-I{SOURCES}"]  # of generated kernels
 VECTORS = (b"__AVX2__", b"__ARM_NEON")  # macros of the CPUs that the library supports
 
 
@@ -94,6 +96,45 @@ def _load() -> str | None:
     return None
 
 
+def call(name: str, shapes: Any, *arrays: Array, **attributes: Any) -> Any:
+    """Calls C++; with `jax.vmap`, once for each entry."""
+    call = jax.ffi.ffi_call(target(name), shapes, vmap_method="sequential")
+    once = jax.custom_jvp(functools.partial(call, **attributes))
+    once.defjvp(_refuse_to_differentiate)
+    return once(*arrays)
+
+
+def _refuse_to_differentiate(primals: Any, tangents: Any) -> Any:
+    raise ConfigError(
+        "attention in C++ has first derivatives only: choose implementation='full' for second ones"
+    )
+
+
+def load_kernel(text: str) -> str:
+    """Compiles and loads a generated kernel, once. Returns the digest by which the call `Generate`
+    finds it.
+
+    Raises:
+      Unavailable: it cannot be compiled or loaded.
+    """
+    digest, reason = _load_kernel(text)
+    if reason is not None:
+        raise Unavailable(reason)
+    return digest
+
+
+@functools.cache
+def _load_kernel(text: str) -> tuple[str, str | None]:
+    digest = _digest(_sources(), text.encode())[:24]
+    try:
+        kernel = ctypes.CDLL(str(_compiled(text)))
+        library = ctypes.CDLL(str(_compiled()))
+        library.add_kernel(digest.encode(), ctypes.cast(kernel.run_kernel, ctypes.c_void_p))
+    except (Unavailable, OSError, AttributeError) as error:
+        return digest, str(error).splitlines()[0]
+    return digest, None
+
+
 def register(path: Path) -> None:
     """Registers the custom calls of a compiled library."""
     library = ctypes.CDLL(str(path))
@@ -103,8 +144,10 @@ def register(path: Path) -> None:
         )
 
 
-def _compiled() -> Path:
-    """The path of the library in the cache, which is compiled first if it is missing or damaged."""
+def _compiled(text: str | None = None) -> Path:
+    """The path of the library, or of a generated kernel, in the cache. It is compiled first if it is
+    missing or damaged.
+    """
     compilers = [words for words in _compilers() if shutil.which(words[0])]
     if not compilers:
         raise Unavailable("there is no C++ compiler: install g++ or clang++, or set CXX")
@@ -115,39 +158,45 @@ def _compiled() -> Path:
         raise Unavailable(reason)
     for compiler in compilers[:-1]:
         with contextlib.suppress(Unavailable):
-            return _compiled_with([*compiler, *FLAGS], folder)
-    return _compiled_with([*compilers[-1], *FLAGS], folder)
+            return _compiled_with(compiler, folder, text)
+    return _compiled_with(compilers[-1], folder, text)
 
 
-def _compiled_with(command: list[str], folder: Path) -> Path:
+def _compiled_with(compiler: list[str], folder: Path, text: str | None) -> Path:
+    command = [*compiler, *(FLAGS if text is None else KERNEL_FLAGS)]
     # The predefined macros name the compiler, its version, and what the CPU can do.
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
     if not any(macro in macros for macro in VECTORS):
         raise Unavailable("the CPU has neither AVX2 nor NEON")
     facts = [
         _sources(),
+        (text or "").encode(),
         importlib.metadata.version("jaxlib").encode(),
         " ".join(command).encode(),
         macros,
     ]
-    path = folder / f"attention-{_digest(*facts)[:24]}.so"
+    name = "attention" if text is None else "kernel"
+    path = folder / f"{name}-{_digest(*facts)[:24]}.so"
     if _is_whole(path):
         return path
     with open_lock(path.with_suffix(".lock")) as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
             logging.getLogger("cope_jax").info(
-                "attention: compiling the C++ library, once, into %s", folder
+                "attention: compiling %s.so in C++, once, into %s", name, folder
             )
-            _compile(command, path)
+            _compile(command, path, text)
     return path
 
 
-def _compile(command: list[str], path: Path) -> None:
+def _compile(command: list[str], path: Path, text: str | None = None) -> None:
     with unfinished(path.parent) as folder:
-        made = folder / path.name
+        made, source = folder / path.name, SOURCES / "attention.cc"
+        if text is not None:
+            source = folder / "kernel.cc"
+            source.write_text(text)
         include = ["-isystem", jax.ffi.include_dir()]
-        _run([*command, *include, str(SOURCES / "attention.cc"), "-o", str(made)])
+        _run([*command, *include, str(source), "-o", str(made)])
         path.with_suffix(".checked").unlink(missing_ok=True)
         path.with_suffix(".sha256").write_text(_digest(made.read_bytes()))
         made.chmod(0o700)

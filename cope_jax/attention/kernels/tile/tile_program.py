@@ -84,17 +84,15 @@ class TileProgram:
                 *(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in leaves)
             )
         self._jaxpr, self.text = closed.jaxpr, str(closed.jaxpr)
-        needed = _needed(self._jaxpr)
-        self.used = tuple(var in needed for var in self._jaxpr.invars)
+        live = needed(self._jaxpr)
+        self.used = tuple(var in live for var in self._jaxpr.invars)
         self._given = [
-            (var, spec)
-            for var, spec in zip(self._jaxpr.invars, leaves, strict=True)
-            if var in needed
+            (var, spec) for var, spec in zip(self._jaxpr.invars, leaves, strict=True) if var in live
         ]
         consts = [
             (var, x)
             for var, x in zip(self._jaxpr.constvars, closed.consts, strict=True)
-            if var in needed
+            if var in live
         ]
         self._hoisted = [(var, natural(np.shape(x), x.dtype)) for var, x in consts]
         self.constants = [
@@ -130,6 +128,19 @@ class TileProgram:
         tiles = zip(self._run([*constants, *given]), self.results, strict=True)
         return [None if spec is None else whole(x, spec.axes) for x, spec in tiles]
 
+    def two_axes(self) -> tuple[Any, list[tuple[tuple[int, int], Any]]]:
+        """The program as a traced function of the constants and of the arguments that it uses.
+
+        Returns (the function, which gives the results that are not 0; size and type of each argument).
+        """
+        arguments = [(spec.size, spec.dtype) for _, spec in (*self._hoisted, *self._given)]
+
+        def run(*arrays: Any) -> list[Array]:
+            tiles = zip(self._run(arrays), self.results, strict=True)
+            return [whole(x, spec.axes) for x, spec in tiles if spec is not None]
+
+        return jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*x) for x in arguments)), arguments
+
     def _run(self, arrays: Sequence[Any]) -> list[Tile]:
         known = (*self._hoisted, *self._given)
         env = {
@@ -143,7 +154,7 @@ def _is_spec(x: Any) -> bool:
     return isinstance(x, Spec)
 
 
-def _needed(jaxpr: Jaxpr) -> set[Var]:
+def needed(jaxpr: Jaxpr) -> set[Var]:
     """The variables that the results depend on."""
     needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
     for eqn in reversed(jaxpr.eqns):
@@ -153,7 +164,7 @@ def _needed(jaxpr: Jaxpr) -> set[Var]:
 
 
 def _evaluate(jaxpr: Jaxpr, env: dict[Var, Tile], forms: Forms) -> list[Tile]:
-    needed = _needed(jaxpr)
+    live = needed(jaxpr)
 
     def read(var: Any) -> Tile:
         if not isinstance(var, Literal):
@@ -162,7 +173,7 @@ def _evaluate(jaxpr: Jaxpr, env: dict[Var, Tile], forms: Forms) -> list[Tile]:
         return Tile(np.asarray(var.val, aval.dtype), aval.shape, (None, None))
 
     for eqn in jaxpr.eqns:
-        if any(var in needed for var in eqn.outvars):
+        if any(var in live for var in eqn.outvars):
             results = _apply(eqn, [read(var) for var in eqn.invars], forms)
             env.update(zip(eqn.outvars, results, strict=True))
     return [read(var) for var in jaxpr.outvars]

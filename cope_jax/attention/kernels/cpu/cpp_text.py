@@ -1,0 +1,403 @@
+"""Prints a scheduled step of a tile program as a function in C++.
+
+`tiles.h` has the functions that the text calls, for vectors and for single numbers, so that one text
+serves every CPU and every width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cope_jax.attention.kernels.cpu.cpp_schedule import OVER_ROWS, TILE, WHOLE, Group, Schedule
+from cope_jax.attention.kernels.tile.tile_graph import COLLECTING, Node
+from cope_jax.attention.kernels.tile.tile_values import NotATile
+
+OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|"}
+FUNCTIONS = frozenset(
+    "abs cos eq erf exp floor ge gt is_finite le log log1p logistic lt max min ne rsqrt sign sin sqrt tanh".split()
+)
+START = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
+ALIGNMENT = 16  # numbers
+
+
+class Step:
+    """The text of one step.
+
+    Args:
+      name: of the function.
+      schedule: the order of its operations.
+      sources: for each input of the program, the C++ expression of its address.
+      turned: for inputs that also lie transposed in memory, that expression.
+
+    Attributes:
+      text: the function `name(const Tiles& t, float* memory)`.
+      memory: how many numbers it needs at `memory`.
+      uses: the numbers of the inputs of which it reads the transposed form.
+    """
+
+    def __init__(
+        self, name: str, schedule: Schedule, sources: dict[int, str], turned: dict[int, str]
+    ):
+        self.schedule, self.turned = schedule, turned
+        self.memory = 0
+        self.uses: set[int] = set()
+        self._lines: list[str] = []
+        self._address: dict[Node, tuple[str, int]] = {}  # and the distance of rows
+        self._names: dict[Node, str] = {}  # of single numbers of the current row
+        declared = self._memory(sources)
+        for stage in sorted(set(schedule.stage.values())):
+            if stage % 2:
+                for node in schedule.order:
+                    if node.op in WHOLE and schedule.stage[node] == stage:
+                        self._whole(node)
+            groups = (group for group in schedule.groups if group.stage == stage)
+            for group in sorted(groups, key=lambda group: group.rows):
+                self._rows(group)
+        copies = [
+            f"std::memcpy(t.out[{n.params['output']}], {self._address[n][0]}, {4 * area(n)});"
+            for n in schedule.order
+            if n.op == "set" and n not in schedule.skipped
+        ]
+        lines = [*declared, *self._lines, *copies]
+        body = "\n".join(f"  {line}" for line in lines)
+        self.text = f"static void {name}(const Tiles& t, float* memory) {{\n{body}\n}}\n"
+
+    def _memory(self, sources: dict[int, str]) -> list[str]:
+        """Declares the addresses of all that lies in memory."""
+        lines, schedule = [], self.schedule
+        outputs: set[int] = set()
+
+        def space(node: Node) -> None:
+            address = f"b{node.number}"
+            kind = c_type(node)
+            lines.append(f"{kind}* __restrict {address} = ({kind}*)(memory + {self.memory});")
+            self.memory += -(-area(node) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+            self._address[node] = address, node.size[1]
+
+        for node in schedule.order:
+            if node.op == "input":
+                kind, number = c_type(node), node.params["number"]
+                lines.append(f"const {kind}* i{number} = (const {kind}*){sources[number]};")
+                self._address[node] = f"i{number}", node.size[1]
+            elif node in schedule.into:
+                output = schedule.into[node]
+                if output not in outputs:
+                    lines.append(f"float* o{output} = t.out[{output}];")
+                    outputs.add(output)
+                self._address[node] = f"o{output}", node.size[1]
+        for node in schedule.order:
+            if node.op == "dot" and len(node.args) == 3 and node not in schedule.into:
+                space(node)
+                self._address[node.args[2]] = self._address[node]
+        for node in schedule.order:
+            if node in self._address or node.leaf or node in schedule.skipped:
+                continue
+            if node.op == "turn":
+                self._address[node] = self._address[node.args[0]][0], node.size[1]
+            elif node.op == "view":
+                base, distance = self._address[node.args[0]]
+                first, column = node.params["at"]
+                self._address[node] = f"({base} + {first * distance + column})", distance
+            elif (
+                node.op in {"set"} | WHOLE | OVER_ROWS | COLLECTING
+                or schedule.kept.get(node) == TILE
+            ):
+                space(node)
+        return lines
+
+    def _write(self, line: str) -> None:
+        self._lines.append(line)
+
+    def _row(self, node: Node) -> str:
+        """The address of the current row."""
+        if node not in self._address:
+            return f"r{node.number}"
+        address, distance = self._address[node]
+        return f"({address} + r * {distance})" if node.size[0] > 1 else address
+
+    def _scalar(self, node: Node) -> str:
+        """The number of a node with one column in the current row."""
+        if node.op == "const":
+            return literal(node)
+        return self._names.get(node) or f"{self._row(node)}[0]"
+
+    # Operations on entire tiles.
+
+    def _whole(self, node: Node) -> None:
+        if node.op == "concatenate":
+            self._concatenate(node)
+        elif node.op == "transpose":
+            (x,), to = node.args, self._address[node][0]
+            address, distance = self._address[x]
+            self._write(f"transpose({address}, {distance}, {x.size[0]}, {x.size[1]}, {to});")
+        elif node.op == "dot":
+            self._product(node)
+
+    def _concatenate(self, node: Node) -> None:
+        at, axis, to = 0, node.params["axis"], self._address[node][0]
+        for x in node.args:
+            first = at * (node.size[1] if axis == 0 else 1)
+            if x.op == "const":
+                source = literal(x)
+            else:
+                address, distance = self._address[x]
+                source = f"{address}[i * {distance} + j]"
+            self._write(
+                f"for (int i = 0; i < {x.size[0]}; i++) for (int j = 0; j < {x.size[1]}; j++) "
+                f"{to}[{first} + i * {node.size[1]} + j] = {source};"
+            )
+            at += x.size[axis]
+
+    def _product(self, node: Node) -> None:
+        x, y = node.args[:2]
+        (rows, columns), summed = node.size, x.size[node.params["x"]]
+        left, distance = self._address[x]
+        strides = f"{distance}, 1" if node.params["x"] == 1 else f"1, {distance}"
+        right, distance = self._address[y]
+        if node.params["y"] == 1:
+            number = y.params.get("number") if y.op == "input" else None
+            if number in self.turned:
+                right = self.turned[number]
+                self.uses.add(number)
+            else:
+                address = f"(memory + {self.memory})"
+                self.memory += -(-area(y) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+                self._write(f"transpose({right}, {distance}, {y.size[0]}, {y.size[1]}, {address});")
+                right = address
+            distance = columns
+        to = self._address[node][0]
+        add = str(len(node.args) == 3 or node in self.schedule.into).lower()
+        self._write(
+            f"product<{columns}, {add}>({rows}, {summed}, {{{left}, {strides}}}, {right}, {distance}, {to});"
+        )
+
+    # Loops over rows.
+
+    def _rows(self, group: Group) -> None:
+        nodes, schedule = self.schedule.groups[group], self.schedule
+        for node in nodes:
+            if node.op in OVER_ROWS | COLLECTING and node not in schedule.into:
+                start = START[node.op[:3]] if node.op in OVER_ROWS else "0.f"
+                self._write(f"std::fill_n({self._address[node][0]}, {area(node)}, {start});")
+            if node.full and node in schedule.kept and node not in self._address:
+                kind = c_type(node)
+                self._write(f"alignas(64) {kind} r{node.number}[{-(-node.size[1] // 16) * 16}];")
+        self._write(f"for (int r = 0; r < {group.rows}; r++) {{")
+        self._names = {}
+        for number in range(max(schedule.passes[node] for node in nodes) + 1):
+            now = [node for node in nodes if schedule.passes[node] == number]
+            looping = [node for node in now if self._in_loop(node)]
+            for node in now:
+                if node not in looping:
+                    self._single(node)
+            for width in sorted({_columns(node) for node in looping}):
+                way = schedule.direction.get((group, number, width), "down")
+                self._columns(
+                    group, number, width, [n for n in looping if _columns(n) == width], way
+                )
+        self._write("}")
+
+    def _in_loop(self, node: Node) -> bool:
+        if node.op in OVER_ROWS | COLLECTING:
+            return True
+        if node.op.endswith("_columns") or node.op == "entry":
+            return node.args[0].full and not self.schedule.direct(node)
+        return node.full
+
+    def _single(self, node: Node) -> None:
+        """Computes one number of a row."""
+        if node in self.schedule.skipped:
+            return
+        args = [self._scalar(a) if not a.full else "" for a in node.args]
+        if node.op == "take":
+            value = f"take<1>({self._row(node.args[0])}, {node.args[0].size[1]}, {args[1]})"
+        elif node.op == "iota":
+            value = "r" if node.size[0] > 1 else "0"
+        elif self.schedule.direct(node):
+            value = f"{self._row(node.args[0])}[{node.params['at']}]"
+        elif node.op in ("scan", "entry") or node.op.endswith("_columns"):
+            value = args[0]
+        elif node.op == "add_to":
+            place = "r" if node.size[0] > 1 else "0"
+            self._write(f"  t.out[{node.params['output']}][{place}] += {args[0]};")
+            return
+        else:
+            value = formula(node, args)
+        if node.op == "set":
+            self._write(f"  {self._row(node)}[0] = {value};")
+            return
+        self._write(f"  const {c_type(node)} v{node.number} = {value};")
+        self._names[node] = f"v{node.number}"
+        if self.schedule.kept.get(node) == TILE:
+            self._write(f"  {self._row(node)}[0] = v{node.number};")
+
+    def _columns(self, group: Group, number: int, width: int, nodes: list[Node], way: str) -> None:
+        """Visits the columns once."""
+        schedule, outside = self.schedule, self._lines
+        begin: list[str] = []
+        end: list[str] = []
+        hoisted: dict[Node, str] = {}
+        known: dict[Node, str] = {}
+        self._lines = []
+
+        def value(node: Node) -> str:
+            if node in known:
+                return known[node]
+            if node.op == "const":
+                return f"all<{width}>({literal(node)})"
+            if not node.full:
+                if node not in hoisted:
+                    hoisted[node] = f"h{node.number}"
+                    begin.append(f"const auto h{node.number} = all<{width}>({self._scalar(node)});")
+                return hoisted[node]
+            if node.op == "iota":
+                text = f"indices<{width}>(c)"
+            elif schedule.group(node) == group and schedule.passes[node] == number:
+                text = self._value(node, value, width)
+            elif node in schedule.kept or (schedule.in_memory(node, group) and not again(node)):
+                text = f"at<{width}>({self._row(node)} + c)"
+            else:
+                text = self._value(node, value, width)
+            self._write(f"    const auto v{node.number} = {text};")
+            known[node] = f"v{node.number}"
+            return known[node]
+
+        def again(node: Node) -> bool:
+            return not node.leaf and node.op not in WHOLE and schedule.cheap(node)
+
+        for node in nodes:
+            label = node.number
+            if node in schedule.skipped:
+                continue
+            if node.op.endswith("_columns"):
+                how, x = node.op[:3], value(node.args[0])
+                begin.append(f"auto a{label} = all<{width}>({START[how]});")
+                self._write(
+                    f"    a{label} = {f'a{label} + {x}' if how == 'sum' else f'{how}_of(a{label}, {x})'};"
+                )
+                end.append(f"v{label} = {how}_of_lanes(a{label});")
+            elif node.op == "entry":
+                x, at = value(node.args[0]), node.params["at"]
+                self._write(
+                    f"    if (holds<{width}>(c, {at})) v{label} = lane<{width}>({x}, {at});"
+                )
+            elif node.op in OVER_ROWS:
+                to, x = self._address[node][0], value(node.args[0])
+                old = f"at<{width}>({to} + c)"
+                new = f"{old} + {x}" if node.op == "sum_rows" else f"{node.op[:3]}_of({old}, {x})"
+                self._write(f"    store({to} + c, {new});")
+            elif node.op in COLLECTING:
+                index, x = (value(a) for a in node.args)
+                add = "add_hats" if node.op == "gather_up" else "add_entries"
+                self._write(f"    {add}({self._row(node)}, {node.size[1]}, {index}, {x});")
+            elif node.op == "add_to":
+                to = f"t.out[{node.params['output']}] + {f'r * {width} + ' if node.size[0] > 1 else ''}c"
+                self._write(f"    store({to}, at<{width}>({to}) + {value(node.args[0])});")
+            elif node.op == "set":
+                self._write(f"    store({self._row(node)} + c, {value(node.args[0])});")
+            elif node in schedule.kept or node in self._address or not schedule.cheap(node):
+                if node.op == "scan":
+                    begin.append(f"float c{label} = 0;")
+                x = value(node)
+                if node in schedule.kept or node in self._address:
+                    self._write(f"    store({self._row(node)} + c, {x});")
+        inner, self._lines = self._lines, outside
+        if not inner:
+            return
+        for node in nodes:
+            if node.op.endswith("_columns") or node.op == "entry":
+                self._write(f"  {c_type(node)} v{node.number}{{}};")
+                self._names[node] = f"v{node.number}"
+        condition = self._is_needed(nodes)
+        head = (
+            f"for (int c = {width} - step<{width}>; c >= 0; c -= step<{width}>)"
+            if way == "down"
+            else f"for (int c = 0; c < {width}; c += step<{width}>)"
+        )
+        self._lines += [f"  {condition}{{", *(f"    {line}" for line in begin)]
+        self._lines += [f"    UNROLL {head} {{", *(f"  {line}" for line in inner), "    }"]
+        self._lines += [*(f"    {line}" for line in end), "  }"]
+        for node in nodes:
+            if schedule.kept.get(node) == TILE and node in self._names:
+                self._write(f"  {self._row(node)}[0] = {self._names[node]};")
+
+    def _is_needed(self, nodes: list[Node]) -> str:
+        """The condition under which a loop changes anything: x·1 in the place of x does not."""
+        factors = []
+        for node in nodes:
+            if node in self.schedule.skipped:
+                continue
+            numbers = [a for a in node.args if not a.full]
+            if node.op != "mul" or node not in self.schedule.into or len(numbers) != 1:
+                return ""
+            factors.append(f"{self._scalar(numbers[0])} != 1.f")
+        return f"if ({' || '.join(factors)}) " if factors else ""
+
+    def _value(self, node: Node, value: Callable[[Node], str], width: int) -> str:
+        if node.op == "take":
+            z, index = node.args
+            return f"take<{width}>({self._row(z)}, {z.size[1]}, {value(index)})"
+        args = [value(a) for a in node.args]
+        if node.op == "scan":
+            way = "suffix" if node.params["suffix"] else "prefix"
+            return f"{way}_sums({args[0]}, c{node.number})"
+        return formula(node, args)
+
+
+def area(node: Node) -> int:
+    """The number of entries."""
+    return node.size[0] * node.size[1]
+
+
+def c_type(node: Node) -> str:
+    """The type of the entries in memory."""
+    return "float" if node.kind == "float" else "int32_t"
+
+
+def _columns(node: Node) -> int:
+    """The columns that an operation visits."""
+    inner = node.op.endswith("_columns") or node.op in {"entry"} | OVER_ROWS | COLLECTING
+    return node.args[0].size[1] if inner else node.size[1]
+
+
+def literal(node: Node) -> str:
+    """A number in C++."""
+    value: Any = node.params["value"]
+    if node.kind == "bool":
+        return "-1" if value else "0"
+    if node.kind != "float":
+        return f"int32_t({np.int64(value).astype(np.int32)})"
+    if not np.isfinite(value):
+        return "NAN" if np.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
+    return f"{float(np.float32(value))!r}f"
+
+
+def formula(node: Node, args: list[str]) -> str:
+    """An operation on each entry, of vectors or of single numbers."""
+    op = node.op
+    if op in OPERATORS:
+        return f"({args[0]} {OPERATORS[op]} {args[1]})"
+    if op == "ge" and node.args[0].kind == "uint":
+        return f"unsigned_ge({', '.join(args)})"
+    if op in FUNCTIONS:
+        return f"{op}_of({', '.join(args)})"
+    if op == "div":
+        return f"({args[0]} / {args[1]})"
+    if op == "neg":
+        return f"(-{args[0]})"
+    if op == "not":
+        return f"(~{args[0]})"
+    if op == "select_n":
+        return f"choose({args[0]}, {args[2]}, {args[1]})"
+    if op == "power":
+        exponent = node.params["exponent"]
+        product = f"({' * '.join([args[0]] * abs(exponent))})"
+        return product if exponent > 0 else f"(1.f / {product})"
+    if op == "convert":
+        return f"{node.args[0].kind}_to_{node.kind}({args[0]})"
+    if op in ("expand", "as", "set", "add_to"):
+        return args[0]
+    if op == "threefry":
+        return f"threefry<{node.params['at']}>({', '.join(args)})"
+    raise NotATile(f"this kernel has no {op}")

@@ -1,0 +1,286 @@
+// What generated steps call, for vectors and for single numbers: a width that no vector divides takes single numbers.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "matrices.h"
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef uint32_t U __attribute__((vector_size(4 * W)));
+
+template <int width>
+constexpr bool whole = width % W == 0;
+template <int width>
+constexpr int step = whole<width> ? W : 1;
+
+#define UNROLL _Pragma("GCC unroll 4")
+#define EACH template <int width> INLINE
+
+EACH auto at(const float* p) {
+  if constexpr (whole<width>) return load(p);
+  else return *p;
+}
+EACH auto at(const int32_t* p) {
+  if constexpr (whole<width>) return load(p);
+  else return *p;
+}
+template <int width, class T>
+INLINE auto all(T x) {
+  if constexpr (whole<width>) return all(x);
+  else return x;
+}
+EACH auto indices(int c) {
+  if constexpr (whole<width>) return iota() + c;
+  else return (int32_t)c;
+}
+INLINE void store(float* p, float x) { *p = x; }
+INLINE void store(int32_t* p, int32_t x) { *p = x; }
+// Whether the columns from c on hold this one, and its entry.
+EACH bool holds(int c, int column) { return c == column / step<width> * step<width>; }
+template <int width, class T>
+INLINE auto lane(T x, int column) {
+  if constexpr (whole<width>) return x[column % W];
+  else return x;
+}
+
+// A comparison is -1 where it is true, else 0.
+#define COMPARISON(NAME, OPERATOR)                                        \
+  INLINE I NAME(V a, V b) { return a OPERATOR b; }                        \
+  INLINE I NAME(I a, I b) { return a OPERATOR b; }                        \
+  INLINE int32_t NAME(float a, float b) { return -(a OPERATOR b); }       \
+  INLINE int32_t NAME(int32_t a, int32_t b) { return -(a OPERATOR b); }
+COMPARISON(gt_of, >)
+COMPARISON(ge_of, >=)
+COMPARISON(lt_of, <)
+COMPARISON(le_of, <=)
+COMPARISON(eq_of, ==)
+COMPARISON(ne_of, !=)
+#undef COMPARISON
+INLINE I unsigned_ge(I a, I b) { return (a ^ INT32_MIN) >= (b ^ INT32_MIN); }
+INLINE int32_t unsigned_ge(int32_t a, int32_t b) { return -((uint32_t)a >= (uint32_t)b); }
+
+INLINE V choose(I condition, V yes, V no) { return condition ? yes : no; }
+INLINE I choose(I condition, I yes, I no) { return condition ? yes : no; }
+INLINE float choose(int32_t condition, float yes, float no) { return condition ? yes : no; }
+INLINE int32_t choose(int32_t condition, int32_t yes, int32_t no) { return condition ? yes : no; }
+
+INLINE I float_to_int(V x) { return truncate(x); }
+INLINE int32_t float_to_int(float x) { return truncate(all(x))[0]; }
+INLINE V int_to_float(I x) { return to_float(x); }
+INLINE float int_to_float(int32_t x) { return (float)x; }
+INLINE V bool_to_float(I x) { return x ? all(1.f) : V{}; }
+INLINE float bool_to_float(int32_t x) { return x ? 1.f : 0.f; }
+template <class T>
+INLINE T bool_to_int(T x) { return -x; }
+template <class T>
+INLINE T int_to_bool(T x) { return ne_of(x, x ^ x); }
+
+// The larger or smaller number; NaN if one is NaN.
+template <class T>
+INLINE T max_of(T a, T b) { return choose(gt_of(a, b) | ne_of(a, a), a, b); }
+template <class T>
+INLINE T min_of(T a, T b) { return choose(lt_of(a, b) | ne_of(a, a), a, b); }
+
+INLINE float sum_of_lanes(V x) { return sum(x); }
+INLINE float sum_of_lanes(float x) { return x; }
+INLINE float max_of_lanes(V x) { return maximum(x); }
+INLINE float max_of_lanes(float x) { return x; }
+INLINE float min_of_lanes(V x) { return -maximum(-x); }
+INLINE float min_of_lanes(float x) { return x; }
+INLINE V suffix_sums(V x, float& farther) {
+  const V y = suffix_sum(x) + farther;
+  farther = y[0];
+  return y;
+}
+INLINE V prefix_sums(V x, float& before) {
+  const V y = prefix_sum(x) + before;
+  before = y[W - 1];
+  return y;
+}
+INLINE float suffix_sums(float x, float& farther) { return farther += x; }
+INLINE float prefix_sums(float x, float& before) { return before += x; }
+
+// A function of vectors, for single numbers too.
+#define SCALAR(NAME) INLINE float NAME(float x) { return NAME(all(x))[0]; }
+// A function of the standard library, lane by lane.
+#define LANES(NAME, FUNCTION)                   \
+  INLINE float NAME(float x) { return FUNCTION(x); } \
+  INLINE V NAME(V x) {                          \
+    V y;                                        \
+    for (int i = 0; i < W; i++) y[i] = FUNCTION(x[i]); \
+    return y;                                   \
+  }
+LANES(sin_of, std::sin)
+LANES(cos_of, std::cos)
+LANES(erf_of, std::erf)
+LANES(sqrt_of, std::sqrt)
+INLINE V rsqrt_of(V x) { return 1.f / sqrt_of(x); }
+SCALAR(rsqrt_of)
+INLINE V abs_of(V x) { return (V)((I)x & INT32_MAX); }
+INLINE I abs_of(I x) { return x < 0 ? -x : x; }
+INLINE int32_t abs_of(int32_t x) { return x < 0 ? -x : x; }
+SCALAR(abs_of)
+INLINE V sign_of(V x) { return x > 0.f ? all(1.f) : (x < 0.f ? all(-1.f) : x); }
+SCALAR(sign_of)
+INLINE I is_finite_of(V x) { return ((I)x & 0x7f800000) != 0x7f800000; }
+INLINE int32_t is_finite_of(float x) { return -(int32_t)std::isfinite(x); }
+INLINE V floor_of(V x) {  // of numbers whose whole part is an int32
+  const V whole = to_float(truncate(x));
+  return whole - (x < whole ? all(1.f) : V{});
+}
+SCALAR(floor_of)
+INLINE V exp_of(V x) { return x < -87.f ? V{} : exponential(x); }
+SCALAR(exp_of)
+// log x of normal numbers, with a relative error of about 1e-7.
+INLINE V log_of(V x) {
+  const I bits = (I)x;
+  I exponent = ((bits >> 23) & 255) - 126;
+  V m = (V)((bits & 0x007fffff) | 0x3f000000);  // in [0.5, 1)
+  const I small = m < 0.70710678f;
+  exponent += small;
+  m = (small ? m + m : m) - 1.f;
+  const V z = m * m, e = to_float(exponent);
+  V p = all(7.0376836292e-2f);
+  for (float c : {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f, -1.6668057665e-1f,
+                  2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f})
+    p = p * m + c;
+  const V y = m * z * p + e * -2.12194440e-4f - z * 0.5f, value = m + y + e * 0.693359375f;
+  const V edge = x == 0.f ? all(-INFINITY) : (x == INFINITY ? x : all(NAN));
+  return (x > 0.f) & (x < INFINITY) ? value : edge;
+}
+SCALAR(log_of)
+INLINE V log1p_of(V x) {  // log u, plus what rounding took from u = 1 + x
+  const V u = x + 1.f, lost = x - (u - 1.f);
+  return u == 1.f ? x : (u == INFINITY ? u : log_of(u) + lost / u);
+}
+SCALAR(log1p_of)
+INLINE V logistic_of(V x) { return sigmoid(x); }
+SCALAR(logistic_of)
+INLINE V tanh_of(V x) {
+  const V size = abs_of(x), e = exponential(size * -2.f), z = x * x;
+  const V large = (V)((I)((1.f - e) / (1.f + e)) | ((I)x & INT32_MIN));
+  V p = all(-5.70498872745e-3f);
+  for (float c : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) p = p * z + c;
+  return size > 0.625f ? large : x + x * z * p;
+}
+SCALAR(tanh_of)
+
+// One of the two words of Threefry-2x32 with 20 rounds.
+template <int word, class T>
+INLINE T threefry(T k0, T k1, T x0, T x1) {
+  const T keys[3] = {k0, k1, (T)(k0 ^ k1 ^ 0x1BD11BDA)};
+  constexpr int turns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  auto plus = [](auto a, auto b) {  // without overflow of signed numbers
+    typedef std::conditional_t<std::is_same_v<decltype(a), int32_t>, uint32_t, U> Unsigned;
+    return (decltype(a))((Unsigned)a + (Unsigned)b);
+  };
+  auto turned = [](auto a, int n) {
+    typedef std::conditional_t<std::is_same_v<decltype(a), int32_t>, uint32_t, U> Unsigned;
+    return (decltype(a))(((Unsigned)a << n) | ((Unsigned)a >> (32 - n)));
+  };
+  x0 = plus(x0, keys[0]), x1 = plus(x1, keys[1]);
+  for (int round = 0; round < 5; round++) {
+    for (int n : turns[round % 2]) x0 = plus(x0, x1), x1 = turned(x1, n) ^ x0;
+    x0 = plus(x0, keys[(round + 1) % 3]);
+    x1 = plus(plus(x1, keys[(round + 2) % 3]), (T)(k0 - k0 + round + 1));
+  }
+  return word ? x1 : x0;
+}
+
+// z[index] of one row with n entries; an index beyond them, of a NaN, takes the nearest.
+INLINE I inside(I index, int n) {
+  index = index < 0 ? I{} : index;
+  return index >= n ? all(n - 1) : index;
+}
+INLINE int32_t inside(int32_t index, int n) { return std::max(0, std::min(index, n - 1)); }
+EACH V take(const float* z, int n, I index) {
+#if !defined(__clang__)  // tables in registers
+  if (n == W) return permute(load(z), index);
+  if (n == 2 * W) return __builtin_shuffle(load(z), load(z + W), index);
+  if (n == 4 * W) {
+    const V low = __builtin_shuffle(load(z), load(z + W), index);
+    return index & 2 * W ? __builtin_shuffle(load(z + 2 * W), load(z + 3 * W), index) : low;
+  }
+#endif
+  index = inside(index, n);
+#if defined(__AVX512F__)
+  return (V)_mm512_i32gather_ps((__m512i)index, z, 4);
+#else
+  V y;
+  for (int i = 0; i < W; i++) y[i] = z[index[i]];
+  return y;
+#endif
+}
+EACH float take(const float* z, int n, int32_t index) { return z[inside(index, n)]; }
+EACH I take(const int32_t* z, int n, I index) { return (I)take<width>((const float*)z, n, index); }
+EACH int32_t take(const int32_t* z, int n, int32_t index) { return z[inside(index, n)]; }
+
+// z[index] += x
+INLINE void add_entries(float* z, int n, int32_t index, float x) { z[inside(index, n)] += x; }
+INLINE void add_entries(float* z, int n, I index, V x) {
+  for (int i = 0; i < W; i++) add_entries(z, n, index[i], x[i]);
+}
+// z[⌊p⌋] += x·(1-w), z[⌊p⌋+1] += x·w, with w = p - ⌊p⌋
+INLINE void add_hats(float* z, int n, float p, float x) {
+  const int32_t cell = inside(float_to_int(p), n);
+  const float above = x * (p - cell);
+  z[cell] += x - above;
+  z[std::min(cell + 1, n - 1)] += above;
+}
+INLINE void add_hats(float* z, int n, V p, V x) {
+  const I cell = inside(truncate(p), n);
+  const V above = x * (p - to_float(cell));
+  const int base = std::max(0, std::min(std::min(cell[0], cell[W - 1]), n - W - 1));
+  alignas(4 * W) float low[W], high[W];  // in memory, from where one number fills a vector in one instruction
+  alignas(4 * W) int32_t places[W];
+  const I place = cell - base;
+  store(high, above), store(low, x - above), store(places, place);
+  const I outside = (place < 0) | (place >= W);
+  int32_t any = 0;
+  for (int i = 0; i < W; i++) any |= outside[i];
+  if (any || n <= W) {
+    for (int i = 0; i < W; i++) z[base + places[i]] += low[i], z[std::min(base + places[i] + 1, n - 1)] += high[i];
+    return;
+  }
+  const I lanes = iota();
+  V first{}, second{};
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++) {
+    const I hit = lanes == places[i];
+    first += hit ? all(low[i]) : V{};
+    second += hit ? all(high[i]) : V{};
+  }
+  store(z + base, load(z + base) + first);
+  store(z + base + 1, load(z + base + 1) + second);
+}
+
+// y[column][row] = x[row][column]
+inline void transpose(const float* x, long distance, int rows, int columns, float* y) {
+  for (int first = 0; first < rows; first += 16)
+    for (int c = 0; c < columns; c++)
+      for (int r = first; r < std::min(rows, first + 16); r++) y[(long)c * rows + r] = x[r * distance + c];
+}
+
+// C = A·B, plus C if `ADD`; what is left of the columns after whole vectors is computed one by one.
+template <int columns, bool ADD>
+void product(int rows, int summed, Matrix a, const float* b, long b_row, float* c) {
+  constexpr int vectors = columns / W * W;
+  if (vectors) product<ADD>(rows, vectors, summed, a, b, b_row, c, columns);
+  for (int m = 0; m < rows && vectors < columns; m++) {
+    float* to = c + (long)m * columns;
+    if (!ADD) std::fill(to + vectors, to + columns, 0.f);
+    for (int k = 0; k < summed; k++) {
+      const float factor = a.p[m * a.row + k * a.column];
+      for (int j = vectors; j < columns; j++) to[j] += factor * b[k * b_row + j];
+    }
+  }
+}
+
+}  // namespace

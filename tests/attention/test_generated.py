@@ -1,0 +1,187 @@
+"""Generated C++ says what full attention says, in value and every gradient, for every encoding that a
+tile program can express.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+from cope_jax import encodings
+from cope_jax.attention import Reason, attend, full_attention, placement, prepare
+from cope_jax.attention.kernels.cpu import cpp_attention, library
+from cope_jax.errors import ConfigError
+from cope_jax.layout import Layout
+from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full, ran
+from tests.attention.test_fused import reason
+from tests.attention.test_native import native as native
+from tests.encodings.cases import build, every
+from tests.oracle.encodings import Sizes
+
+pytestmark = pytest.mark.usefixtures("native")
+SIZES = Sizes(heads=4, kv_heads=2, head_dim=16, model_dim=8, max_length=200)
+FEW = ["cope(npos_max=3)", "fox", "alibi", "stick_breaking"]
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """Compiles with fewer optimizations: here only the numbers count."""
+    flags = ["-O1" if flag == "-O3" else flag for flag in library.KERNEL_FLAGS]
+    monkeypatch.setattr(library, "KERNEL_FLAGS", flags)
+
+
+def generated(encoding, request):
+    return ran(cpp_attention.plan(encoding, request))
+
+
+def why_not(encoding, request):
+    answer = cpp_attention.plan(encoding, request)
+    return answer.why if isinstance(answer, Reason) else None
+
+
+compare = functools.partial(assert_equals_full, generated, sizes=SIZES)
+
+
+@every(few=FEW)
+def test_every_encoding(spec):
+    why = reason(spec)
+    if why is not None:
+        with pytest.raises(AssertionError, match=why):  # it has no plan
+            compare(spec, 150, 150)
+        return
+    # The gradient of FIRE's last bias is 0: a sum of 45,000 numbers up to 1 that cancel.
+    compare(spec, 150, 150, atol=6e-5, least=1.0 if "fire" in spec else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "length", "options"),
+    [
+        ("cope(npos_max=3)", 37, {"window": 100}),  # fewer queries than keys
+        ("cope(npos_max=3)", 180, {}),  # more queries than keys
+        ("cope(npos_max=3)", 150, {"window": 20, "segments": DOCUMENTS}),
+        ("alibi", 150, {"window": 70, "causal": False}),
+        ("alibi", 150, {"segments": SHUFFLED, "causal": False, "scale": 0.3}),
+        pytest.param("fox", 150, {"segments": DOCUMENTS}, marks=pytest.mark.slow),
+        pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_masks_and_scales(spec, length, options):
+    compare(spec, length, 150, **options)
+
+
+@pytest.mark.parametrize("rate", [0.4])
+def test_dropout(rate):
+    """Every pair is dropped that full attention drops."""
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 100, 2, 16))
+
+    def gradients(attention):
+        def out(q, k, v):
+            options = {"dropout_rate": rate, "dropout_key": jax.random.key(1)}
+            return attention(encoding, prepare(q, k, v, encoding=encoding, **options))
+
+        value, pull = jax.vjp(jax.jit(out), q, k, v)
+        return value, *pull(jnp.cos(value))
+
+    for computed, exact in zip(gradients(generated), gradients(full_attention), strict=True):
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        Sizes(2, 1, 24, 6, 200),  # no vector of 16 numbers divides the width
+        pytest.param(Sizes(1, 1, 5, 6, 200), marks=pytest.mark.slow),
+        pytest.param(Sizes(4, 4, 80, 6, 200), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_widths_and_groups_of_heads(sizes):
+    compare("cope(npos_max=20)", 70, 70, sizes=sizes)
+
+
+def test_nan_stays_in_its_row_and_reads_no_other_memory():
+    graphdef, state = build("cope(npos_max=100)", sizes=SIZES, dtype=np.float32)
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 100, 4, 16))
+    inputs = prepare(
+        q.at[0, 50, 1].set(jnp.nan), k[:, :, :2], k[:, :, :2], encoding=nnx.merge(graphdef, state)
+    )
+    out = np.asarray(generated(nnx.merge(graphdef, state), inputs))
+    assert np.isnan(out[0, 50, 1]).all()
+    assert np.isnan(out).sum() == 16
+
+
+def test_types_vmap_devices_and_several_calls_at_once():
+    encoding = nnx.merge(*build("alibi", sizes=SIZES, dtype=np.float32))
+    q, k, v = (
+        jax.random.normal(jax.random.key(n), (4, 70, heads, 16))
+        for n, heads in ((0, 4), (1, 2), (2, 2))
+    )
+
+    def out(q, k, v):
+        return generated(encoding, prepare(q, k, v, encoding=encoding))
+
+    whole = out(q, k, v)
+    one_by_one = jax.vmap(out)(*(x[:, None] for x in (q, k, v)))
+    np.testing.assert_array_equal(one_by_one[:, 0], whole)
+    rounded = [jnp.bfloat16(x) for x in (q, k, v)]
+    assert out(*rounded).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(
+        out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded)))
+    )
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
+        request = prepare(q, k, v, encoding=encoding)
+        assert "splits neither the batch nor" in why_not(encoding, request)
+        request = dataclasses.replace(request, layout=Layout(batch=("data",)))
+        split = placement.shard_batch(generated, encoding, request)
+    np.testing.assert_array_equal(split, whole)
+
+
+def test_second_derivatives_are_refused_in_one_line():
+    encoding = encodings.create("alibi", num_heads=1, head_dim=16, rngs=nnx.Rngs(0))
+
+    def norm(q):
+        return (generated(encoding, prepare(q, q, q, encoding=encoding)) ** 2).sum()
+
+    with pytest.raises(ConfigError, match=r"in C\+\+ has first derivatives only: choose"):
+        jax.hessian(norm)(jnp.ones((1, 4, 1, 16)))
+
+
+def test_attend_takes_it_for_what_no_kernel_by_hand_can_run_and_says_why_not():
+    def reason(spec="alibi", dtype=jnp.float32, **options):
+        encoding = encodings.create(spec, num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+        x = jnp.ones((1, 70, 2, 16), dtype)
+        return why_not(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
+
+    assert reason() is None
+    assert "a mask is given" in reason(mask=np.ones((1, 1, 70, 70), bool))
+    assert "a bias is given" in reason(bias=np.ones((1, 1, 70, 70), np.float32))
+    assert "a type is float16" in reason(dtype=jnp.float16)
+    assert "all keys in one block" in reason("cope_two_sided")
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
+
+    def run(x, **options):
+        return attend(x, x, x, encoding=encoding, **options)
+
+    assert library.target("Generate") in jax.jit(run).lower(x).as_text()
+    with pytest.raises(ConfigError, match="is not possible, because sizes of blocks are given"):
+        run(x, implementation="fused", blocks=(16, 16, 16))
+
+
+def test_a_kernel_that_cannot_be_compiled_is_one_line_and_attention_goes_on(monkeypatch):
+    monkeypatch.setattr(library, "KERNEL_FLAGS", ["--no-such-flag"])
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
+    library._load_kernel.cache_clear()
+    cpp_attention.tile_attention._untraced.cache_clear()
+    why = why_not(encoding, prepare(x, x, x, encoding=encoding))
+    assert "attention cannot be compiled: " in why and "no-such-flag" in why and "\n" not in why
+    exact = full_attention(encoding, prepare(x, x, x, encoding=encoding))
+    np.testing.assert_allclose(attend(x, x, x, encoding=encoding), exact, rtol=0, atol=2e-5)
