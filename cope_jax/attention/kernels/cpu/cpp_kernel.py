@@ -119,7 +119,7 @@ class CppKernel:
         return step.text
 
     def _source(self, x: Argument) -> str:
-        """Where a step reads an argument; what passes from block to block lies in the output."""
+        """The address at which a step reads an argument; what passes from block to block lies in the output."""
         for n, leaf in enumerate(self.loop):
             if leaf is x:
                 return f"t.out[{self.numbers[n]}]"

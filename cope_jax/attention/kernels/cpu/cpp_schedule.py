@@ -104,11 +104,11 @@ class Schedule:
         return Group(self.stage[node], rows_of(node))
 
     def cheap(self, node: Node) -> bool:
-        """Whether a node is computed again instead of stored."""
+        """Returns whether a node is computed again instead of stored."""
         return node.full and self.depth.get(node, DEEPEST + 1) <= DEEPEST
 
     def in_memory(self, node: Node, reader: Group | None) -> bool:
-        """Whether a node lies in memory for an operation of the group `reader`."""
+        """Returns whether a node lies in memory for an operation of the group `reader`."""
         return node.op == "input" or (not node.leaf and self.group(node) != reader)
 
     def _stage_of(self, node: Node) -> int:
@@ -155,7 +155,7 @@ class Schedule:
                 table = node.op == "take" and position == 0
                 later = (a.op in OVER_COLUMNS and a.args[0].full and not self.direct(a)) or table
                 number = max(number, self.passes[a] + later)
-        if node.op == "scan" and node.full:
+        if node.op == "running_sum" and node.full:
             way = "down" if node.params["suffix"] else "up"
             while self.direction.get((group, number, node.size[1]), way) != way:
                 number += 1
@@ -163,7 +163,7 @@ class Schedule:
         self.passes[node] = number
 
     def direct(self, node: Node) -> bool:
-        """Whether a node is an entry of what lies in memory."""
+        """Returns whether a node is an entry of what lies in memory."""
         return node.op == "entry" and self.in_memory(node.args[0], self.group(node))
 
     def _depth_of(self, node: Node) -> int:
@@ -179,9 +179,9 @@ class Schedule:
         """Notes that `node` reads `a`."""
         if a.leaf or a.op in WHOLE:
             return
-        group, own = self.group(a), self.group(node)
-        if own != group:
-            same_rows = own is not None and group is not None and own.rows == group.rows
+        group, reader = self.group(a), self.group(node)
+        if reader != group:
+            same_rows = reader is not None and group is not None and reader.rows == group.rows
             if self.cheap(a) and same_rows and not (node.op == "take" and position == 0):
                 for operand in a.args:  # computed again, from its own operands
                     self._keep(node, -1, operand)

@@ -216,11 +216,11 @@ class Step:
             value = "r" if node.size[0] > 1 else "0"
         elif self.schedule.direct(node):
             value = f"{self._row(node.args[0])}[{node.params['at']}]"
-        elif node.op in ("scan", "entry") or node.op.endswith("_columns"):
+        elif node.op in ("running_sum", "entry") or node.op.endswith("_columns"):
             value = args[0]
         elif node.op == "add_to":
-            place = "r" if node.size[0] > 1 else "0"
-            self._write(f"  t.out[{node.params['output']}][{place}] += {args[0]};")
+            row = "r" if node.size[0] > 1 else "0"
+            self._write(f"  t.out[{node.params['output']}][{row}] += {args[0]};")
             return
         else:
             value = formula(node, args)
@@ -297,7 +297,7 @@ class Step:
             elif node.op == "set":
                 self._write(f"    store({self._row(node)} + c, {value(node.args[0])});")
             elif node in schedule.kept or node in self._address or not schedule.cheap(node):
-                if node.op == "scan":
+                if node.op == "running_sum":
                     begin.append(f"float c{label} = 0;")
                 x = value(node)
                 if node in schedule.kept or node in self._address:
@@ -339,7 +339,7 @@ class Step:
             z, index = node.args
             return f"take<{width}>({self._row(z)}, {z.size[1]}, {value(index)})"
         args = [value(a) for a in node.args]
-        if node.op == "scan":
+        if node.op == "running_sum":
             way = "suffix" if node.params["suffix"] else "prefix"
             return f"{way}_sums({args[0]}, c{node.number})"
         return formula(node, args)

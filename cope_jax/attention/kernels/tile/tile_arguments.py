@@ -49,7 +49,7 @@ class Argument:
 
     @property
     def along(self) -> int:
-        """Whether queries or keys are the rows (0) or the columns (1) of a tile."""
+        """The axis of a tile that numbers queries or keys: its rows (0) or its columns (1)."""
         return 0 if self.spec.axes[0] == self.axis else 1
 
 

@@ -46,12 +46,12 @@ class Node:
 
     @property
     def leaf(self) -> bool:
-        """Whether it needs no computation."""
+        """Returns whether it needs no computation."""
         return self.op in ("input", "const")
 
     @property
     def full(self) -> bool:
-        """Whether it has several columns."""
+        """Returns whether it has several columns."""
         return self.size[1] > 1
 
 
@@ -288,7 +288,7 @@ class Graph:
 
     def _running_sum(self, out: Any, values: list[Value], *, suffix: bool) -> Node:
         return self.add(
-            "scan", [self._sized(values[0][0], out.shape)], out.shape, "float", suffix=suffix
+            "running_sum", [self._sized(values[0][0], out.shape)], out.shape, "float", suffix=suffix
         )
 
     def _cells(self, z: Node, p: Node) -> tuple[Node, Node, Node]:

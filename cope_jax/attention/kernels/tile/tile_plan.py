@@ -31,7 +31,7 @@ class Execution(Protocol):
 
     @property
     def keys(self) -> int:
-        """How many keys a kernel sees at a time."""
+        """The number of keys that a kernel sees at a time."""
 
     @property
     def forms(self) -> Forms:
