@@ -18,9 +18,9 @@ from cope_jax.attention import (
     attention_weights,
     create_cache,
     full_attention,
-    fused,
     prepare,
 )
+from cope_jax.attention.kernels.cpu import cpu_attention
 from cope_jax.attention.request import checked_execution
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, in_blocks, interpreted
@@ -180,7 +180,7 @@ def test_kernels_that_are_written_by_hand_refuse_and_auto_goes_on(option):
     encoding = nnx.merge(*build("rope", dtype=np.float32))
     arrays = arrays_of(70, 70, batch=1)
     q, k, v = (jnp.asarray(arrays[name], jnp.float32) for name in "qkv")
-    answer = fused.plan(encoding, prepare(q, k, v, encoding=encoding, **dict([option])))
+    answer = cpu_attention.plan(encoding, prepare(q, k, v, encoding=encoding, **dict([option])))
     assert isinstance(answer, Reason) and option[0] in answer.why
     out = attend(q, k, v, encoding=encoding, **dict([option]))
     exact = attend(q, k, v, encoding=encoding, implementation="full", **dict([option]))
