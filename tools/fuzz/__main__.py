@@ -38,7 +38,6 @@ def main() -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all files.")
     parser.add_argument("--cases", type=int, default=2000, help="Number of cases.")
     parser.add_argument("--seed", type=int, default=0, help="Random seed of the cases.")
-    parser.add_argument("--kinds", default="all", help=f"Any of {', '.join(cases.KINDS)}.")
     parser.add_argument("--only", type=int, help="The number of the only case to run.")
     parser.add_argument(
         "--limit", type=float, default=20, help="Seconds until a command must end or show progress."
@@ -49,23 +48,20 @@ def main() -> int:
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
-    kinds = list(cases.KINDS) if options.kinds == "all" else options.kinds.split(",")
-    if wrong := [kind for kind in kinds if kind not in cases.KINDS]:
-        parser.error(f"--kinds={wrong[0]} is unknown: choose from {', '.join(cases.KINDS)}")
     numbers = range(options.cases) if options.only is None else [options.only]
     ends: collections.Counter[str] = collections.Counter()
     findings = []
     with tqdm(total=len(numbers), unit="case", dynamic_ncols=True) as bar:
+        folder = options.workdir.resolve()
         for number, case, done, problem in run(
-            options.workdir.resolve(), options.seed, numbers, options.jobs, options.limit, kinds
+            folder, options.seed, numbers, options.jobs, options.limit
         ):
             bar.update()
             ends[f"{case.kind}: {'stopped' if done is None else f'status {done.status}'}"] += 1
             if problem:
-                findings.append(
-                    f"case {number} ({case.kind}, {case.text!r}): {problem}\n  {_line(case)}"
-                )
-                bar.write(findings[-1])
+                text = f"case {number} ({case.kind}, {case.text!r}): {problem}\n  {_line(case)}"
+                findings.append(text)
+                bar.write(text)
     for end, count in sorted(ends.items()):
         print(f"{end}: {count}")
     print(f"{len(findings)} findings in {len(numbers)} cases")
@@ -73,12 +69,7 @@ def main() -> int:
 
 
 def run(
-    folder: Path,
-    seed: int,
-    numbers: Sequence[int],
-    jobs: int = 1,
-    limit: float = 60,
-    kinds: Sequence[str] = tuple(cases.KINDS),
+    folder: Path, seed: int, numbers: Sequence[int], jobs: int = 1, limit: float = 60
 ) -> Iterator[tuple[int, Case, Done | None, str | None]]:
     """Yields each case with how it ended and what is wrong with that, None if nothing is."""
     folder.mkdir(parents=True)
@@ -89,7 +80,7 @@ def run(
         def one(number: int) -> tuple[int, Case, Done | None, str | None]:
             out = folder / f"case_{number}"
             out.mkdir()
-            case = cases.draw(seed, number, material, out, kinds)
+            case = cases.draw(seed, number, material, out)
             done, problem = judge(case, material.folder / "compiled", out, limit)
             # Multiprocessing has not learned how it ended.
             if done is not None and done.status == 255:
@@ -111,19 +102,13 @@ def prepare(material: Material) -> None:
     """Makes the runs and files that cases damage."""
     material.folder.mkdir()
     material.config.write_text(CONFIG)
-    right = material.base(material.run)
-    shards = [
-        word.replace(str(material.run), str(material.shards)) for word in right["export of shards"]
-    ]
-    text = [
-        word.replace(str(material.run), str(material.text)) for word in right["train of shards"]
-    ]
-    for name, flags in (
-        ("train", right["train"]),
-        ("export", shards),
-        ("train", text),
-        ("convert", [f"--model={material.text}", f"--out={material.model}"]),
+    for name, out in (
+        ("train", material.run),
+        ("export of shards", material.shards),
+        ("train of shards", material.text),
+        ("convert", material.model),
     ):
+        flags = material.base(out)[name]
         done = Command(material.folder / "compiled", _name(name), *flags).wait()
         if done.status:
             raise RuntimeError(f"{name} {' '.join(flags)}: {done.err}")
@@ -139,22 +124,15 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
     try:
         done = command.wait(limit, kill=False)
     except TimeoutError as slow:
-        if " tok/s" not in str(slow) and " steps" not in str(slow):
-            command.send(signal.SIGKILL)
-            return (
-                None,
-                f"it hangs: no end after {time.monotonic() - began:.0f} s: {str(slow)[-200:]!r}",
-            )
-        command.send(signal.SIGTERM)
+        trains = " tok/s" in str(slow) or " steps" in str(slow)
+        command.send(signal.SIGTERM if trains else signal.SIGKILL)
         try:
-            done = command.wait(2 * limit)
+            if trains:
+                return _stopped(command.wait(2 * limit))
         except TimeoutError as hung:
-            return None, f"it hangs: no end after SIGTERM: {str(hung)[-200:]!r}"
-        return (
-            (None, None)
-            if done.status in (143, -signal.SIGTERM, *STATUSES)
-            else (done, f"status {done.status}: {done.err[-300:]}")
-        )
+            slow = hung
+        seconds = time.monotonic() - began
+        return None, f"it hangs: no end after {seconds:.0f} s: {str(slow)[-200:]!r}"
     if "Traceback" in done.err or "Traceback" in done.out:
         return done, f"a traceback: {done.err.strip().splitlines()[-1][:300]}"
     if done.status not in STATUSES:
@@ -168,21 +146,23 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
     return done, None
 
 
+def _stopped(done: Done) -> tuple[Done | None, str | None]:
+    """The end of training that was asked to stop."""
+    if done.status in (143, -signal.SIGTERM, *STATUSES):
+        return None, None
+    return done, f"status {done.status}: {done.err[-300:]}"
+
+
 def _name(command: str) -> str:
     """The name of a command or tool, of what a case calls it."""
     name = command.partition(" ")[0]
-    return (
-        f"tools.{name}"
-        if (ROOT / "tools" / f"{name}.py").exists() or (ROOT / "tools" / name).exists()
-        else name
-    )
+    return f"tools.{name}" if (ROOT / "tools" / f"{name}.py").exists() else name
 
 
 def _line(case: Case) -> str:
     words = shlex.join(["cope-jax", _name(case.command), *case.flags])[:1500]
-    return words.encode(errors="backslashreplace").decode() + (
-        f"  # {case.around}" if case.kind == "around" else ""
-    )
+    around = f"  # {case.around}" if case.kind == "around" else ""
+    return words.encode(errors="backslashreplace").decode() + around
 
 
 if __name__ == "__main__":
