@@ -29,17 +29,6 @@ class LeftOut(Exception):
     """This contender cannot take part here. The message says why, in one line."""
 
 
-class WithNote(dict[str, Task]):
-    """The tasks of a contender that runs in another way than requested.
-
-    The note says how, in one line.
-    """
-
-    def __init__(self, tasks: Mapping[str, Task], note: str):
-        super().__init__(tasks)
-        self.note = note
-
-
 @dataclasses.dataclass(frozen=True)
 class Case:
     """Contenders that do the same work, and are therefore timed in turns."""
@@ -53,25 +42,20 @@ class Case:
 
 @dataclasses.dataclass
 class Results:
-    """The results so far: a record for each contender and measurement, contenders left out with
-    reasons, and notes.
+    """The results so far: a record for each contender and measurement, and contenders left out
+    with reasons.
     """
 
     records: list[Record] = dataclasses.field(default_factory=list)
     left_out: list[Record] = dataclasses.field(default_factory=list)
-    notes: list[Record] = dataclasses.field(default_factory=list)
 
-    def lines(self) -> tuple[list[str], list[str]]:
-        """Returns (one line for each contender and reason, one line for each contender and note)."""
-        return _lines(self.left_out, "reason"), _lines(self.notes, "note")
-
-
-def _lines(rows: Sequence[Record], field: str) -> list[str]:
-    lines: dict[tuple[str, str], dict[str, None]] = {}
-    for row in rows:
-        at = row.get("length") or row.get("recipe") or row.get("context")
-        lines.setdefault((row["contender"], row[field]), {})[str(at)] = None
-    return [f"{name} ({', '.join(at)}): {text}" for (name, text), at in lines.items()]
+    def reasons(self) -> list[str]:
+        """One line for each contender and reason, with the sizes or recipes."""
+        lines: dict[tuple[str, str], dict[str, None]] = {}
+        for row in self.left_out:
+            at = row.get("length") or row.get("recipe") or row.get("context")
+            lines.setdefault((row["contender"], row["reason"]), {})[str(at)] = None
+        return [f"{name} ({', '.join(at)}): {text}" for (name, text), at in lines.items()]
 
 
 def run(
@@ -91,9 +75,7 @@ def run(
         for case in cases:
             if stop():
                 return
-            progress.label = ", ".join(
-                str(value).replace("_", " ") for value in list(case.fields.values())[:2]
-            )
+            progress.label = ", ".join(map(str, list(case.fields.values())[:2]))
             _time(case, rounds, results, stop, functools.partial(progress.advance, case.cost))
             keep()
             gc.collect()  # frees the contenders' memory before the next case starts
@@ -105,10 +87,7 @@ def _time(
     tasks: dict[tuple[str, str], Task] = {}
     for name, build in case.builds.items():
         try:
-            built = build()
-            if isinstance(built, WithNote):
-                results.notes.append({**case.fields, "contender": name, "note": built.note})
-            for kind, task in built.items():
+            for kind, task in build().items():
                 task()  # compiles, and fills the caches
                 tasks[name, kind] = task
                 if stop():
@@ -116,23 +95,21 @@ def _time(
         except (LeftOut, ConfigError) as reason:
             results.left_out.append({**case.fields, "contender": name, "reason": str(reason)})
     advance()
-    measured = []
-    for one_round in interleave(tasks, rounds):
-        measured.append(one_round)
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in tasks}
+    for seconds_of_round in interleave(tasks, rounds):
+        for key, of_task in seconds_of_round.items():
+            seconds[key].append(of_task)
         advance()
         if stop():
             break
-    seconds = {key: [one_round[key] for one_round in measured] for key in tasks}
     names = [name for name, _ in tasks]
     reference = case.reference if case.reference in names else next(iter(names), "")
-    for (name, kind), seconds_of_task in seconds.items():
+    for (name, kind), times in seconds.items():
         of_reference = seconds.get((reference, kind))
-        times = {"median_seconds": statistics.median(seconds_of_task), "reference": reference}
-        times |= {
-            "ratio": of_reference and ratio(seconds_of_task, of_reference),
-            "seconds": seconds_of_task,
-        }
-        results.records.append({**case.fields, "contender": name, "what": kind, **times})
+        record = {**case.fields, "contender": name, "what": kind, "reference": reference}
+        record["median_seconds"] = statistics.median(times)
+        record["ratio"] = of_reference and ratio(times, of_reference)
+        results.records.append(record | {"seconds": times})
 
 
 def interleave(

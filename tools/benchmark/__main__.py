@@ -3,31 +3,32 @@ and other libraries.
 
 python -m tools.benchmark --only=attention --lengths=512,1024,2048,4096 --workdir=runs/benchmark
 
-The contenders are timed in turns. Writes benchmark.json (all times and their medians), benchmark.md
-and plots of time against length into the workdir. JAX splits the heads of attention, and the batch
-of a training step, over its devices. A CPU has one device for each core. The sections memory and
-decode use one device; with --devices=1, all sections use one device. The PyTorch contenders need
+The contenders are timed in turns. Writes benchmark.json (all times and their medians) and
+benchmark.md into the workdir. JAX splits the heads of attention, and the batch of a training step,
+over its devices. A CPU has one device for each core. The sections memory and decode use one device;
+with --devices=1, all sections use one device. The PyTorch contenders need
 `pip install 'cope-jax[bench]'`. Ctrl-C ends the benchmark and keeps what was measured.
 """
 
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from absl import flags
 from rich.console import Console
 
 from cope_jax.cli.flag_values import check_names, read_names
 from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.storage.files import write_atomically
 from cope_jax.training.preemption import GracefulStop, Interrupted
 from tools import timing
-from tools.benchmark import benchmark_report, contenders, devices, memory_use, process
+from tools.benchmark import benchmark_report, contenders, memory_use, process
 from tools.benchmark.workloads import Recipe, cores, read_problems
 
 SECTIONS = ("attention", "memory", "decode", "train")
@@ -36,65 +37,50 @@ _ONLY = flags.DEFINE_list(
     "only", list(SECTIONS), f"Sections to measure: any of {', '.join(SECTIONS)}."
 )
 _LENGTHS = flags.DEFINE_list(
-    "lengths", ["512", "1024", "2048", "4096"], "Sequence lengths at which attention is timed."
+    "lengths", "512,1024,2048,4096", "Sequence lengths at which attention is timed."
 )
 _MEMORY_LENGTHS = flags.DEFINE_list(
-    "memory_lengths", ["2048", "8192", "32768"], "Sequence lengths at which memory is measured."
+    "memory_lengths", "2048,8192,32768", "Sequence lengths at which memory is measured."
 )
-_CONTEXTS = flags.DEFINE_list("contexts", ["4096"], "Context lengths at which decoding is timed.")
+_CONTEXTS = flags.DEFINE_list("contexts", "4096", "Context lengths at which decoding is timed.")
 _NPOS_MAX = flags.DEFINE_list(
-    "npos_max", ["64"], "Sizes of CoPE's position table; T means the sequence length."
+    "npos_max", "64", "Sizes of CoPE's position table; T means the sequence length."
 )
 _CONTENDERS = flags.DEFINE_string(
     "contenders",
     ",".join(contenders.DEFAULT),
-    "What the sections 'attention' and 'memory' measure: names of the default list, or ENCODING/IMPLEMENTATION, such "
-    "as alibi/blockwise.",
+    "What the sections 'attention' and 'memory' measure: names of the default list, or "
+    "ENCODING/IMPLEMENTATION, such as alibi/blockwise.",
 )
 _ENCODINGS = flags.DEFINE_string(
     "encodings",
     "cope,rope,none",
-    "Encodings that the sections 'decode' and 'train' measure. The times of the others are divided by the time of the "
-    "first encoding.",
+    "Encodings that the sections 'decode' and 'train' measure. The times of the others are divided "
+    "by the time of the first encoding.",
 )
 _RECIPES = flags.DEFINE_list(
     "recipes",
-    ["selective_copy:small@64", "selective_copy@4", "counting@4"],
-    "Names of configs in cope_jax/configs whose training steps are timed. NAME@BATCH sets the batch size; with NAME "
-    "alone, the config sets it.",
+    "selective_copy:small@64,selective_copy@4,counting@4",
+    "Names of configs in cope_jax/configs whose training steps are timed. NAME@BATCH sets the batch "
+    "size; with NAME alone, the config sets it.",
 )
 _REFERENCE = flags.DEFINE_string(
     "reference",
     None,
-    "Contender to compare with: the attention times of the others are divided by its time. Without this flag, it is "
-    "the first of --contenders.",
+    "Contender to compare with: the attention times of the others are divided by its time. Without "
+    "this flag, it is the first of --contenders.",
 )
-_BATCH = flags.DEFINE_integer(
-    "batch", 1, "Batch size in the sections 'attention', 'memory' and 'decode'.", lower_bound=1
-)
-_HEADS = flags.DEFINE_integer(
-    "heads",
-    8,
-    "Number of attention heads in the sections 'attention', 'memory' and 'decode'.",
-    lower_bound=1,
-)
+_OF = "in the sections 'attention', 'memory' and 'decode'"
+_BATCH = flags.DEFINE_integer("batch", 1, f"Batch size {_OF}.", lower_bound=1)
+_HEADS = flags.DEFINE_integer("heads", 8, f"Number of attention heads {_OF}.", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer(
-    "head_dim",
-    64,
-    "Width of a head in the sections 'attention', 'memory' and 'decode'; an even number.",
-    lower_bound=2,
+    "head_dim", 64, f"Width of a head {_OF}; an even number.", lower_bound=2
 )
 _DTYPE = flags.DEFINE_enum(
-    "dtype",
-    "float32",
-    ["float32", "bfloat16"],
-    "Type of queries, keys and values in the sections 'attention', 'memory' and 'decode'.",
+    "dtype", "float32", ["float32", "bfloat16"], f"Type of queries, keys and values {_OF}."
 )
 _ROUNDS = flags.DEFINE_integer(
-    "rounds",
-    7,
-    "Number of rounds. Each round times every contender; results are medians over the rounds.",
-    lower_bound=1,
+    "rounds", 7, "Rounds, each of which times every contender; the medians count.", lower_bound=1
 )
 _DEVICES = flags.DEFINE_integer(
     "devices",
@@ -105,10 +91,10 @@ _DEVICES = flags.DEFINE_integer(
 _TUNE = flags.DEFINE_bool(
     "tune",
     True,
-    "Restart Python with settings for reliable times: the allocator keeps its memory, idle threads sleep, and a CPU is "
-    "split into JAX devices. --notune measures without these settings.",
+    "Restart Python with settings for reliable times: the allocator keeps its memory, idle threads "
+    "sleep, and a CPU is split into JAX devices. --notune measures without these settings.",
 )
-_WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the results and plots.")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the results.")
 
 
 def main() -> None:
@@ -126,16 +112,16 @@ def main() -> None:
     recipes = [Recipe.parse(text) for text in _RECIPES.value]
     if _TUNE.value:
         process.restart(["-m", "tools.benchmark", *sys.argv[1:]], _DEVICES.value or cores())
-    shared = devices.choose(_DEVICES.value)
+    devices = choose(_DEVICES.value)
     workdir = Path(_WORKDIR.value)
     facts, results, cases = process.facts(), timing.Results(), []
     if "attention" in _ONLY.value:
-        split = [dataclasses.replace(problem, devices=shared) for problem in timed]
+        split = [dataclasses.replace(problem, devices=devices) for problem in timed]
         cases += contenders.attention_cases(split, names, reference)
     if "decode" in _ONLY.value:
         cases += [contenders.decoding_case(problem, labels) for problem in decoded]
     if "train" in _ONLY.value:
-        cases += contenders.training_cases(recipes, labels, shared)
+        cases += [contenders.training_case(recipe, labels, devices) for recipe in recipes]
 
     def stop() -> bool:
         return interruption.number is not None
@@ -151,38 +137,36 @@ def main() -> None:
         raise Interrupted(
             f"stopped at once; {workdir} has the results of the completed cases"
         ) from None
-    plots = benchmark_report.write_plots(workdir, results.records)
-    show(workdir, facts, results, plots)
+    console = Console(highlight=False)
+    for table in benchmark_report.tables(results.records):
+        console.print(table.rich())
+    lines = [f"left out: {reason}" for reason in results.reasons()]
+    lines += [*process.warnings(facts), facts["process"]]
+    for line in [*lines, f"written: {workdir}/benchmark.json, benchmark.md"]:
+        console.print(line, markup=False, soft_wrap=True)
     if interruption.number is not None:
         raise Interrupted(f"stopped early; {workdir} has what was measured so far")
+
+
+def choose(asked: int) -> int:
+    """The number of JAX devices that share the work: `asked`, or all if `asked` is 0.
+
+    Raises:
+      ConfigError: JAX has fewer devices.
+    """
+    available = jax.device_count()
+    if asked > available:
+        raise ConfigError(
+            f"--devices={asked}, but JAX has {available} devices: ask for fewer, or check XLA_FLAGS"
+        )
+    return asked or available
 
 
 def write(workdir: Path, facts: Record, results: timing.Results) -> None:
     """Writes the results measured so far."""
     workdirs.write_json(workdir / "benchmark.json", {"environment": facts, **vars(results)})
-    write_atomically(
-        workdir / "benchmark.md",
-        benchmark_report.markdown(results.records, *results.lines(), facts),
-    )
-
-
-def show(workdir: Path, facts: Record, results: timing.Results, plots: Sequence[Path]) -> None:
-    """Prints the tables, the contenders that were left out with the reasons, and the paths of the
-    files.
-    """
-    console = Console(highlight=False)
-    for table in benchmark_report.tables(results.records):
-        console.print(table.rich())
-    reasons, notes = results.lines()
-    lines = [
-        *(f"left out: {reason}" for reason in reasons),
-        *notes,
-        *process.warnings(facts),
-        facts["process"],
-    ]
-    written = ", ".join(["benchmark.json", "benchmark.md", *(plot.name for plot in plots)])
-    for line in [*lines, f"written: {workdir}/{written}"]:
-        console.print(line, markup=False, soft_wrap=True)
+    text = benchmark_report.markdown(results.records, results.reasons(), facts)
+    write_atomically(workdir / "benchmark.md", text)
 
 
 if __name__ == "__main__":

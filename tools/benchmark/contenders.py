@@ -7,9 +7,9 @@ every parameter for a fixed cotangent. JAX contenders split the heads over the p
 ring attention splits the sequence.
 """
 
-import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cope_jax import encodings, tasks
 from cope_jax.array_types import PyTree
@@ -25,22 +26,14 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.registry import unknown
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import JobConfig, MeshConfig
-from tools.benchmark.devices import AXIS, Attention, Plan, split_heads, split_sequence
 from tools.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe
-from tools.timing import Build, Case, LeftOut, Task, WithNote
+from tools.timing import Build, Case, LeftOut, Task
 
 Contender = Callable[[Problem], Mapping[str, Task]]
 
 IMPLEMENTATIONS = ("full", "blockwise", "fused", "ring", "auto")
-OURS = (
-    "cope/fused",
-    "rope/fused",
-    "cope/blockwise",
-    "cope/full",
-    "cope/ring",
-    "rope/blockwise",
-    "rope/full",
-    "rope/jax.nn",
+OURS = tuple(
+    "cope/fused rope/fused cope/blockwise cope/full cope/ring rope/blockwise rope/full rope/jax.nn".split()
 )
 OF_TORCH = {
     "cope/torch-listing": "cope_listing",
@@ -51,21 +44,23 @@ DEFAULT = (*OURS, *OF_TORCH)
 X_TRANSFORMERS = ("cope", "rope")
 # About how many float32 matrices [L, L] for each head the backward pass keeps at its peak.
 OF_FULL, OF_JAX_NN = 10, 6
+DEVICES = "devices"  # the axis of the mesh
+SEQUENCE, HEADS = 1, 2  # dimensions of q, k and v
 
 
 def attention_cases(
     problems: Sequence[Problem], names: Sequence[str], reference: str
 ) -> list[Case]:
     """One case for each problem: attention, without and with all gradients."""
-    built = []
-    for problem in problems:
-        builds = {name: functools.partial(find(name), problem) for name in names}
-        built.append(
-            Case(
-                {"section": "attention", **vars(problem)}, builds, reference, cost=problem.length**2
-            )
+    return [
+        Case(
+            {"section": "attention", **vars(problem)},
+            {name: functools.partial(find(name), problem) for name in names},
+            reference,
+            cost=problem.length**2,
         )
-    return built
+        for problem in problems
+    ]
 
 
 def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
@@ -77,22 +72,21 @@ def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
     return Case(fields, builds, specs[0], cost=problem.length * 100)
 
 
-def training_cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int) -> list[Case]:
-    """One case for each recipe: each encoding in our decoder, and CoPE and RoPE in the decoder of
+def training_case(recipe: Recipe, names: Sequence[str], devices: int) -> Case:
+    """Training steps of a recipe: each encoding in our decoder, and CoPE and RoPE in the decoder of
     x-transformers.
+
+    The batch is split over as many of the devices as can share it evenly.
     """
-    built = []
-    for recipe in recipes:
-        builds: dict[str, Build] = {
-            name: functools.partial(train, recipe, name, devices) for name in names
-        }
-        for name in X_TRANSFORMERS:
-            builds[f"{name}, x-transformers"] = functools.partial(
-                of_torch, "x_transformers_step", recipe, name
-            )
-        fields = {"section": "train", "recipe": recipe.label, "devices": devices}
-        built.append(Case(fields, builds, names[0], cost=recipe.batch()["inputs"].size * 500))
-    return built
+    shares = math.gcd(recipe.config.training.batch_size, devices)
+    builds: dict[str, Build] = {
+        name: functools.partial(train, recipe, name, shares) for name in names
+    }
+    for name in X_TRANSFORMERS:
+        step = functools.partial(of_torch, "x_transformers_step", recipe, name)
+        builds[f"{name}, x-transformers"] = step
+    fields = {"section": "train", "recipe": recipe.label, "devices": shares}
+    return Case(fields, builds, names[0], cost=recipe.batch()["inputs"].size * 500)
 
 
 def find(name: str) -> Contender:
@@ -115,23 +109,40 @@ def find(name: str) -> Contender:
 
 def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task]:
     """The tasks of an encoding in `cope_jax.attention.attend`."""
+    merge, params = problem.encoding(spec)
     options: Any = {"implementation": implementation, "embedded": True}
-    if implementation == "ring":
-        options["sequence_axis"] = AXIS
-
-    def build(problem: Problem) -> tuple[Attention, PyTree]:
-        merge, params = problem.encoding(spec)
-
-        def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend(q, k, v, encoding=merge(params), x=layer_input(q), **options)
-
-        return attention, params
-
-    if implementation == "ring":
-        return _tasks(split_sequence(*build(problem), problem), problem)
     if implementation == "full":
         problem.check_square(OF_FULL)
-    return _tasks(split_heads(build, problem), problem)
+    if implementation == "ring":
+        if problem.devices == 1 or problem.length % problem.devices:
+            raise LeftOut(
+                f"ring attention needs several devices that can share a length of {problem.length}, "
+                f"but has {problem.devices}: choose other --devices"
+            )
+        options["sequence_axis"] = DEVICES
+    shares_heads = implementation == "fused" and problem.devices > 1
+    if shares_heads:  # XLA cannot split a kernel
+        if not _alike(merge(params)):
+            raise LeftOut(f"the heads of {spec} differ, so that devices cannot share its kernel")
+        merge, _ = dataclasses.replace(problem, heads=problem.heads // problem.devices).encoding(
+            spec
+        )
+
+    def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attend(q, k, v, encoding=merge(params), x=layer_input(q), **options)
+
+    if shares_heads:
+        split = PartitionSpec(None, None, DEVICES)
+        specs = (PartitionSpec(), split, split, split)
+        attention = jax.shard_map(attention, in_specs=specs, out_specs=split, check_vma=False)
+    return _tasks(attention, params, problem, SEQUENCE if implementation == "ring" else HEADS)
+
+
+def _alike(encoding: encodings.Encoding) -> bool:
+    """True if all heads have the same parameters and constants."""
+    parts: Any = (nnx.split(encoding.of_head(head)) for head in (0, encoding.shape.num_heads - 1))
+    (first, first_state), (last, last_state) = parts
+    return first == last and jax.tree.all(jax.tree.map(np.array_equal, first_state, last_state))
 
 
 def layer_input(q_BLHK: jax.Array) -> jax.Array:
@@ -145,22 +156,14 @@ def _jax_nn(implementation: Literal["cudnn"] | None, problem: Problem) -> Mappin
         problem.check_square(OF_JAX_NN)
     elif jax.default_backend() != "gpu":
         raise LeftOut("cuDNN needs an NVIDIA GPU")
+    merge, params = problem.encoding("rope")
 
-    def build(problem: Problem) -> tuple[Attention, PyTree]:
-        rope = encodings.create(
-            "rope", num_heads=problem.heads, head_dim=problem.head_dim, rngs=nnx.Rngs(0)
-        )
+    def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        rope, positions = merge(params), jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+        q, k = rope.rotate(q, (), positions), rope.rotate_keys(k, (), positions)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
 
-        def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-            q, k = rope.rotate(q, (), positions), rope.rotate_keys(k, (), positions)
-            return jax.nn.dot_product_attention(
-                q, k, v, is_causal=True, implementation=implementation
-            )
-
-        return attention, {}
-
-    return _tasks(split_heads(build, problem), problem)
+    return _tasks(attention, params, problem, HEADS)
 
 
 class Compiled:
@@ -169,17 +172,14 @@ class Compiled:
     A call computes the function and waits for the result.
     """
 
-    def __init__(self, function: Callable[..., Any], *arguments: Any, plan: Plan):
-        self._function, self._arguments = function, arguments
-        self._context = (
-            functools.partial(jax.set_mesh, plan.mesh) if plan.mesh else contextlib.nullcontext
-        )
-        with self._context():
+    def __init__(self, function: Callable[..., Any], *arguments: Any, mesh: Mesh):
+        self._function, self._arguments, self._mesh = function, arguments, mesh
+        with jax.set_mesh(mesh):
             jax.eval_shape(function, *arguments)  # so that errors are raised now
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        with self._context():
+        with jax.set_mesh(self._mesh):
             return jax.jit(self._function).lower(*self._arguments).compile()
 
     @property
@@ -193,22 +193,29 @@ class Compiled:
         return jax.block_until_ready(self._compiled(*self._arguments))
 
 
-def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
+def _tasks(
+    attention: Callable[..., jax.Array], params: PyTree, problem: Problem, split: int
+) -> Mapping[str, Task]:
+    """The tasks of (params, q, k, v) → out, split over the devices along a dimension of q, k, v."""
+    devices = jax.devices()[: problem.devices]
+    mesh = jax.make_mesh((len(devices),), (DEVICES,), axis_types=(AxisType.Auto,), devices=devices)
     arrays = [jnp.asarray(array, problem.dtype) for array in problem.arrays()]
-    params, (q, k, v, cotangent) = plan.place(plan.params, arrays)
+    q, k, v, cotangent = jax.device_put(
+        arrays, NamedSharding(mesh, PartitionSpec(*[None] * split, DEVICES))
+    )
+    params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
 
     def forward_and_backward(
         params: Any, q: jax.Array, k: jax.Array, v: jax.Array, cotangent: jax.Array
     ) -> Any:
-        out, pull = jax.vjp(plan.attention, params, q, k, v)
+        out, pull = jax.vjp(attention, params, q, k, v)
         of_params, *of_inputs = pull(cotangent)
         return out, *of_inputs, *jax.tree.leaves(of_params)
 
-    tasks = {
-        FORWARD: Compiled(plan.attention, params, q, k, v, plan=plan),
-        BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent, plan=plan),
+    return {
+        FORWARD: Compiled(attention, params, q, k, v, mesh=mesh),
+        BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent, mesh=mesh),
     }
-    return WithNote(tasks, plan.note) if plan.note else tasks
 
 
 def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
@@ -250,29 +257,20 @@ def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
 
 
 def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
-    """One training step as in the training loop.
-
-    The batch is split over the devices if it can be split evenly.
-    """
-    size = recipe.config.training.batch_size
-    shares = 1 if size % devices else devices
-    config = dataclasses.replace(
-        recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares))
-    )
+    """One training step as in the training loop, with the batch split over the devices."""
+    job = JobConfig(mesh=MeshConfig(data=devices))
+    config = dataclasses.replace(recipe.config, encoding=encoding, job=job)
     task = tasks.create(config.task.name, **config.task.options)
-    program = from_config.create_program(config, task, devices=jax.devices()[:shares])
+    program = from_config.create_program(config, task, devices=jax.devices()[:devices])
     state = program.init([0])
-    batches = program.place(jax.tree.map(lambda array: array[None], dict(recipe.batch())), size)
+    batch = jax.tree.map(lambda array: array[None], dict(recipe.batch()))
+    batches = program.place(batch, config.training.batch_size)
 
     def step() -> float:
         nonlocal state
         state, metrics = program.train_steps(state, batches)
         return float(np.asarray(jax.block_until_ready(metrics["loss"])).item())
 
-    if shares < devices:
-        return WithNote(
-            {STEP: step}, f"on 1 device, because {devices} devices cannot share a batch of {size}"
-        )
     return {STEP: step}
 
 

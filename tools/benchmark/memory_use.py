@@ -5,6 +5,7 @@ python -m tools.benchmark.memory_use CONTENDER PROBLEM_AS_JSON
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -34,15 +35,10 @@ def run(
             for name in names:
                 progress.label = f"memory, {problem.length}"
                 fields = {"section": "memory", **vars(problem)}
-                measured = measure(name, problem)
+                record = {**fields, "contender": name, "what": BACKWARD, **measure(name, problem)}
                 if stop():
                     return
-                if "reason" in measured:
-                    results.left_out.append({**fields, "contender": name, **measured})
-                else:
-                    results.records.append(
-                        {**fields, "contender": name, "what": BACKWARD, **measured}
-                    )
+                (results.left_out if "reason" in record else results.records).append(record)
                 progress.advance(problem.length)
             keep()
 
@@ -55,11 +51,8 @@ def measure(name: str, problem: Problem) -> dict[str, Any]:
     command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem))]
     done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
-        died = (
-            f"ended by signal {-done.returncode}"
-            if done.returncode < 0
-            else (done.stderr.splitlines() or ["?"])[-1]
-        )
+        last = (done.stderr.splitlines() or ["?"])[-1]
+        died = f"ended by signal {-done.returncode}" if done.returncode < 0 else last
         return {"reason": f"the process failed: {died}"}
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -85,13 +78,7 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
         return {"reason": "only Linux reports the peak of resident memory"}
 
     def peak() -> int:
-        return 1024 * int(
-            next(
-                line.split()[1]
-                for line in status.read_text().splitlines()
-                if line.startswith("VmHWM")
-            )
-        )
+        return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0])
 
     with contextlib.suppress(OSError):
         # Resets the peak to the current memory, because compilation must not count.

@@ -41,18 +41,16 @@ class Problem:
     devices: int = 1  # number of JAX devices over which JAX contenders split the work
 
     def __post_init__(self):
-        check_at_least(
-            1,
-            "benchmark",
-            length=self.length,
-            batch=self.batch,
-            heads=self.heads,
-            head_dim=self.head_dim,
-        )
+        sizes = {name: getattr(self, name) for name in ("length", "batch", "heads", "head_dim")}
+        check_at_least(1, "benchmark", **sizes)
         check_at_least(2, "benchmark", npos_max=self.npos_max)
         if self.head_dim % 2:
             raise ConfigError(
                 f"benchmark.head_dim must be even, because RoPE rotates pairs, got {self.head_dim}"
+            )
+        if self.heads % self.devices:
+            raise ConfigError(
+                f"{self.devices} devices cannot share {self.heads} heads: choose other --devices"
             )
 
     def arrays(self) -> list[np.ndarray]:
@@ -89,9 +87,9 @@ class Problem:
         """
         needed, free = 4.0 * matrices * self.batch * self.heads * self.length**2, free_memory()
         if needed > free / 2:
-            sizes = f"about {needed / 2**30:.1f} GiB, over half of the {free / 2**30:.1f} GiB of free memory"
             raise LeftOut(
-                f"matrices of all pairs of tokens would take {sizes}: choose shorter lengths"
+                f"matrices of all pairs of tokens would take about {needed / 2**30:.1f} GiB, over half "
+                f"of the {free / 2**30:.1f} GiB of free memory: choose shorter lengths"
             )
 
 
