@@ -14,6 +14,7 @@ that is stopped resumes with `cope-jax compare` and the folder in train/. Everyt
 workdir; summary.md lists it.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -72,21 +73,25 @@ class Sizes:
 
     length: int = 333  # of correctness; no multiple of a block's size
     width: int = 64  # of a head, in correctness
-    lengths: tuple[int, ...] = (1024, 4096, 16384, 65536)  # of the benchmark
+    lengths: str = "1024,4096,16384,65536"  # of the benchmark
+    recipes: str = "selective_copy,counting"  # of the benchmark
     rounds: int = 3
     layers: int = 25  # of the model for prefill, with heads of 128
     model_dim: int = 2048
     prompt: int = 4096
+    trained: tuple[str, ...] = ("flip_flop", "selective_copy", "counting")
+    training: tuple[str, ...] = ()  # more flags
 
 
-TOY = Sizes(length=83, width=16, lengths=(64,), rounds=1, layers=1, model_dim=128, prompt=64)
-RECIPES = ("flip_flop", "selective_copy", "counting")
-TOY_RECIPE = [
-    "--config.job.mesh.data=1",
-    "--config.training.steps=10",
-    "--config.training.batch_size=2",
-    "--config.optimizer.warmup_steps=1",
-]
+TOY = Sizes(
+    *(83, 16, "64", "quick@2", 1, 1, 128, 64, ("quick",)),
+    training=(
+        "--config.job.mesh.data=1",
+        "--config.training.steps=10",
+        "--config.training.batch_size=2",
+        "--config.optimizer.warmup_steps=1",
+    ),
+)
 
 
 def main() -> None:
@@ -104,16 +109,18 @@ def main() -> None:
             began = time.monotonic()
             print(f"{name}: {max(0.0, end - began) / 60:.1f} minutes left", file=sys.stderr)
             result = RUN[name](workdir, sizes, began + SECTIONS[name] * (end - began))
-            rows.append(
-                {"section": name, "result": result, "seconds": round(time.monotonic() - began)}
-            )
-            workdirs.write_json(
-                workdir / "summary.json", {"sections": rows, "environment": environment()}
-            )
+            seconds = round(time.monotonic() - began)
+            rows.append({"section": name, "result": result, "seconds": seconds})
+            write(workdir / "summary.json", "sections", rows)
             device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
             lines = [f"- {row['section']}: {row['result']} ({row['seconds']} s)" for row in rows]
             write_atomically(workdir / "summary.md", "\n".join([f"# {device}", "", *lines, ""]))
     print((workdir / "summary.md").read_text(), end="")
+
+
+def write(path: Path, name: str, rows: list[Record]) -> None:
+    """Writes records, and the environment in which they were measured."""
+    workdirs.write_json(path, {name: rows, "environment": environment()})
 
 
 def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
@@ -122,7 +129,7 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     Returns a summary in one line.
     """
     records: list[Record] = []
-    failed = []
+    failed, refused = [], collections.defaultdict[str, dict[str, None]](dict)
     others = [name for name in encodings.names() if name not in KERNELS]
     cases = [
         *itertools.product(KERNELS, TOLERANCE, MASKS),
@@ -130,59 +137,29 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     ]
     for number, (spec, dtype, mask) in enumerate(cases):
         if time.monotonic() > end:
-            failed.append(
-                f"; stopped at its time: {len(cases) - number} of {len(cases)} cases were not checked"
-            )
+            left = f"{len(cases) - number} of {len(cases)} cases were not checked"
+            failed.append(f"stopped at its time: {left}")
             break
         try:
             records += check_encoding(spec, dtype, mask, sizes)
         except Exception as error:  # the other encodings still count
-            failed.append(f"; {spec} ({mask}) in {dtype} failed ({first_line(error)})")
-        workdirs.write_json(
-            workdir / "correctness.json", {"records": records, "environment": environment()}
-        )
-    checked = [record for record in records if "error" in record]
-    wrong = [
-        r
-        for r in checked
-        if not r["error"] <= (ROUNDING if r["implementation"] == "full" else TOLERANCE[r["dtype"]])
-    ]
-    columns = {"encoding": 40, "mask": 10, "dtype": 9, "implementation": 10}
-    lines = [
-        " ".join(f"{r[key]:<{width}}" for key, width in columns.items()) + f" {_outcome(r)}"
-        for r in records
-    ]
-    write_atomically(workdir / "correctness.txt", "\n".join(lines) + "\n")
-    differ = [
-        f"; {r['encoding']}/{r['implementation']} ({r['mask']}) in {r['dtype']} differs by {r['error']:.1e}"
-        for r in wrong
-    ]
-    refused: dict[str, list[str]] = {}
+            failed.append(f"{spec} ({mask}) in {dtype} failed ({first_line(error)})")
+        write(workdir / "correctness.json", "records", records)
+    compared, differ = 0, []
     for record in records:
-        if "reason" in record and record["encoding"] not in refused.setdefault(
-            record["reason"], []
-        ):
-            refused[record["reason"]].append(record["encoding"])
+        if "reason" in record:
+            refused[record["reason"]][record["encoding"]] = None
+            continue
+        compared += 1
+        exact = record["implementation"] == "full"
+        if not record["error"] <= (ROUNDING if exact else TOLERANCE[record["dtype"]]):
+            name = f"{record['encoding']}/{record['implementation']} ({record['mask']})"
+            differ.append(f"{name} in {record['dtype']} differs by {record['error']:.1e}")
     without = [
-        f"; no kernels for {', '.join(specs)}, because {reason}"
-        for reason, specs in refused.items()
+        f"no kernels for {', '.join(specs)}, because {why}" for why, specs in refused.items()
     ]
-    return "".join(
-        [
-            f"{len(checked) - len(wrong)} of {len(checked)} comparisons agree",
-            *differ,
-            *failed,
-            *without,
-        ]
-    )
-
-
-def _outcome(record: Record) -> str:
-    return (
-        f"{record['error']:.1e}"
-        if "error" in record
-        else f"not possible, because {record['reason']}"
-    )
+    agree = f"{compared - len(differ)} of {compared} comparisons agree"
+    return "; ".join([agree, *differ, *failed, *without])
 
 
 def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Record]:
@@ -196,14 +173,8 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
     some of them are sums that cancel, down to 0.
     """
     heads, groups, length, width = 4, 2, sizes.length, sizes.width
-    encoding = encodings.create(
-        spec,
-        num_heads=heads,
-        num_kv_heads=groups,
-        head_dim=width,
-        max_length=length,
-        rngs=nnx.Rngs(0),
-    )
+    shape = {"num_heads": heads, "num_kv_heads": groups, "head_dim": width, "max_length": length}
+    encoding = encodings.create(spec, **shape, rngs=nnx.Rngs(0))
     graph, initial = nnx.split(encoding)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
@@ -216,88 +187,65 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
     x = jnp.asarray(rng.normal(size=(2, length, encoding.shape.width)), dtype)
     documents = jnp.asarray(np.arange(length) * 3 // length)[None].repeat(2, axis=0)
     packed = {"q_segment_ids": documents, "k_segment_ids": documents, "window": length // 5}
-    masks: dict[str, dict[str, Any]] = {
-        "causal": {},
-        "packed": packed,
-        "two_sided": {"causal": False},
-    }
+    masks: dict[str, dict[str, Any]]
+    masks = {"causal": {}, "packed": packed, "two_sided": {"causal": False}}
     masked: dict[str, Any] = {"embedded": True, **masks[mask]}
 
     @functools.partial(jax.jit, static_argnames=("implementation", "exact"))
-    def run(implementation: str, params: Any, *arrays: jax.Array, exact: bool = False) -> Any:
+    def run(implementation: str, arguments: Any, exact: bool = False) -> Any:
         def out(params: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             if exact:  # x stays, and so do features of tokens
                 q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
             encoding = nnx.merge(graph, params)
             return attend(q, k, v, encoding=encoding, x=x, implementation=implementation, **masked)
 
-        value, pull = jax.vjp(out, params, *arrays)
+        value, pull = jax.vjp(out, *arguments)
         return value, pull(dout.astype(value.dtype))
 
+    case = {"encoding": spec, "mask": mask, "dtype": dtype}
+    records: list[Record] = []
     with jax.default_matmul_precision("highest"):
-        reference = run("full", params, x, q, k, v)
-        names = ["blockwise"] if encoding.traits.splits_queries else []
-        case = {"encoding": spec, "mask": mask, "dtype": dtype}
-        records: list[Record] = []
+        arguments = params, x, q, k, v
+        reference = run("full", arguments)
+        results = (
+            {"blockwise": run("blockwise", arguments)} if encoding.traits.splits_queries else {}
+        )
         plan = fused.plan(encoding, prepare(q, k, v, encoding=encoding, x=x, **masked))
         if isinstance(plan, Reason):
             records.append({**case, "implementation": "fused", "reason": plan.why})
         else:
-            names.append("fused")
-        for name in names:
-            errors = _errors(run(name, params, x, q, k, v), reference)
-            records.append({**case, "implementation": name, "error": float(np.max(errors))})
+            results["fused"] = run("fused", arguments)
+        errors = {name: _error(result, reference) for name, result in results.items()}
         if dtype == "bfloat16":
-            errors = _errors(reference, run("full", params, x, q, k, v, exact=True))
-            records.append({**case, "implementation": "full", "error": float(np.max(errors))})
-        return records
+            errors["full"] = _error(reference, run("full", arguments, exact=True))
+    return records + [{**case, "implementation": n, "error": e} for n, e in errors.items()]
 
 
-def _errors(result: Any, reference: Any) -> list[float]:
+def _error(result: Any, reference: Any) -> float:
     """The largest relative difference of the output, of the gradient of each input, and of those of
     all parameters.
     """
     errors = []
     (out, (dparams, *dinputs)), (exact_out, (exact_dparams, *exact_dinputs)) = result, reference
-    for some, exact in [
-        (out, exact_out),
-        (dparams, exact_dparams),
-        *zip(dinputs, exact_dinputs, strict=True),
-    ]:
-        some, exact = (
-            [a.astype(jnp.float32) for a in jax.tree.leaves(tree)] for tree in (some, exact)
-        )
+    pairs = zip((out, dparams, *dinputs), (exact_out, exact_dparams, *exact_dinputs), strict=True)
+    for pair in pairs:
+        some, exact = ([a.astype(jnp.float32) for a in jax.tree.leaves(tree)] for tree in pair)
         largest = max((float(jnp.abs(e).max()) for e in exact), default=0.0) or 1.0
         errors += [float(jnp.abs(a - e).max()) / largest for a, e in zip(some, exact, strict=True)]
-    return errors
+    return float(np.max(errors))  # not a number, if one of them is not
 
 
 def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:
     """Runs `tools.benchmark`: attention and decoding, then training steps."""
-    lengths = ",".join(str(length) for length in sizes.lengths)
-    common = [f"--rounds={sizes.rounds}", "--notune"]
     contenders = "rope/cudnn,rope/jax.nn,rope/blockwise,rope/fused,cope/blockwise,cope/fused"
-    recipes = "quick@2" if _TOY.value else "selective_copy,counting"
-    commands = {
-        "attention": [
-            f"--lengths={lengths}",
-            f"--contexts={lengths}",
-            f"--contenders={contenders}",
-        ],
-        "train": [f"--recipes={recipes}", "--encodings=cope,rope"],
-    }
-    commands["attention"] += [
-        "--dtype=bfloat16",
-        "--only=attention,decode",
-        "--encodings=cope,rope",
-    ]
-    commands["train"] += ["--only=train"]
+    attention = [f"--lengths={sizes.lengths}", f"--contexts={sizes.lengths}", "--dtype=bfloat16"]
+    attention += [f"--contenders={contenders}", "--only=attention,decode"]
+    parts = {"attention": attention, "train": ["--only=train", f"--recipes={sizes.recipes}"]}
+    common = ["--encodings=cope,rope", f"--rounds={sizes.rounds}", "--notune"]
     results = []
-    for name, flags_of_part in commands.items():
+    for name, chosen in parts.items():
         folder = f"--workdir={workdir / 'benchmark' / name}"
-        results.append(
-            f"{name} {command('tools.benchmark', [*flags_of_part, *common, folder], end)}"
-        )
+        results.append(f"{name} {command('tools.benchmark', [*chosen, *common, folder], end)}")
     return ", ".join(results)
 
 
@@ -306,13 +254,8 @@ def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
     records: list[Record] = []
     results = []
     for spec, attention in itertools.product(("cope", "rope", "none"), ("blockwise", "fused")):
-        record: Record = {
-            "encoding": spec,
-            "attention": attention,
-            "tokens_per_second": None,
-            "seconds": [],
-        }
-        text = "left out"
+        record: Record = {"encoding": spec, "attention": attention, "seconds": []}
+        record["tokens_per_second"], text = None, "left out"
         if time.monotonic() < end:
             try:
                 record["seconds"] = seconds = prefill_seconds(spec, attention, sizes, end)
@@ -323,25 +266,20 @@ def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
                 text = f"failed ({record['reason']})"
         records.append(record)
         results.append(f"{spec}/{attention} {text}")
-        workdirs.write_json(
-            workdir / "prefill.json", {"records": records, "environment": environment()}
-        )
+        write(workdir / "prefill.json", "records", records)
     return ", ".join(results)
 
 
 def prefill_seconds(spec: str, attention: str, sizes: Sizes, end: float) -> list[float]:
     """Times up to five prompts, and no further ones after the time `end`."""
+    width = sizes.model_dim
+    block = BlockConfig(width, width // 128, compute_dtype="bfloat16", attention=attention)
     config = DecoderConfig(
         vocab_size=1024,
         max_length=sizes.prompt,
         num_layers=sizes.layers,
         encoding=EncodingConfig.parse(spec),
-        block=BlockConfig(
-            model_dim=sizes.model_dim,
-            num_heads=sizes.model_dim // 128,
-            compute_dtype="bfloat16",
-            attention=attention,
-        ),
+        block=block,
     )
     graph, params = nnx.split(models.create("decoder", config, rngs=nnx.Rngs(0)))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, sizes.prompt)), jnp.int32)
@@ -354,8 +292,8 @@ def prefill_seconds(spec: str, attention: str, sizes: Sizes, end: float) -> list
 
     task()  # compiles
     seconds: list[float] = []
-    for one_round in timing.interleave({spec: task}, rounds=5):
-        seconds.append(one_round[spec])
+    for seconds_of_round in timing.interleave({spec: task}, rounds=5):
+        seconds.append(seconds_of_round[spec])
         if time.monotonic() > end:
             break
     return seconds
@@ -363,19 +301,13 @@ def prefill_seconds(spec: str, attention: str, sizes: Sizes, end: float) -> list
 
 def train(workdir: Path, sizes: Sizes, end: float) -> str:
     """Trains the paper's recipes, each for an equal share of the time that is left."""
-    del sizes
     results = []
-    for number, recipe in enumerate(RECIPES):
+    for number, recipe in enumerate(sizes.trained):
         now = time.monotonic()
-        share = now + (end - now) / (len(RECIPES) - number)
-        name, small = ("quick", TOY_RECIPE) if _TOY.value else (recipe, [])
-        flags_of_recipe = [
-            f"--config={name}",
-            "--encodings=cope,rope",
-            "--seeds=1",
-            f"--workdir={workdir / 'train' / recipe}",
-        ]
-        results.append(f"{recipe} {command('cope_jax compare', [*flags_of_recipe, *small], share)}")
+        share = now + (end - now) / (len(sizes.trained) - number)
+        given = [f"--config={recipe}", "--encodings=cope,rope", "--seeds=1", *sizes.training]
+        folder = f"--workdir={workdir / 'train' / recipe}"
+        results.append(f"{recipe} {command('cope_jax compare', [*given, folder], share)}")
     return ", ".join(results)
 
 

@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "cope_jax"
-FOLDERS = (
-    "encodings",
-    "attention",
-    "ops",
-    "layers",
-    "models",
-    "exchange",
-    "training",
-    "generation",
-    "evaluation",
+FOLDERS = tuple(
+    "encodings attention ops layers models exchange training generation evaluation".split()
 )
 # A module that imports one of these shows figures, and computes none.
 DRAWING = {"matplotlib", "rich"}
@@ -30,32 +22,22 @@ MESSAGES = {"print", "warn", "info", "debug", "warning", "error", "log"}
 COMMUTATIVE = {"min", "max", "minimum", "maximum", "logical_and", "logical_or", "allclose", "equal"}
 NO_TESTS_OF = {"__repr__", "__str__", "__rich__"}
 
-OPERATORS: dict[type, tuple[type, ...]] = {
-    ast.Lt: (ast.LtE, ast.Gt),
-    ast.LtE: (ast.Lt, ast.GtE),
-    ast.Gt: (ast.GtE, ast.Lt),
-    ast.GtE: (ast.Gt, ast.LtE),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-    ast.Add: (ast.Sub,),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Div,),
-    ast.Div: (ast.Mult,),
-    ast.FloorDiv: (ast.Mult,),
-    ast.Mod: (ast.FloorDiv,),
-    ast.Pow: (ast.Mult,),
-    ast.BitAnd: (ast.BitOr,),
-    ast.BitOr: (ast.BitAnd,),
-    ast.And: (ast.Or,),
-    ast.Or: (ast.And,),
+OPERATORS = {
+    old: new.split(",")
+    for old, _, new in (
+        pair.partition(":")
+        for pair in (
+            "Lt:LtE,Gt LtE:Lt,GtE Gt:GtE,Lt GtE:Gt,LtE Eq:NotEq NotEq:Eq Is:IsNot IsNot:Is "
+            "In:NotIn NotIn:In Add:Sub Sub:Add Mult:Div Div:Mult FloorDiv:Mult Mod:FloorDiv "
+            "Pow:Mult BitAnd:BitOr BitOr:BitAnd And:Or Or:And"
+        ).split()
+    )
 }
-PAIRS = "min/max minimum/maximum floor/ceil argmin/argmax any/all zeros/ones zeros_like/ones_like sin/cos sum/mean"
-PAIRS += (
-    " logical_and/logical_or cumsum/cumprod tril/triu exp/expm1 log/log1p first/last append/remove"
+"""By the name of an operator in `ast`, the operators that may take its place."""
+PAIRS = (
+    "min/max minimum/maximum floor/ceil argmin/argmax any/all zeros/ones zeros_like/ones_like "
+    "sin/cos sum/mean logical_and/logical_or cumsum/cumprod tril/triu exp/expm1 log/log1p "
+    "first/last append/remove"
 )
 NAMES = {a: b for pair in PAIRS.split() for a, b in (pair.split("/"), pair.split("/")[::-1])}
 
@@ -96,22 +78,17 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
     for path in sorted(
         path for folder in FOLDERS for path in (root / PACKAGE / folder).rglob("*.py")
     ):
-        imports = [
-            node
-            for node in ast.walk(ast.parse(path.read_bytes()))
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
+        source = path.read_bytes()
+        nodes = [*ast.walk(ast.parse(source))]
+        imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         names = [getattr(node, "module", None) or node.names[0].name for node in imports]
         if DRAWING.isdisjoint(name.split(".")[0] for name in names):
-            places += faults(path.read_bytes(), str(path.relative_to(root)))
+            places += faults(source, str(path.relative_to(root)))
     generator = random.Random(seed)
     generator.shuffle(places)
     chosen = (generator.choice(faults_here) for faults_here in places)
-    return list(
-        itertools.islice(
-            (fault for fault in chosen if fault.is_one((root / fault.path).read_bytes())), count
-        )
-    )
+    real = (fault for fault in chosen if fault.is_one((root / fault.path).read_bytes()))
+    return list(itertools.islice(real, count))
 
 
 def faults(source: bytes, path: str) -> list[list[Fault]]:
@@ -139,23 +116,18 @@ class _Finder:
         if node.name in NO_TESTS_OF or not body:
             return
         self.span = (body[0].lineno, body[0].lineno)
-        for default in (*node.args.defaults, *node.args.kw_defaults):
-            self.expression(default, "default")
+        self.defaults(node.args)
         for inner in body:
             self.statement(inner)
 
     def statement(self, node: ast.stmt) -> None:
-        parts = [
-            child
+        inner = [
+            getattr(child, "pattern", child).lineno
             for child in ast.iter_child_nodes(node)
-            if isinstance(child, ast.stmt | ast.ExceptHandler)
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case)
         ]
-        cases = [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
-        inner = min((stmt.lineno for stmt in [*parts, *cases]), default=math.inf)
-        self.span = (
-            node.lineno,
-            max(node.lineno, int(min(inner - 1, node.end_lineno or node.lineno))),
-        )
+        last = min([line - 1 for line in inner] or [node.end_lineno or node.lineno])
+        self.span = (node.lineno, max(node.lineno, last))
         match node:
             case ast.FunctionDef():
                 return self.function(node)
@@ -169,30 +141,24 @@ class _Finder:
                 self.offer(node, "statement", ["pass"])
             case ast.Assign(targets=[target], value=value):
                 names = [stmt.id for stmt in ast.walk(value) if isinstance(stmt, ast.Name)]
-                if (
-                    not isinstance(target, ast.Name | ast.Tuple)
-                    or getattr(target, "id", None) in names
-                ):
+                whole = isinstance(target, ast.Name | ast.Tuple)
+                if not whole or getattr(target, "id", None) in names:
                     self.offer(node, "statement", ["pass"])
             case ast.AugAssign(op=op):
-                others = [_changed(node, op=new()) for new in OPERATORS.get(type(op), ())]
+                others = [_changed(node, op=other) for other in _others(op)]
                 self.offer(node, "arithmetic", [*others, "pass"])
             case ast.Return(value=ast.expr()):
                 self.offer(node, "return", ["return None"])
-            case ast.If(test=test) if not isinstance(test, ast.Compare | ast.UnaryOp):
-                self.offer(test, "condition", [ast.UnaryOp(ast.Not(), test)])
+            case ast.If(test=test):
+                self.condition(test)
         for name, field in ast.iter_fields(node):
-            for child in field if isinstance(field, list) else [field]:
-                if isinstance(child, ast.expr | ast.withitem) and name not in (
-                    "annotation",
-                    "target",
-                    "targets",
-                ):
-                    self.expression(child, "constant")
+            if name not in ("annotation", "target", "targets"):
+                for child in field if isinstance(field, list) else [field]:
+                    if isinstance(child, ast.expr | ast.withitem):
+                        self.expression(child, "constant")
         for child in ast.iter_child_nodes(node):
-            for stmt in (
-                child.body if isinstance(child, ast.ExceptHandler | ast.match_case) else [child]
-            ):
+            nested = isinstance(child, ast.ExceptHandler | ast.match_case)
+            for stmt in child.body if nested else [child]:
                 if isinstance(stmt, ast.stmt):
                     self.statement(stmt)
 
@@ -203,79 +169,73 @@ class _Finder:
             case ast.Constant(value=bool(value)):
                 self.offer(node, kind, [repr(not value)])
             case ast.Constant(value=int(value)):
-                self.offer(
-                    node,
-                    kind,
-                    [repr(value + 1), f"({value - 1})" if value < 1 else repr(value - 1)],
-                )
+                less = f"({value - 1})" if value < 1 else repr(value - 1)
+                self.offer(node, kind, [repr(value + 1), less])
             case ast.Constant(value=float(value)) if math.isfinite(value):
                 self.offer(node, kind, [repr(2 * value or 1.0)])
             case ast.Compare(ops=[op, *others]):
-                self.offer(
-                    node,
-                    "comparison",
-                    [_changed(node, ops=[new(), *others]) for new in OPERATORS[type(op)]],
-                )
-            case ast.BinOp(op=op) if not any(_is_text(side) for side in (node.left, node.right)):
-                self.offer(
-                    node,
-                    "arithmetic",
-                    [_changed(node, op=new()) for new in OPERATORS.get(type(op), ())],
-                )
+                self.swap(node, "comparison", "ops", [[other, *others] for other in _others(op)])
+            case ast.BinOp(op=op) if not (_is_text(node.left) or _is_text(node.right)):
+                self.swap(node, "arithmetic", "op", _others(op))
             case ast.BoolOp(op=op):
-                self.offer(
-                    node, "boolean", [_changed(node, op=new()) for new in OPERATORS[type(op)]]
-                )
+                self.swap(node, "boolean", "op", _others(op))
             case ast.UnaryOp(op=op, operand=operand):
-                self.offer(
-                    node, "dropped sign" if isinstance(op, ast.USub) else "dropped not", [operand]
-                )
-            case ast.IfExp(test=test) if not isinstance(test, ast.Compare | ast.UnaryOp):
-                self.offer(test, "condition", [ast.UnaryOp(ast.Not(), test)])
+                name = "dropped sign" if isinstance(op, ast.USub) else "dropped not"
+                self.offer(node, name, [operand])
+            case ast.IfExp(test=test):
+                self.condition(test)
             case ast.Call(func=ast.Name(id="isinstance"), args=args):
                 return self.expression(args[0], kind)
             case ast.Call(func=func, args=args):
                 if other := NAMES.get(_name(func)):
-                    self.offer(
-                        func,
-                        "function",
-                        [_changed(func, **{"id" if isinstance(func, ast.Name) else "attr": other})],
-                    )
-                if _name(func) not in COMMUTATIVE and not any(
-                    isinstance(arg, ast.Starred) for arg in args
-                ):
-                    alike = [
-                        i
-                        for i in range(len(args) - 1)
-                        if type(args[i]) is type(args[i + 1]) and not _is_text(args[i])
+                    name = "id" if isinstance(func, ast.Name) else "attr"
+                    self.swap(func, "function", name, [other])
+                starred = any(isinstance(arg, ast.Starred) for arg in args)
+                if _name(func) not in COMMUTATIVE and not starred:
+                    swaps = [
+                        [*args[:i], second, first, *args[i + 2 :]]
+                        for i, (first, second) in enumerate(itertools.pairwise(args))
+                        if type(first) is type(second) and not _is_text(first)
                     ]
-                    swaps = [[*args[:i], args[i + 1], args[i], *args[i + 2 :]] for i in alike]
-                    self.offer(node, "arguments", [_changed(node, args=swap) for swap in swaps])
+                    self.swap(node, "arguments", "args", swaps)
             case ast.Subscript():
                 kind = "index"
             case ast.keyword():
                 kind = "keyword"
             case ast.Lambda(args=arguments, body=body):
-                for default in (*arguments.defaults, *arguments.kw_defaults):
-                    self.expression(default, "default")
+                self.defaults(arguments)
                 return self.expression(body, kind)
-        for child in ast.iter_child_nodes(node) if node is not None else ():
+        for child in ast.iter_child_nodes(node):
             self.expression(child, kind)
+
+    def defaults(self, arguments: ast.arguments) -> None:
+        for default in (*arguments.defaults, *arguments.kw_defaults):
+            if default is not None:
+                self.expression(default, "default")
+
+    def condition(self, test: ast.expr) -> None:
+        if not isinstance(test, ast.Compare | ast.UnaryOp):
+            self.offer(test, "condition", [ast.UnaryOp(ast.Not(), test)])
+
+    def swap(self, node: Any, kind: str, field: str, values: Sequence[Any]) -> None:
+        self.offer(node, kind, [_changed(node, **{field: value}) for value in values])
 
     def offer(self, node: Any, kind: str, after: Sequence[ast.AST | str]) -> None:
         start = self.lines[node.lineno - 1] + node.col_offset
         stop = self.lines[node.end_lineno - 1] + node.end_col_offset
         before = " ".join(self.source[start:stop].decode().split())
         texts = [text if isinstance(text, str) else ast.unparse(text) for text in after]
-        if (
-            isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare | ast.UnaryOp)
-            or kind == "condition"
-        ):
+        operation = isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare | ast.UnaryOp)
+        if operation or kind == "condition":
             texts = [f"({text})" for text in texts]
+        where = (self.path, *self.span, kind, start, stop, before)
         if texts:
-            self.places.append(
-                [Fault(self.path, *self.span, kind, start, stop, before, text) for text in texts]
-            )
+            self.places.append([Fault(*where, text) for text in texts])
+
+
+def _others(operator: ast.AST) -> list[ast.AST]:
+    """The operators that may take the place of one."""
+    return [getattr(ast, name)() for name in OPERATORS.get(type(operator).__name__, ())]
 
 
 def _name(function: ast.AST) -> str:
@@ -287,6 +247,5 @@ def _changed(node: Any, **fields: Any) -> Any:
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    constant = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return constant or isinstance(node, ast.JoinedStr)
