@@ -74,11 +74,8 @@ class Tree:
         if not pid:
             try:
                 reporter = _Reporter(report, order, seconds, self._by_file)
-                os._exit(
-                    self._run(
-                        [*paths, *(() if note else ("-x",))], reporter, notes if note else None
-                    )
-                )
+                arguments = [*paths] if note else [*paths, "-x"]
+                os._exit(self._run(arguments, reporter, notes if note else None))
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -111,11 +108,8 @@ class Tree:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0 if notes else 1e9)
         if notes:
             package = f"{self.folder / 'tree' / PACKAGE}{os.sep}"
-            os.environ |= {
-                lines.FOLDER: str(notes),
-                lines.PREFIX: package,
-                "PYTHONPATH": str(self.folder / "site"),
-            }
+            os.environ |= {lines.FOLDER: str(notes), lines.PREFIX: package}
+            os.environ["PYTHONPATH"] = str(self.folder / "site")
             lines.note_lines(package, lambda path, line: reporter.lines.add((path, line)))
         where = ("--rootdir=.", f"--basetemp={self.folder / 'tmp'}", "-p", "no:cacheprovider", "-q")
         # Of the plugins that are already imported.
@@ -138,9 +132,7 @@ class _Reporter:
     def __init__(
         self, report: Path, order: Sequence[str] | None, seconds: Callable[[str], float], by_file
     ):
-        self.report = report
-        self.seconds = seconds
-        self.by_file = by_file
+        self.report, self.seconds, self.by_file = report, seconds, by_file
         self.lines = set[tuple[str, int]]()
         self.order = order and {name: index for index, name in enumerate(order)}
 
@@ -150,18 +142,15 @@ class _Reporter:
 
     def pytest_collection_modifyitems(self, items):
         if self.order is not None:
-            items[:] = sorted(
-                (item for item in items if item.nodeid in self.order),
-                key=lambda item: self.order[item.nodeid],
-            )
+            chosen = [item for item in items if item.nodeid in self.order]
+            items[:] = sorted(chosen, key=lambda item: self.order[item.nodeid])
 
     def pytest_collection_finish(self, session):
-        marks = {item.nodeid: item.get_closest_marker("xdist_group") for item in session.items}
-        self.write(
-            groups={
-                name: mark.args[0] if mark else name.split("::")[0] for name, mark in marks.items()
-            }
-        )
+        groups = {}
+        for item in session.items:
+            mark = item.get_closest_marker("xdist_group")
+            groups[item.nodeid] = mark.args[0] if mark else item.nodeid.split("::")[0]
+        self.write(groups=groups)
         self.write(test="", lines=self.by_file(self.lines))
         self.lines.clear()
 
@@ -183,7 +172,5 @@ class _Reporter:
 def files(root: Path) -> list[str]:
     """Files that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(
-        command, cwd=root, check=True, capture_output=True, text=True
-    ).stdout.split("\0")
+    names = subprocess.check_output(command, cwd=root, text=True).split("\0")
     return sorted({name for name in names if name and (root / name).is_file()})
