@@ -39,7 +39,9 @@ def computed(name, devices=1):
         results, again = tasks["forward+backward"](), tasks["forward"]()
         if isinstance(again, jax.Array):
             assert {len(array.sharding.device_set) for array in (again, *results)} == {devices}
-        np.testing.assert_allclose(np.asarray(again), np.asarray(results[0]), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            np.asarray(again), np.asarray(results[0]), rtol=0, atol=tolerance(name)
+        )
     return tuple(np.asarray(array) for array in results)
 
 

@@ -39,22 +39,10 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(tortured):
 
 
 @pytest.mark.slow
-def test_so_does_a_run_in_a_bucket(tmp_path):
-    with serving():
-        job = Job({"fsdp": 2})
-        starts, wrong = torture.torture(
-            tmp_path / "fsdp=2", job, kills=6, seed=0, bucket="gs://bucket/torture"
-        )
-    assert wrong == []
-    assert sum(start.signal is not None for start in starts) == 6
-    assert "checkpoint" in {start.where for start in starts}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
-    [Job({"fsdp": 2}, processes=2), Job({"data": 1}, kind="compare")],
-    ids=["processes", "comparison"],
+    [Job({"fsdp": 2}), Job({"fsdp": 2}, processes=2), Job({"data": 1}, kind="compare")],
+    ids=["run", "processes", "comparison"],
 )
 @pytest.mark.parametrize("bucket", [None, "gs://bucket/torture"], ids=["disk", "bucket"])
 def test_so_do_several_processes_and_a_comparison(job, bucket, tmp_path):
@@ -133,11 +121,8 @@ def test_whatever_differs_is_named(spoil, tortured, tmp_path):
     assert torture.differences(straight, other) == []
     spoil(other)
     mistakes = torture.differences(straight, other)
-    assert (
-        set(SPOILED[spoil]) <= set(mistakes)
-        if spoil is spoil_newest
-        else mistakes == SPOILED[spoil]
-    )
+    assert mistakes[: len(SPOILED[spoil])] == SPOILED[spoil]
+    assert spoil is spoil_newest or len(mistakes) == len(SPOILED[spoil])
 
 
 @pytest.mark.parametrize("kind", ["sweep", "text", "export", "dataset"])
@@ -187,13 +172,8 @@ TERM, KILL = Plan("steps", signal.SIGTERM, 1, 0.0), Plan("steps", signal.SIGKILL
 
 
 def start(tmp_path, plan, answer="sys.exit(143)", seconds=30):
-    words = [
-        sys.executable,
-        "-S",
-        "-c",
-        TRAINS.format(workdir=str(tmp_path / "run"), answer=answer, seconds=seconds),
-    ]
-    return killing.start(tmp_path / "run", [words], {}, plan)
+    script = TRAINS.format(workdir=str(tmp_path / "run"), answer=answer, seconds=seconds)
+    return killing.start(tmp_path / "run", [[sys.executable, "-S", "-c", script]], {}, plan)
 
 
 @pytest.mark.parametrize(("plan", "status"), [(TERM, 143), (KILL, -9)], ids=["SIGTERM", "SIGKILL"])
@@ -248,12 +228,10 @@ def test_a_broken_run_ends_the_torture_of_its_mesh_alone(monkeypatch, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "mesh", ["fsdp", "fsdp=0", "fdsp=2", "fsdp=2+", "data=-1", "data=65", "data=²"]
-)
-def test_a_mesh_that_is_none_is_refused(mesh):
-    with pytest.raises(ValueError, match="is no axis and number of devices"):
-        torture.parse_mesh(mesh)
+def test_a_mesh_that_is_none_is_refused():
+    for mesh in ("fsdp", "fsdp=0", "fdsp=2", "fsdp=2+", "data=-1", "data=65", "data=²"):
+        with pytest.raises(ValueError, match="is no axis and number of devices"):
+            torture.parse_mesh(mesh)
 
 
 def run(monkeypatch, *flags):
@@ -268,12 +246,9 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
         ([new, "--meshes=tensor=two"], "'tensor=two' is no axis"),
         ([new, "--kills=0"], "--kills=0 must be at least 1"),
         ([f"--workdir={tmp_path}"], "exists: delete it"),
-        (
-            [new, "--meshes=data=2,data=3", "--processes=2"],
-            "--processes=2 does not split the devices of each mesh",
-        ),
+        ([new, "--meshes=data=2,data=3", "--processes=2"], "--processes=2 does not split"),
         ([new, "--kinds=train,compare", "--processes=2"], "--processes is for --kinds=train"),
-        ([new, "--kinds=trian"], "--kinds=trian is unknown: choose from train, compare"),
+        ([new, "--kinds=trian"], "--kinds=trian has an unknown one: choose from train, text"),
         ([new, "--kinds=sweep", "--bucket=gs://x/y"], "--bucket is for --kinds=train,compare,text"),
     ):
         with pytest.raises(SystemExit, match="2"):
@@ -290,10 +265,8 @@ def test_the_command_shares_the_kills_and_tells_what_is_wrong(
     def kill(folder, job, kills, seed, killed, bucket):
         assert bucket is None
         asked.append((folder.name, job.kind, job.mesh, kills, seed))
-        return [
-            killing.Start(None, None, 0, 1.0),
-            killing.Start("SIGKILL", "steps", -9, 1.0),
-        ], wrong
+        ends = (None, None, 0, 1.0), ("SIGKILL", "steps", -9, 1.0)
+        return [killing.Start(*end) for end in ends], wrong
 
     monkeypatch.setattr(torture, "torture", kill)
     flags = ("--kills=7", "--seed=7", "--meshes=data=2,fsdp=2+tensor=2", "--kinds=train,export")
@@ -310,9 +283,8 @@ def test_the_command_shares_the_kills_and_tells_what_is_wrong(
 @pytest.mark.slow
 def test_fifty_kills_over_all_meshes(tmp_path):
     words = [sys.executable, "-m", "tools.torture", f"--workdir={tmp_path / 'runs'}"]
-    wide = os.environ | {"COLUMNS": "200"}  # or words of the table are broken
-    done = subprocess.run(
-        words, cwd=killing.ROOT, env=wide, capture_output=True, text=True, timeout=3600
-    )
+    options = {"cwd": killing.ROOT, "capture_output": True, "text": True, "timeout": 3600}
+    # Of the table a narrow terminal breaks words.
+    done = subprocess.run(words, env=os.environ | {"COLUMNS": "200"}, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "50/50" in done.stderr and done.stdout.count("identical") == 4

@@ -120,18 +120,18 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
                 f"but has {problem.devices}: choose other --devices"
             )
         options["sequence_axis"] = DEVICES
-    shares_heads = implementation == "fused" and problem.devices > 1
-    if shares_heads:  # XLA cannot split a kernel
-        if not _alike(merge(params)):
-            raise LeftOut(f"the heads of {spec} differ, so that devices cannot share its kernel")
-        merge, _ = dataclasses.replace(problem, heads=problem.heads // problem.devices).encoding(
-            spec
-        )
+    # XLA would let the loops of all devices wait for each other, and cannot split a kernel.
+    alone = problem.devices > 1 and implementation != "ring" and _alike(merge(params))
+    if problem.devices > 1 and implementation == "fused" and not alone:
+        raise LeftOut(f"the heads of {spec} differ, so that devices cannot share its kernel")
+    if alone:
+        heads = problem.heads // problem.devices
+        merge, _ = dataclasses.replace(problem, heads=heads, devices=1).encoding(spec)
 
     def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return attend(q, k, v, encoding=merge(params), x=layer_input(q), **options)
 
-    if shares_heads:
+    if alone:
         split = PartitionSpec(None, None, DEVICES)
         specs = (PartitionSpec(), split, split, split)
         attention = jax.shard_map(attention, in_specs=specs, out_specs=split, check_vma=False)
@@ -140,6 +140,8 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
 
 def _alike(encoding: encodings.Encoding) -> bool:
     """True if all heads have the same parameters and constants."""
+    if not encoding.traits.splits_heads:
+        return False
     parts: Any = (nnx.split(encoding.of_head(head)) for head in (0, encoding.shape.num_heads - 1))
     (first, first_state), (last, last_state) = parts
     return first == last and jax.tree.all(jax.tree.map(np.array_equal, first_state, last_state))
@@ -156,14 +158,15 @@ def _jax_nn(implementation: Literal["cudnn"] | None, problem: Problem) -> Mappin
         problem.check_square(OF_JAX_NN)
     elif jax.default_backend() != "gpu":
         raise LeftOut("cuDNN needs an NVIDIA GPU")
-    merge, params = problem.encoding("rope")
+    sizes = {"num_heads": problem.heads, "head_dim": problem.head_dim}
+    rope = encodings.create("rope", **sizes, rngs=nnx.Rngs(0))
 
     def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        rope, positions = merge(params), jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+        positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
         q, k = rope.rotate(q, (), positions), rope.rotate_keys(k, (), positions)
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
 
-    return _tasks(attention, params, problem, HEADS)
+    return _tasks(attention, {}, problem, HEADS)
 
 
 class Compiled:

@@ -124,7 +124,7 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
     try:
         done = command.wait(limit, kill=False)
     except TimeoutError as slow:
-        trains = " tok/s" in str(slow) or " steps" in str(slow)
+        trains = any(word in str(slow) for word in (" tok/s", " steps", "\ncompiling"))
         command.send(signal.SIGTERM if trains else signal.SIGKILL)
         try:
             if trains:

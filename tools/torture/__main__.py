@@ -19,6 +19,7 @@ import argparse
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import random
@@ -43,7 +44,7 @@ from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
 from cope_jax.training.program import Program
 from tools.torture import killing
 from tools.torture.killing import PLACES, BrokenError, Plan, Start
-from tools.torture.tortured import EXPORTS, KINDS, Job, bytes_differ, leftovers
+from tools.torture.tortured import KINDS, Job, bytes_differ, leftovers
 
 MESHES = "data=4,fsdp=4,tensor=4,data=2+fsdp=2+tensor=2"
 
@@ -51,52 +52,22 @@ MESHES = "data=4,fsdp=4,tensor=4,data=2+fsdp=2+tensor=2"
 def main() -> int:
     """Kills, compares, and prints a table."""
     parser = argparse.ArgumentParser("python -m tools.torture", description=__doc__.splitlines()[0])
-    parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all runs.")
-    parser.add_argument(
-        "--kills", type=int, default=50, help="How many, shared among the meshes and other kinds."
+    add = parser.add_argument
+    add("--workdir", type=Path, required=True, help="A new folder for all runs.")
+    add("--kills", type=int, default=50, help="How many, shared among the meshes and other kinds.")
+    add("--seed", type=int, default=0, help="Of the moments and signals.")
+    add("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
+    add(
+        "--bucket", help="A new folder in a bucket for all runs; then --workdir is for local files."
     )
-    parser.add_argument("--seed", type=int, default=0, help="Of the moments and signals.")
-    parser.add_argument("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
-    parser.add_argument(
-        "--bucket", help="A new folder in a bucket for all runs; --workdir is for local files then."
-    )
-    parser.add_argument(
-        "--processes", type=int, default=1, help="How many share the devices of a run."
-    )
-    parser.add_argument(
-        "--kinds", default="train", help=f"What to kill: any of {', '.join(KINDS)}."
-    )
-    parser.add_argument(
-        "--encodings", default="cope,alibi", help="Those of a comparison and a grid."
-    )
+    add("--processes", type=int, default=1, help="How many share the devices of a run.")
+    add("--kinds", default="train", help=f"What to kill: any of {', '.join(KINDS)}.")
+    add("--encodings", default="cope,alibi", help="Those of a comparison and a grid.")
     options = parser.parse_args()
-    if options.workdir.exists():
-        parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
-    if options.kills < 1:
-        parser.error(f"--kills={options.kills} must be at least 1")
     try:
-        meshes = {text: parse_mesh(text) for text in options.meshes.split(",")}
-        kinds = options.kinds.split(",")
-        jobs = {
-            text: Job(mesh, options.processes) for text, mesh in meshes.items() if "train" in kinds
-        }
-        jobs |= {
-            kind: Job({"data": 1}, 1, kind, options.encodings) for kind in kinds if kind != "train"
-        }
+        jobs = read_jobs(options)
     except ValueError as error:
-        parser.error(f"--meshes: {error}")
-    if options.processes < 1 or any(
-        math.prod(mesh.values()) % options.processes for mesh in meshes.values()
-    ):
-        parser.error(
-            f"--processes={options.processes} does not split the devices of each mesh evenly"
-        )
-    if wrong := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"--kinds={wrong[0]} is unknown: choose from {', '.join(KINDS)}")
-    if options.processes > 1 and kinds != ["train"]:
-        parser.error("--processes is for --kinds=train")
-    if options.bucket and not {"train", "compare", "text"}.issuperset(kinds):
-        parser.error("--bucket is for --kinds=train,compare,text")
+        parser.error(str(error))
     # The devices are for the runs, which are processes of their own.
     jax.config.update("jax_platforms", "cpu")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
@@ -104,49 +75,57 @@ def main() -> int:
     with tqdm(total=options.kills, unit="kill", dynamic_ncols=True) as bar:
         for number, (text, job) in enumerate(jobs.items()):
             bar.set_description(text)
-            share = (options.kills + number) // len(jobs)
-            starts, mistakes = torture(
-                options.workdir.resolve() / text,
-                job,
-                share,
-                options.seed,
-                bar.update,
-                options.bucket,
-            )
+            folder, share = options.workdir.resolve() / text, (options.kills + number) // len(jobs)
+            starts, mistakes = torture(folder, job, share, options.seed, bar.update, options.bucket)
             rows.append(row(text, starts, mistakes))
             wrong += [f"{text}: {line}" for line in mistakes]
     console = wide_console()
-    headings = [
-        "killed",
-        "verdict",
-        "kills",
-        "SIGKILL",
-        "SIGTERM",
-        *PLACES.values(),
-        "runs",
-        "starts",
-        "seconds",
-    ]
+    headings = ["killed", "verdict", "kills", "SIGKILL", "SIGTERM", *PLACES.values()]
+    headings += ["runs", "starts", "seconds"]
     console.print(Table("Killed again and again", headings, rows, text_columns=2).rich())
     for line in wrong:
         console.print(line, markup=False, soft_wrap=True)
     return 1 if wrong else 0
 
 
+def read_jobs(options: argparse.Namespace) -> dict[str, Job]:
+    """The jobs to kill, by the text of a mesh or by a kind; ValueError for wrong options."""
+    meshes = {text: parse_mesh(text) for text in options.meshes.split(",")}
+    kinds, processes = options.kinds.split(","), options.processes
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    uneven = [mesh for mesh in meshes.values() if math.prod(mesh.values()) % max(1, processes)]
+    mistakes = {
+        f"--workdir={options.workdir} exists: delete it, or choose another": (
+            options.workdir.exists()
+        ),
+        f"--kills={options.kills} must be at least 1": options.kills < 1,
+        f"--processes={processes} does not split the devices of each mesh evenly": (
+            processes < 1 or uneven
+        ),
+        f"--kinds={options.kinds} has an unknown one: choose from {', '.join(KINDS)}": unknown,
+        "--processes is for --kinds=train": processes > 1 and kinds != ["train"],
+        "--bucket is for --kinds=train,compare,text": (
+            options.bucket and not {"train", "compare", "text"}.issuperset(kinds)
+        ),
+    }
+    for text, wrong in mistakes.items():
+        if wrong:
+            raise ValueError(text)
+    jobs = {text: Job(mesh, processes) for text, mesh in meshes.items() if "train" in kinds}
+    others = [kind for kind in kinds if kind != "train"]
+    return jobs | {kind: Job({"data": 1}, 1, kind, options.encodings) for kind in others}
+
+
 def parse_mesh(text: str) -> dict[str, int]:
     """The axes of a mesh, as {"fsdp": 2, "tensor": 2} of "fsdp=2+tensor=2"; ValueError for anything
     else.
     """
-    axes = {}
+    axes, known = {}, {field.name for field in dataclasses.fields(MeshConfig)}
     for term in text.split("+"):
         axis, _, size = term.partition("=")
-        if (
-            axis not in {field.name for field in dataclasses.fields(MeshConfig)}
-            or not size.isdecimal()
-            or not 0 < int(size) <= 64
-        ):
+        if axis not in known or not size.isdecimal() or not 0 < int(size) <= 64:
             raise ValueError(
-                f"{term!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2"
+                f"--meshes: {term!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2"
             )
         axes[axis] = int(size)
     return axes
@@ -170,59 +149,45 @@ def torture(
     """
     folder.mkdir(parents=True)
     rng = random.Random(f"{seed} {folder.name}")
-    starts = list[Start]()
-    done = [folder / "straight"]
-    wrong = []
     material, temporary = folder / "material", folder / "temporary"
     job.prepare(material)
     temporary.mkdir()
     variables = job.environment(folder.parent / "compiled", temporary)
-    moments = killing.MOMENTS_OF_EXPORTS if job.kind in EXPORTS else killing.MOMENTS
+    moments = killing.MOMENTS if job.runs() else killing.MOMENTS_OF_EXPORTS
+    starts, done, wrong = list[Start](), list[Path](), list[str]()
 
     def place(workdir: Path) -> str:
         return str(workdir) if bucket is None else f"{bucket}/{folder.name}/{workdir.name}"
 
-    def start(workdir: Path, plan: Plan | None) -> Start:
-        url = None if bucket is None else place(workdir)
-        commands = job.commands(place(workdir), material)
-        starts.append(killing.start(workdir, commands, variables, plan, job.runs(), url))
-        return starts[-1]
-
-    workdir = done[0]
+    left, workdir = kills, folder / "straight"
     try:
-        shortest = start(workdir, None).seconds
-        workdir = folder / "round_1"
-        left = kills
         while left or starts[-1].signal is not None:
             if len(starts) > 4 * kills + 8:
                 raise BrokenError(
                     f"{len(starts)} starts, and no more than {kills - left} kills: too short"
                 )
-            plan = (
-                Plan.draw(rng, len(starts) - 1, shortest, job.processes, moments) if left else None
-            )
-            started = start(workdir, plan)
-            if started.signal is not None:
+            plan = None
+            if done and left:
+                shortest = min(start.seconds for start in starts if start.signal is None)
+                plan = Plan.draw(rng, len(starts) - 1, shortest, job.processes, moments)
+            commands, url = job.commands(place(workdir), material), bucket and place(workdir)
+            starts.append(killing.start(workdir, commands, variables, plan, job.runs(), url))
+            if starts[-1].signal is not None:
                 left -= 1
                 killed()
             else:
-                shortest = min(shortest, started.seconds)
                 done.append(workdir)
                 workdir = folder / f"round_{len(done)}"
     except BrokenError as error:
         wrong.append(f"{workdir.name}: {error}")
     for run in done[1:]:
         with mirrored(place(done[0])) as straight, mirrored(place(run)) as other:
+            mistakes = [] if job.runs() else list(bytes_differ(Path(straight), Path(other)))
             for name in job.runs():
-                where = run.name if name == "." else f"{run.name}/{name}"
-                wrong += [
-                    f"{where}: {line}"
-                    for line in differences(Path(straight, name), Path(other, name))
-                ]
-            if job.kind in EXPORTS:
-                wrong += [
-                    f"{run.name}: {line}" for line in bytes_differ(Path(straight), Path(other))
-                ]
+                where = "" if name == "." else f"{name}: "
+                lines = differences(Path(straight, name), Path(other, name))
+                mistakes += [f"{where}{line}" for line in lines]
+            wrong += [f"{run.name}: {line}" for line in mistakes]
     if bucket is None and not wrong:
         wrong += leftovers(folder, done)
     return starts, wrong
@@ -258,18 +223,14 @@ def differences(straight: Path, other: Path) -> list[str]:
     `metrics.jsonl` byte by byte, and the records of `result.json` without their wall time.
     """
     ours, theirs = _end(other), _end(straight)
-    mistakes = [
-        f"{name} differs"
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name) != theirs.get(name)
-    ]
+    names = sorted(ours.keys() | theirs.keys())
+    mistakes = [f"{name} differs" for name in names if ours.get(name) != theirs.get(name)]
     lines, wanted = (
         (folder / "metrics.jsonl").read_bytes().splitlines(True) for folder in (other, straight)
     )
-    for number in range(max(len(lines), len(wanted))):
-        if lines[number : number + 1] != wanted[number : number + 1]:
-            return [*mistakes, f"metrics.jsonl differs from line {number + 1} on"]
-    return mistakes
+    pairs = enumerate(itertools.zip_longest(lines, wanted), start=1)
+    first = next((number for number, (line, right) in pairs if line != right), None)
+    return mistakes if first is None else [*mistakes, f"metrics.jsonl differs from line {first} on"]
 
 
 def _end(workdir: Path) -> dict:
@@ -279,19 +240,14 @@ def _end(workdir: Path) -> dict:
     assert restored is not None, f"{workdir} has no checkpoint"
     step, state, progress = restored
     records = json.loads((workdir / "result.json").read_text())["records"]
-    plain = [
-        {name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}}
-        for record in records
-    ]
-    contents = {
-        "last checkpoint": step,
-        "place in the data": progress["data"],
-        "result.json": plain,
-    }
+    for record in records:
+        for name in ("wall_seconds", "memory_gib"):
+            record.pop(name, None)
+    contents = {"last checkpoint": step, "place in the data": progress["data"]}
+    contents["result.json"] = records
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        leaf = (
-            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        )
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         contents[name] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
     return contents

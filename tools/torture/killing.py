@@ -138,10 +138,9 @@ class Watch:
             return "start"
         row = self._last_row(path)
         # The row of the training step is written, and that of the evaluation after it is not.
-        at_evaluation = (
-            "step" in row and "split" not in row and not row["step"] % TRAINING.evaluate_every
-        )
-        return "evaluation" if at_evaluation else "steps"
+        trained = "step" in row and "split" not in row
+        evaluates = trained and not row["step"] % TRAINING.evaluate_every
+        return "evaluation" if evaluates else "steps"
 
     def finished(self) -> bool:
         """True if the last step of all runs is or may be done: a mirror is removed at the end."""
@@ -207,22 +206,16 @@ def start(
         for folder in folders:
             folder.mkdir(parents=True)
     watch = Watch(workdir if bucket is None else folders[0], runs, bucket)
-    processes = []
+    processes, where, trained, number = [], None, False, plan and plan.number
     try:
         for words, path, folder in zip(commands, stderr, folders, strict=True):
             environment = variables if bucket is None else {**variables, "TMPDIR": str(folder)}
+            streams = {"stdout": subprocess.DEVNULL, "start_new_session": True}
             with path.open("wb") as errors:
-                processes.append(
-                    subprocess.Popen(
-                        words,
-                        cwd=ROOT,
-                        env=environment,
-                        stdout=subprocess.DEVNULL,
-                        stderr=errors,
-                        start_new_session=True,
-                    )
+                process = subprocess.Popen(
+                    words, cwd=ROOT, env=environment, stderr=errors, **streams
                 )
-        where, trained, number = None, False, plan and plan.number
+            processes.append(process)
         if plan is not None and _await(processes[0], watch, plan):
             trained, where = watch.trains(), watch.place()
             if not trained and len(processes) > 1:
@@ -232,18 +225,15 @@ def start(
                 processes[plan.process].send_signal(number)
             else:
                 _kill(processes)
-        try:
-            statuses = [
-                process.wait(max(0.1, PATIENCE - (time.monotonic() - began)))
-                for process in processes
-            ]
-        except subprocess.TimeoutExpired:
-            raise BrokenError(f"it hangs: no end after {PATIENCE:.0f} s") from None
+        end = began + PATIENCE
+        statuses = [process.wait(max(0.1, end - time.monotonic())) for process in processes]
+    except subprocess.TimeoutExpired:
+        raise BrokenError(f"it hangs: no end after {PATIENCE:.0f} s") from None
     finally:
         _kill(processes)
     seconds = time.monotonic() - began
-    if plan is None or where is None:
-        expected = {0}
+    if where is None:
+        number, expected = None, {0}
     elif number == signal.SIGKILL:
         expected = {0, -signal.SIGKILL}
         where = "checkpoint" if watch.torn() and where != "start" else where
@@ -254,17 +244,13 @@ def start(
     for status, path in zip(statuses, stderr, strict=True):
         said = path.read_text(errors="replace")
         if status not in expected or "Traceback" in said:
-            after = (
-                f" after {number.name} ({where})"
-                if number is not None and where is not None
-                else ""
-            )
+            after = "" if number is None else f" after {number.name} ({where})"
             last = (said.strip().splitlines() or ["nothing on stderr"])[-1][-300:]
-            raise BrokenError(
-                f"status {status}{after}, not {' or '.join(map(str, sorted(expected)))}: {last}"
-            )
-    killed = number is not None and where is not None and any(statuses)
-    return Start(number.name if killed else None, where if killed else None, statuses[0], seconds)
+            right = " or ".join(map(str, sorted(expected)))
+            raise BrokenError(f"status {status}{after}, not {right}: {last}")
+    if number is None or not any(statuses):
+        return Start(None, None, statuses[0], seconds)
+    return Start(number.name, where, statuses[0], seconds)
 
 
 def _kill(processes: Sequence[subprocess.Popen]) -> None:

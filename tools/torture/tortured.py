@@ -16,9 +16,26 @@ from cope_jax.runs.grid.cell import folder_name
 from tests.commands.several import free_port
 
 CONFIG = Path(__file__).with_name("tortured_config.py")
-KINDS = ("train", "compare", "sweep", "text", "export", "dataset")
-EXPORTS = ("export", "dataset")
-"""Kinds that train nothing, and write the same bytes each time."""
+KINDS = {
+    "train": "train --config={config} --workdir={workdir}",
+    "text": "train --config={config}:text --workdir={workdir}",
+    "compare": "compare --config={config} --encodings={encodings} --jobs=2 --workdir={workdir}",
+    "sweep": "sweep --grid={material}/grid.py --jobs=2 --workdir={workdir}",
+    "export": "export --input={material}/text.jsonl --vocab_size=300 --length=32 --workers=2 "
+    "--shard_tokens=40000 --out={workdir}",
+    "dataset": "export --task=counting --options=max_operations=32 "
+    "--sizes=train=3000,pass_10=500 --out={workdir}",
+}
+"""The command of each kind."""
+RUNS = {
+    "train": ".",
+    "text": ".",
+    "compare": "cells/{}/seed_0",
+    "sweep": "tortured/cells/{}/seed_0",
+}
+"""The folder of each run below the workdir, with the encoding's name; exports train nothing, and
+write the same bytes each time.
+"""
 GRID = """
 import cope_jax as cj
 from cope_jax.runs.grid.cell import Cell
@@ -48,52 +65,18 @@ class Job:
 
     def runs(self) -> list[str]:
         """The folders of the runs below the workdir."""
-        below = {
-            "train": ".",
-            "text": ".",
-            "compare": "cells/{}/seed_0",
-            "sweep": "tortured/cells/{}/seed_0",
-        }
-        folders = (
-            below[self.kind].format(folder_name(name))
-            for name in self._names()
-            if self.kind in below
-        )
-        return list(dict.fromkeys(folders))
+        names = map(folder_name, self._names()) if self.kind in RUNS else ()
+        return list(dict.fromkeys(RUNS[self.kind].format(name) for name in names))
 
     def commands(self, workdir: Path | str, material: Path) -> list[list[str]]:
         """The command of each process, always the same but for the port of the first process."""
-        axes = [
-            f"--config.job.mesh.{axis}={size}" for axis, size in {"data": 1, **self.mesh}.items()
-        ]
-        config = f"{CONFIG}:text" if self.kind == "text" else str(CONFIG)
-        name, *given = {
-            "train": ["train", f"--config={config}", *axes],
-            "text": ["train", f"--config={config}", *axes],
-            "compare": [
-                "compare",
-                f"--config={config}",
-                *axes,
-                f"--encodings={self.encodings}",
-                "--jobs=2",
-            ],
-            "sweep": ["sweep", f"--grid={material / 'grid.py'}", "--jobs=2"],
-            "export": [
-                "export",
-                f"--input={material / 'text.jsonl'}",
-                "--vocab_size=300",
-                "--length=32",
-                *WORKERS,
-            ],
-            "dataset": [
-                "export",
-                "--task=counting",
-                "--options=max_operations=32",
-                "--sizes=train=3000,pass_10=500",
-            ],
-        }[self.kind]
-        folder = "--out" if self.kind in EXPORTS else "--workdir"
-        words = [sys.executable, "-m", "cope_jax", name, *given, f"{folder}={workdir}"]
+        values = {"config": CONFIG, "material": material, "workdir": workdir}
+        values["encodings"] = self.encodings
+        words = [word.format(**values) for word in KINDS[self.kind].split()]
+        words = [sys.executable, "-m", "cope_jax", *words]
+        if "{config}" in KINDS[self.kind]:
+            mesh = {"data": 1, **self.mesh}.items()
+            words += [f"--config.job.mesh.{axis}={size}" for axis, size in mesh]
         if self.processes == 1:
             return [words]
         words += [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={self.processes}"]
@@ -114,8 +97,9 @@ class Job:
         starts are short.
         """
         devices = math.prod(self.mesh.values()) // self.processes
+        fake = f"--xla_force_host_platform_device_count={devices}"
         return os.environ | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {fake}",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -124,9 +108,6 @@ class Job:
 
     def _names(self) -> list[str]:
         return split_outside_parentheses(self.encodings, ",")
-
-
-WORKERS = ("--workers=2", "--shard_tokens=40000")
 
 
 def names(folder: Path) -> set[str]:
