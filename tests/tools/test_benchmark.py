@@ -140,16 +140,16 @@ def test_who_is_left_out_of_memory_is_named(monkeypatch):
     assert "ring attention needs several devices" in results.left_out[0]["reason"]
 
 
-def timed(contender, what, length, seconds, ratio, **fields):
+def timed(contender, direction, length, seconds, ratio, **fields):
     times = {"median_seconds": seconds, "ratio": ratio, "reference": "cope/blockwise"}
-    case = {"section": "attention", "contender": contender, "what": what}
+    case = {"section": "attention", "contender": contender, "what": direction}
     return {**case, **vars(Problem(length)), **times, **fields}
 
 
 RECORDS = [
-    timed(contender, what, length, factor * length / 1e6, factor / 2)
+    timed(contender, direction, length, factor * length / 1e6, factor / 2)
     for contender, factor in (("cope/blockwise", 2.0), ("cope/full", 9.0))
-    for what in ("forward", "forward+backward")
+    for direction in ("forward", "forward+backward")
     for length in (512, 1024)
 ]
 MEMORY = {"start_bytes": 5 * 2**20, "peak_bytes": 8 * 2**20, "temp_bytes": 2**20}

@@ -37,7 +37,7 @@ THINGS: dict[str, Callable[[Path, Path], object]] = {
     "a device": lambda path, right: path.symlink_to("/dev/full"),
     "nothing": lambda path, right: None,
 }
-"""What may be at a path, as a function of the path and of the right file or folder."""
+"""Things that may be at a path, as a function of the path and of the right file or folder."""
 VARIABLES = {
     "COLUMNS": ("0", "1", "-5", "x", "9" * 20),
     "TERM": ("dumb", "", "no-such"),
