@@ -12,7 +12,6 @@ from cope_jax.cli import flag_values
 from cope_jax.cli.flag_values import read_names
 from cope_jax.errors import ConfigError
 from tools import timing
-from tools.benchmark import __main__ as benchmark
 from tools.benchmark import benchmark_report, contenders, memory_use, process, workloads
 from tools.benchmark.workloads import Problem, Recipe
 
@@ -310,7 +309,7 @@ def contender(text):
         (contender("cope/full,cope/full"), "--contenders names 'cope/full' twice"),
         (lambda: Recipe.parse("quik"), "unknown config 'quik': did you mean 'quick'?"),
         (lambda: Recipe.parse("quick@0"), "--recipes=quick@0: write NAME@BATCH with a batch size"),
-        (lambda: benchmark.choose(9), "--devices=9, but JAX has 8"),
+        (lambda: process.choose(9), "--devices=9, but JAX has 8"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(read, message):

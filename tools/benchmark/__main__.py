@@ -15,14 +15,12 @@ import functools
 import sys
 from pathlib import Path
 
-import jax
 from absl import flags
 from rich.console import Console
 
 from cope_jax.cli.flag_values import check_names, read_names
 from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.storage.files import write_atomically
@@ -112,7 +110,7 @@ def main() -> None:
     recipes = [Recipe.parse(text) for text in _RECIPES.value]
     if _TUNE.value:
         process.restart(["-m", "tools.benchmark", *sys.argv[1:]], _DEVICES.value or cores())
-    devices = choose(_DEVICES.value)
+    devices = process.choose(_DEVICES.value)
     workdir = Path(_WORKDIR.value)
     facts, results, cases = process.facts(), timing.Results(), []
     if "attention" in _ONLY.value:
@@ -146,20 +144,6 @@ def main() -> None:
         console.print(line, markup=False, soft_wrap=True)
     if interruption.number is not None:
         raise Interrupted(f"stopped early; {workdir} has what was measured so far")
-
-
-def choose(asked: int) -> int:
-    """The number of JAX devices that share the work: `asked`, or all if `asked` is 0.
-
-    Raises:
-      ConfigError: JAX has fewer devices.
-    """
-    available = jax.device_count()
-    if asked > available:
-        raise ConfigError(
-            f"--devices={asked}, but JAX has {available} devices: ask for fewer, or check XLA_FLAGS"
-        )
-    return asked or available
 
 
 def write(workdir: Path, facts: Record, results: timing.Results) -> None:

@@ -19,6 +19,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import jax
+
+from cope_jax.errors import ConfigError
 from cope_jax.runs.records import Record, environment
 from tools.benchmark.workloads import cores, free_memory
 
@@ -50,6 +53,20 @@ def restart(arguments: Sequence[str], devices: int = 1) -> None:
         missing["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT}={devices} {_ONE_THREAD}".strip()
     if missing:
         os.execve(sys.executable, [sys.executable, *arguments], os.environ | missing)
+
+
+def choose(asked: int) -> int:
+    """The number of JAX devices that share the work: `asked`, or all if `asked` is 0.
+
+    Raises:
+      ConfigError: JAX has fewer devices.
+    """
+    available = jax.device_count()
+    if asked > available:
+        raise ConfigError(
+            f"--devices={asked}, but JAX has {available} devices: ask for fewer, or check XLA_FLAGS"
+        )
+    return asked or available
 
 
 def untuned(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
