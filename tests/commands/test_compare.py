@@ -166,6 +166,7 @@ def test_encodings_and_seeds_can_be_added(straight, compare, tmp_path):
     ] == old
 
 
+@pytest.mark.slow
 def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(
     straight, compare, tmp_path
 ):

@@ -98,6 +98,7 @@ def test_senses_are_told_beside_what_knows_no_context(trained, start, tmp_path):
     assert (tmp_path / "senses_BERT.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
     done = start(
         "probe",

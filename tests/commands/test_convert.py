@@ -48,6 +48,7 @@ def run(start, config, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path):
     done = start("convert", f"--model={run}", f"--out={tmp_path / 'gpt2'}", "--format=gpt2").wait()
     assert done.status == 0, done.err

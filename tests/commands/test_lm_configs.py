@@ -55,7 +55,8 @@ def test_shards_change_nothing_but_the_text(name):
         tasks.create("sharded_text", **options)
 
 
-@pytest.mark.parametrize("packing", ["stream", pytest.param("documents", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["stream", "documents"])
 def test_a_run_on_shards_resumes_and_is_read_back_without_them(tmp_path, packing):
     export(
         Corpus("wikitext-2"), tmp_path / "shards", Vocabulary("bpe", size=300), Options(24, packing)

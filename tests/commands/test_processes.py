@@ -93,9 +93,8 @@ def assert_same_numbers(workdir, other):
     assert np.min(np.abs(np.diff(losses))) > 1e-3  # what another order would look like
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("data", "fsdp", "sequence")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["data", "fsdp", "sequence"])
 def test_two_processes_train_as_one_does(name, two, alone):
     workdir, ended = two(name)
     assert [done.status for done in ended] == [0, 0], ended
@@ -111,6 +110,7 @@ def test_two_processes_train_as_one_does(name, two, alone):
     )
 
 
+@pytest.mark.slow
 def test_only_the_first_process_prints(two):
     _, (first, second) = two("data")
     assert "in_distribution" in first.out and f"{STEPS}/{STEPS}" in first.err

@@ -71,6 +71,7 @@ def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
     assert other["continuation"] != row["continuation"]
 
 
+@pytest.mark.slow
 def test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not(start, runs, tmp_path):
     flags = ("--prompt=The lamp", "--max_new_tokens=20")
     (row,) = written(start, runs / "words", tmp_path, *flags)
@@ -82,6 +83,7 @@ def test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not(start, runs
     assert re.search(r"^1 tokens$", done.err, re.MULTILINE), done.err
 
 
+@pytest.mark.slow
 def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\nIt was\n")
     flags = (
@@ -185,6 +187,7 @@ def test_flags_are_checked_before_the_model_is_read(start, flag, message):
     assert (done.status, message in done.error) == (2, True), done.err
 
 
+@pytest.mark.slow
 def test_control_characters_do_not_reach_a_terminal(runs):
     """Others get the text as it is."""
     command = [
@@ -208,6 +211,7 @@ def test_control_characters_do_not_reach_a_terminal(runs):
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects(runs):
     command = [
         sys.executable,

@@ -61,7 +61,6 @@ def contents(folder):
             ["--encodings=cope(gates=value)"],
             "unknown option of cope 'gates': did you mean 'gate'?",
         ),
-        ("compare", ["--encodings=cope(gate=values)"], "'values'"),
         ("compare", ["--config.encodings.cope.p_max=3"], "p_max"),
         (
             "compare",
@@ -70,46 +69,18 @@ def contents(folder):
         ),
         ("compare", ["--config.task.options.num_token=3"], "num_token"),
         ("compare", ["--config.trainin.steps=3"], "did you mean 'training'?"),
-        (
-            "compare",
-            ["--config.training.step=3"],
-            "'step' in --config.training.step: did you mean 'steps'?",
-        ),
         ("compare", ["--steps=3"], "unknown flag --steps: did you mean --config.training.steps?"),
         (
             "compare",
             ["--config.training.steps=abc"],
             "--config.training.steps=abc: the value must be a whole number",
         ),
-        ("compare", ["--config.training.steps=0"], "training.steps must be at least 1, got 0"),
         ("compare", ["--config.training.steps=15"], "training.steps=15 must be a multiple of"),
-        (
-            "compare",
-            ["--config.evaluation.curve_examples=0"],
-            "evaluation.curve_examples must be at least 1, got 0",
-        ),
-        ("compare", ["--config.training.examples=0"], "examples must be at least 1, got 0"),
-        (
-            "compare",
-            ["--config.training.data_seed=-1"],
-            "training.data_seed must be at least 0, got -1",
-        ),
         (
             "compare",
             ["--config.model.block.dropout=high"],
             "--config.model.block.dropout=high: the value must be a",
         ),
-        (
-            "compare",
-            ["--config.model.block.activation=tanh"],
-            "unknown config.model.block.activation 'tanh'",
-        ),
-        (
-            "compare",
-            ["--encodings=learned", "--config.encodings.learned.max_length=20"],
-            "max_length",
-        ),
-        ("compare", ["--config.encodings.fire.c=inf"], "c must be finite, got inf"),
         ("compare", ["--seeds=0"], "--seeds=0"),
         (
             "compare",
@@ -133,27 +104,16 @@ def contents(folder):
         ),
         (
             "compare",
-            ["--config.optimizer.learning_rate=1e-0_3"],
-            "--config.optimizer.learning_rate needs plain",
-        ),
-        (
-            "compare",
             ["--encodings=cope(npos_max=0x10)"],
             "npos_max in the encoding 'cope(npos_max=0x10)' needs plain",
         ),
         ("compare", ["--seed=0"], "Unknown command line flag 'seed'"),
-        (
-            "compare",
-            ["--config.training.data_dir=ftp://x"],
-            "ftp://x is not a folder or file: give a path on disk, or",
-        ),
         ("compare", ["more"], "unexpected argument 'more': give all options as flags, see --help"),
         (
             "compare",
             ["--config.training.examples=10", "--config.training.data_dir=nowhere"],
             "nowhere",
         ),
-        ("train", ["--config.encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
         (
             "train",
             ["--config.encoding=learned", "--config.encodings.learned.max_length=20"],
@@ -161,36 +121,10 @@ def contents(folder):
         ),
         (
             "train",
-            ["--config.training.positions=ofset", "--config.training.max_position=99"],
-            "unknown position sampler 'ofset'",
-        ),
-        (
-            "train",
-            ["--config.training.data_dir=nowhere", "--config.training.examples=10"],
-            "nowhere",
-        ),
-        (
-            "train",
             ["--config.job.mesh.data=16"],
             "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices",
         ),
         ("train", ["--config.job.mesh.fsdp=-1"], "job.mesh may set only one axis to -1"),
-        (
-            "compare",
-            ["--config.training.batch_size=12"],
-            "cannot be split evenly over the 8 devices of job.mesh",
-        ),
-        (
-            "train",
-            ["--config.training.accumulate=7"],
-            "training.batch_size=32 must be a multiple of",
-        ),
-        (
-            "train",
-            ["--config.job.on_non_finite=ignore"],
-            "unknown config.job.on_non_finite 'ignore'",
-        ),
-        ("train", ["--config.model.remat=half"], "unknown config.model.remat 'half'"),
         ("train", ["--profile_steps=9:3"], "cannot profile the steps '9:3': write FIRST:LAST"),
         ("train", ["--profile_steps=2000:2010"], "--profile_steps=2000:2010 is not before step"),
         (
@@ -205,15 +139,9 @@ def contents(folder):
         ),
         (
             "train",
-            ["--num_processes=2"],
-            "--coordinator, --num_processes and --process_id belong together",
-        ),
-        (
-            "train",
             ["--coordinator=localhost:1", "--num_processes=2", "--process_id=2"],
             "--process_id=2 must be less than --num_processes=2",
         ),
-        ("train", ["--seed=-1"], "--seed=-1"),
         ("train", ["--seed=2147483648"], "--seed=2147483648"),
         ("train", ["--seed=x"], "--seed=x: the value must be a whole number"),
         (
@@ -343,13 +271,13 @@ def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
         assert str(cell) in done.error
 
 
-@pytest.mark.parametrize("text", ['{"records": [', "null"])
-def test_a_damaged_result_is_one_line_that_says_how_to_go_on(text, start, config, workdir, trained):
+def test_a_damaged_result_is_one_line_that_says_how_to_go_on(start, config, workdir, trained):
     result = workdir / "cells/rope/seed_0/result.json"
-    result.write_text(text)
-    done = start("compare", *compare(config, workdir)).wait()
-    assert done.status == 2, done.err
-    assert done.error.startswith(f"{result} is damaged") and "delete it" in done.error
+    for text in ('{"records": [', "null"):
+        result.write_text(text)
+        done = start("compare", *compare(config, workdir)).wait()
+        assert done.status == 2, done.err
+        assert done.error.startswith(f"{result} is damaged") and "delete it" in done.error
     result.unlink()
     assert start("compare", *compare(config, workdir)).wait().status == 0
     values = [
