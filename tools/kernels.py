@@ -28,6 +28,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.evaluation.report.table import Table
 from cope_jax.storage.locks import unfinished
 from tools.compile_check import bundles, chips, gpu_resources, kernel_cycles
+from tools.compile_check.kernel_cycles import Problem
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology", "v5e:2x2", f"Accelerator to compile for, such as {chips.known()}."
@@ -61,7 +62,7 @@ def main() -> None:
     blocks = None if _BLOCKS.value is None else tuple(read_numbers("blocks", _BLOCKS.value))
     heads = _HEADS.value, _KV_HEADS.value or _HEADS.value
     problems = [
-        kernel_cycles.Problem(label, length, *heads, _HEAD_DIM.value, _DTYPE.value, blocks)
+        Problem(label, length, *heads, _HEAD_DIM.value, _DTYPE.value, blocks)
         for length in lengths
         for label in labels
     ]
@@ -73,9 +74,7 @@ def main() -> None:
             Path(_JSON.value).write_text(json.dumps(counted, indent=1) + "\n")
 
 
-def _for_gpu(
-    problems: list[kernel_cycles.Problem], kind: str
-) -> tuple[list[dict[str, Any]], Table]:
+def _for_gpu(problems: list[Problem], kind: str) -> tuple[list[dict[str, Any]], Table]:
     counted = [
         dataclasses.asdict(problem) | gpu_resources.count(problem, kind) for problem in problems
     ]
@@ -84,35 +83,26 @@ def _for_gpu(
     for row in counted:
         for name in kernel_cycles.KERNELS:
             resources, sizes = row[name], row[name]["sizes"]
-            numbers = [resources["registers"], resources["stack"], resources["shared"] // 1024]
+            numbers = (resources["registers"], resources["stack"], resources["shared"] // 1024)
             blocks = f"{sizes.queries}×{sizes.keys}×{sizes.far}"
             rows.append((str(row["length"]), row["encoding"], name, blocks, *map(str, numbers)))
     return counted, Table(f"kernels for {kind}", headings, rows)
 
 
-def _for_tpu(problems: list[kernel_cycles.Problem]) -> tuple[list[dict[str, Any]], Table]:
+def _for_tpu(problems: list[Problem]) -> tuple[list[dict[str, Any]], Table]:
     with unfinished() as folder:
         bundles.dump_into(folder)
-        topology = chips.describe(_TOPOLOGY.value)
-        counted = [
-            kernel_cycles.count(problem, topology.devices[0], folder) for problem in problems
-        ]
+        device = chips.describe(_TOPOLOGY.value).devices[0]
+        counted = [kernel_cycles.count(problem, device, folder) for problem in problems]
     headings = ["tokens", "encoding", "blocks", "forward", "backward", "both", "÷ last"]
+    both = [row["forward"]["cycles"] + row["backward"]["cycles"] for row in counted]
+    last = {row["length"]: total for row, total in zip(counted, both, strict=True)}
     rows = []
-    for row in counted:
-        last = next(other for other in reversed(counted) if other["length"] == row["length"])
-        both = row["forward"]["cycles"] + row["backward"]["cycles"]
-        ratio = both / (last["forward"]["cycles"] + last["backward"]["cycles"])
-        cycles = [f"{n:,.0f}" for n in (row["forward"]["cycles"], row["backward"]["cycles"], both)]
-        rows.append(
-            (
-                str(row["length"]),
-                row["encoding"],
-                "×".join(map(str, row["blocks"])),
-                *cycles,
-                f"{ratio:.2f}",
-            )
-        )
+    for row, total in zip(counted, both, strict=True):
+        cycles = row["forward"]["cycles"], row["backward"]["cycles"], total
+        cells = (f"{count:,.0f}" for count in cycles)
+        case = str(row["length"]), row["encoding"], "×".join(map(str, row["blocks"]))
+        rows.append((*case, *cells, f"{total / last[row['length']]:.2f}"))
     return counted, Table("cycles of one head", headings, rows)
 
 

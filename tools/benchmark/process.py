@@ -81,10 +81,8 @@ def describe(environment: Mapping[str, str] = os.environ) -> str:
     'LD_PRELOAD=libjemalloc.so; OMP_WAIT_POLICY=ACTIVE; XLA_FLAGS=unset; allocator not tuned'
     """
     tuned = " ".join(f"{name}={environment[name]}" for name in _ALLOCATOR if name in environment)
-    settings = [
-        f"{name}={environment.get(name, 'unset')}"
-        for name in ("LD_PRELOAD", *_THREADS, "XLA_FLAGS")
-    ]
+    names = ("LD_PRELOAD", *_THREADS, "XLA_FLAGS")
+    settings = [f"{name}={environment.get(name, 'unset')}" for name in names]
     return "; ".join([*settings, f"allocator tuned, {tuned}" if tuned else "allocator not tuned"])
 
 
@@ -93,10 +91,8 @@ def facts() -> Record:
 
     `load_average` is measured before the benchmark.
     """
-    installed = {
-        distribution.name.lower(): distribution.version
-        for distribution in importlib.metadata.distributions()
-    }
+    packages = importlib.metadata.distributions()
+    installed = {package.name.lower(): package.version for package in packages}
     return {
         **environment(),
         **{name: installed.get(name) for name in ("torch", "x-transformers")},
@@ -123,9 +119,8 @@ def warnings(facts: Record) -> list[str]:
 def _processor() -> str:
     """The name of the processor, if the system reports it."""
     file = Path("/proc/cpuinfo")
-    line = re.search(
-        r"^model name\s*: (.*)", file.read_text() if file.exists() else "", re.MULTILINE
-    )
+    text = file.read_text() if file.exists() else ""
+    line = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
     return line[1] if line else platform.processor()
 
 

@@ -26,9 +26,8 @@ def cope_listing(problem: Problem) -> Mapping[str, Task]:
     """
     problem.check_square(OF_COPE)
     table_NK = _table(problem)
-    later_LL = torch.full(
-        (problem.length, problem.length), -torch.inf, dtype=getattr(torch, problem.dtype)
-    ).triu(1)
+    square, dtype = (problem.length, problem.length), getattr(torch, problem.dtype)
+    later_LL = torch.full(square, -torch.inf, dtype=dtype).triu(1)
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         logits = q @ k.mT / problem.head_dim**0.5 + later_LL
@@ -68,10 +67,10 @@ def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
-    return _tasks(
-        lambda q, k, v: F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True),
-        problem,
-    )
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+
+    return _tasks(attention, problem)
 
 
 def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
@@ -85,28 +84,25 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
 
     use_all_cores()
     config, block = recipe.config, recipe.config.model.block
-    plain = BlockConfig(
-        model_dim=block.model_dim, num_heads=block.num_heads, head_dim=block.head_dim
-    )
+    width, heads = block.model_dim, block.num_heads
+    plain = BlockConfig(model_dim=width, num_heads=heads, head_dim=block.head_dim)
     if block != plain or config.model.tie_embeddings or config.optimizer.name != "adamw":
         raise LeftOut(
-            "this recipe cannot be compared: choose one with the default block, untied embeddings and AdamW"
+            "this recipe cannot be compared: choose one with the default block, untied embeddings "
+            "and AdamW"
         )
     task = tasks.create(config.task.name, **config.task.options)
+    head_dim, rows = block.attention_shape(None).head_dim, config.encodings["cope"]["npos_max"]
     options = {
-        "cope": {"attn_use_cope": True, "attn_cope_max_pos": config.encodings["cope"]["npos_max"]},
-        "rope": {
-            "rotary_pos_emb": True,
-            "rotary_emb_dim": block.attention_shape(None).head_dim,
-            "attn_flash": True,
-        },
+        "cope": {"attn_use_cope": True, "attn_cope_max_pos": rows},
+        "rope": {"rotary_pos_emb": True, "rotary_emb_dim": head_dim, "attn_flash": True},
     }[encoding]
     torch.manual_seed(0)
     layers = Decoder(
-        dim=block.model_dim,
+        dim=width,
         depth=config.model.num_layers,
-        heads=block.num_heads,
-        attn_dim_head=block.attention_shape(None).head_dim,
+        heads=heads,
+        attn_dim_head=head_dim,
         verbose=False,
         **options,
     )

@@ -76,10 +76,11 @@ class Problem:
         shape = AttentionShape(self.heads, self.head_dim, max_length=self.length)
         parts: Any = nnx.split(config.build(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
         graph, initial, rest = parts
-        params = jax.tree.map(
-            lambda leaf: leaf + jnp.asarray(self.parameter(leaf.shape), leaf.dtype), initial
-        )
-        return lambda params: nnx.merge(graph, params, rest), params
+
+        def trained(leaf: jax.Array) -> jax.Array:
+            return leaf + jnp.asarray(self.parameter(leaf.shape), leaf.dtype)
+
+        return lambda params: nnx.merge(graph, params, rest), jax.tree.map(trained, initial)
 
     def check_square(self, matrices: int) -> None:
         """Raises LeftOut if this number of matrices of all pairs of tokens would take over half of
@@ -139,10 +140,8 @@ def read_problems(
     """
     problems = []
     for length in read_numbers(flag, lengths or [""]):
-        sizes_of_table = read_numbers(
-            "npos_max", [str(length) if n == "T" else n for n in npos_max]
-        )
-        problems += [Problem(length, n, *sizes) for n in dict.fromkeys(sizes_of_table)]
+        rows = read_numbers("npos_max", [str(length) if n == "T" else n for n in npos_max])
+        problems += [Problem(length, n, *sizes) for n in dict.fromkeys(rows)]
     return problems
 
 

@@ -44,15 +44,9 @@ class Chip:
 
 
 CHIPS = {
-    # Two cores appear as one device, as on Cloud TPU. Without this option libtpu would show two
-    # devices.
+    # Two cores appear as one device, as on Cloud TPU; without this option, as two devices.
     "v4": Chip(
-        "tpu",
-        32 * GIB,
-        1200 * GB,
-        100 * GB,
-        _CUBES,
-        1.05e9,
+        *("tpu", 32 * GIB, 1200 * GB, 100 * GB, _CUBES, 1.05e9),
         cores=2,
         options={"chip_config_name": "megacore"},
     ),
@@ -145,31 +139,28 @@ def describe(name: str) -> Topology:
     jax.config.update("jax_platforms", "cpu")
     options: dict[str, Any] = {"topology_name": name, **chip.options}
     if chip.platform == "tpu":
-        if importlib.util.find_spec("libtpu") is None:
-            raise ConfigError(
-                "compiling for TPUs needs libtpu: run pip install 'cope-jax[tpu-compile]'"
-            )
+        _need("TPUs", "libtpu", "'cope-jax[tpu-compile]'", "libtpu")
         os.environ.update(_TPU_ENVIRONMENT)
     else:
-        plugin = f"pip install 'jax-cuda13-plugin[with-cuda]=={jax.__version__}'"
-        if not all(
-            importlib.util.find_spec(module) for module in ("jax_plugins", "jax_plugins.xla_cuda13")
-        ):
-            raise ConfigError(f"compiling for GPUs needs CUDA's compiler: run {plugin}")
+        plugin = f"'jax-cuda13-plugin[with-cuda]=={jax.__version__}'"
+        _need("GPUs", "CUDA's compiler", plugin, "jax_plugins", "jax_plugins.xla_cuda13")
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-        kind = name.partition(":")[0]
-        options = {
-            "topology_name": kind,
-            "topology": f"1x1x{shape}",
-            "target_config": target_config(chip),
-        }
+        options = {"topology_name": name.partition(":")[0], "topology": f"1x1x{shape}"}
+        options["target_config"] = target_config(chip)
     try:
         devices = topologies.get_topology_desc(platform=chip.platform, **options).devices
     except jax.errors.JaxRuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"cannot create topology {name!r} ({' '.join(str(error).split())[:300]}): choose another --topology"
+            f"cannot create topology {name!r} ({reason}): choose another --topology"
         ) from error
     return Topology(name, chip, devices)
+
+
+def _need(devices: str, compiler: str, package: str, *modules: str) -> None:
+    """Raises ConfigError if a module of a compiler is not installed."""
+    if not all(importlib.util.find_spec(module) for module in modules):
+        raise ConfigError(f"compiling for {devices} needs {compiler}: run pip install {package}")
 
 
 def target_config(chip: Chip) -> str:

@@ -15,16 +15,7 @@ from tools.compile_check.trip_counts import Visit
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Opcodes that move or compute numbers; the compiler may give no estimate for them.
-_UNESTIMATED = (
-    "fusion",
-    "gather",
-    "scatter",
-    "sort",
-    "custom-call",
-    "convolution",
-    "dot",
-    "reduce",
-)
+_UNESTIMATED = "fusion gather scatter sort custom-call convolution dot reduce".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +39,8 @@ class Collective:
         """
         if self.kind == "collective-permute":
             return self.payload
-        return (
-            (2 if self.kind == "all-reduce" else 1) * (self.group - 1) / self.group * self.payload
-        )
+        times = 2 if self.kind == "all-reduce" else 1
+        return times * (self.group - 1) / self.group * self.payload
 
 
 def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
@@ -63,45 +53,34 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
         kind = visit.instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
-        scatters = (
-            visit.fused and kind == "all-reduce" and _is_cut(visit.instruction, visit.computation)
-        )
+        cut = visit.fused and kind == "all-reduce" and _is_cut(visit.instruction, visit.computation)
         group = _group(visit.instruction, devices)
         payload = sum(shape.bytes for shape in visit.computation.inputs(visit.instruction))
         payload *= group if kind == "all-gather" else 1
-        message = Collective(
-            "reduce-scatter" if scatters else kind, group, visit.times, visit.times * payload
-        )
+        name = "reduce-scatter" if cut else kind
+        message = Collective(name, group, visit.times, visit.times * payload)
         channel = visit.instruction.attribute(r"channel_id=(\d+)")
-        if not visit.fused or scatters or channel is None:
+        if not visit.fused or cut or channel is None:
             messages.append(message)
         elif (kind, channel) not in parts or message.count < parts[kind, channel].count:
             # A message that overlaps with other work has its start, middle and end in several
             # fusions. Each of them states the complete message, and the middle may be in a loop.
             parts[kind, channel] = message
-    messages += parts.values()
-    return [
-        Collective(
-            kind,
-            group,
-            sum(m.count for m in group_messages),
-            sum(m.payload for m in group_messages),
-        )
-        for kind, group in sorted({(m.kind, m.group) for m in messages})
-        if (group_messages := [m for m in messages if (m.kind, m.group) == (kind, group)])
-    ]
+    sums = collections.defaultdict[tuple[str, int], list[float]](lambda: [0, 0])
+    for message in [*messages, *parts.values()]:
+        total = sums[message.kind, message.group]
+        total[:] = total[0] + message.count, total[1] + message.payload
+    return [Collective(*key, *total) for key, total in sorted(sums.items())]
 
 
 def _is_cut(instruction: Instruction, computation: Computation) -> bool:
     """True if each device keeps only its slice of a result: a reduce-scatter in a fusion on TPUs."""
-    users = [
-        user for user in computation.instructions.values() if instruction.name in user.operands
-    ]
-    return bool(users) and all(
-        user.opcode == "dynamic-slice"
-        or (user.opcode == "get-tuple-element" and _is_cut(user, computation))
-        for user in users
-    )
+    all_users = computation.instructions.values()
+    users = [user for user in all_users if instruction.name in user.operands]
+    entries = [user for user in users if user.opcode == "get-tuple-element"]
+    slices = [user for user in users if user.opcode == "dynamic-slice"]
+    cut = all(_is_cut(entry, computation) for entry in entries)
+    return bool(users) and cut and len(entries) + len(slices) == len(users)
 
 
 def _group(instruction: Instruction, devices: int) -> int:
@@ -147,11 +126,8 @@ def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:
         if stated is not None:
             total += visit.times * int(stated)
         elif instruction.opcode in _UNESTIMATED:
-            fusion = instruction.opcode == "fusion"
-            name = (
-                re.sub(r"[.\d]+$|(\.clone)+", "", instruction.name)
-                if fusion
-                else instruction.opcode
-            )
+            name = instruction.opcode
+            if name == "fusion":
+                name = re.sub(r"[.\d]+$|(\.clone)+", "", instruction.name)
             without[name] += visit.times
     return total, dict(without)

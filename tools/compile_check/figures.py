@@ -100,13 +100,8 @@ def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
     cycles, without = costs.estimated_cycles(visits)
     return {
         "collectives": [
-            {
-                "kind": c.kind,
-                "group": c.group,
-                "count": c.count,
-                "payload_bytes": c.payload,
-                "sent_bytes": c.sent,
-            }
+            {"kind": c.kind, "group": c.group, "count": c.count}
+            | {"payload_bytes": c.payload, "sent_bytes": c.sent}
             for c in costs.collectives(visits, devices)
         ],
         "estimated_cycles": cycles,
@@ -134,11 +129,10 @@ def predict(figures: Figures) -> Figures:
     if compute is None:
         return figures
     steps = [max(compute, messages), compute + messages]
+    tokens = figures["batch_size"] * figures["length"]
     return figures | {
         "step_seconds": steps,
-        "tokens_per_second": [
-            figures["batch_size"] * figures["length"] / seconds for seconds in steps
-        ],
+        "tokens_per_second": [tokens / seconds for seconds in steps],
         "mfu": [at_peak and at_peak / seconds for seconds in steps],
     }
 
@@ -153,99 +147,69 @@ def excess(message: str) -> str:
 
 def rows(figures: Figures) -> list[tuple[str, str]]:
     """The figures as rows of a table, (name, value)."""
-    mesh = (
-        " × ".join(f"{axis}={count}" for axis, count in figures["mesh"].items() if count > 1)
-        or "one device"
-    )
-    table_rows = [
-        (
-            "topology",
-            f"{figures['topology']}, {figures['chips']} chips, {figures['devices']} devices",
-        ),
-        ("mesh", mesh),
-        ("batch", f"{figures['batch_size']:,} × {figures['length']:,} tokens"),
-        ("parameters", f"{figures['parameters']:,}"),
-        (
-            "model FLOPs of a step, by formula",
-            re.sub(r"e\+0?", "e", f"{figures['model_flops']:.2e}"),
-        ),
-    ]
+    axes = [f"{axis}={count}" for axis, count in figures["mesh"].items() if count > 1]
+    chips, devices = figures["chips"], figures["devices"]
+    flops = re.sub(r"e\+0?", "e", f"{figures['model_flops']:.2e}")
+    table = {
+        "topology": f"{figures['topology']}, {chips} chips, {devices} devices",
+        "mesh": " × ".join(axes) or "one device",
+        "batch": f"{figures['batch_size']:,} × {figures['length']:,} tokens",
+        "parameters": f"{figures['parameters']:,}",
+        "model FLOPs of a step, by formula": flops,
+    }
+    hbm = size(figures["hbm_bytes"])
     if memory := figures.get("bytes"):
-        hbm = figures["hbm_bytes"]
-        table_rows += [
-            ("arguments of a device", size(memory["arguments"])),
-            (
-                "outputs, and how much reuses arguments",
-                f"{size(memory['outputs'])}, {size(memory['aliased'])}",
-            ),
-            ("temporaries", size(memory["temporaries"])),
-            ("program", size(memory["program"])),
-            (
-                "peak, and share of the memory",
-                f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}",
-            ),
-        ]
+        shown = {name: size(count) for name, count in memory.items()}
+        share = f"{memory['peak'] / figures['hbm_bytes']:.0%} of {hbm}"
+        table |= {
+            "arguments of a device": shown["arguments"],
+            "outputs, and how much reuses arguments": f"{shown['outputs']}, {shown['aliased']}",
+            "temporaries": shown["temporaries"],
+            "program": shown["program"],
+            "peak, and share of the memory": f"{shown['peak']}, {share}",
+        }
         for c in figures["collectives"]:
             sent = f"{c['count']:,.0f} times, {size(c['sent_bytes'])} sent"
-            table_rows.append((f"{c['kind']} among {c['group']}", sent))
+            table[f"{c['kind']} among {c['group']}"] = sent
     else:
-        table_rows += [
-            ("memory of a device", size(figures["hbm_bytes"])),
-            ("the compiler", figures["excess"]),
-        ]
+        table |= {"memory of a device": hbm, "the compiler": figures["excess"]}
     if "step_seconds" in figures:
-        table_rows += [
-            ("compute", seconds(figures["compute_seconds"])),
-            ("messages", seconds(figures["collective_seconds"])),
-            ("step, messages hidden or not", between(*map(seconds, figures["step_seconds"]))),
-            (
-                "tokens/s",
-                between(*(f"{count:,.0f}" for count in reversed(figures["tokens_per_second"]))),
-            ),
-        ]
+        tokens = (f"{count:,.0f}" for count in reversed(figures["tokens_per_second"]))
+        table |= {
+            "compute": seconds(figures["compute_seconds"]),
+            "messages": seconds(figures["collective_seconds"]),
+            "step, messages hidden or not": between(*map(seconds, figures["step_seconds"])),
+            "tokens/s": between(*tokens),
+        }
         if figures["peak_flops"]:
-            table_rows.append(
-                ("MFU", between(*(f"{share:.1%}" for share in reversed(figures["mfu"]))))
-            )
-    return [*table_rows, ("compiled in", seconds(figures["compile_seconds"]))]
+            table["MFU"] = between(*(f"{share:.1%}" for share in reversed(figures["mfu"])))
+    return [*table.items(), ("compiled in", seconds(figures["compile_seconds"]))]
 
 
 def notes(figures: Figures) -> list[str]:
-    """Explains how the figures are computed."""
+    """Explains how the times are computed, and what is not in them."""
     if "bytes" not in figures:
         return []
-    estimated = f"the compiler's estimated_cycles, in all iterations of loops, at {(figures['clock'] or 0) / 1e9:g} GHz"
-    by_peak = "the model's FLOPs (by formula) at the device's peak, because this compiler estimates no times"
-    sentences = [
-        "Sent: bytes that a device sends by the ring algorithm, in all iterations of all loops.",
-        f"Messages: sent bytes at {figures['ring_bandwidth'] / 1e9:g} GB/s, one after another.",
-        f"Compute: {estimated if figures['clock'] else by_peak}.",
+    clock, kernels, loops = figures["clock"], figures["kernel_cycles"], figures["unknown_loops"]
+    estimated = f"the compiler's estimated_cycles at {(clock or 0) / 1e9:g} GHz"
+    share = kernels / (figures["estimated_cycles"] + kernels) if kernels else 0
+    turns = "" if kernels else ", ".join(f"{n} {mean:.2f}" for n, mean in figures["turns"].items())
+    without = (figures["without_estimate"] if clock else {}).items()
+    slow = [
+        f"{name} ({times:,.0f} times)" for name, times in without if re.search("gath|scat", name)
     ]
-    if figures["kernel_cycles"]:
-        share = figures["kernel_cycles"] / (figures["estimated_cycles"] + figures["kernel_cycles"])
-        sentences.append(
-            f"Fused attention is {share:.0%} of the cycles: the bundles of its kernels, times the iterations of loops "
-            "for random queries and keys."
-        )
-    if figures["turns"] and not figures["kernel_cycles"]:
-        counted = ", ".join(f"{name} {turns:.2f}" for name, turns in figures["turns"].items())
-        sentences.append(
-            f"Attention loops that depend on data, mean iterations in an untrained model: {counted}."
-        )
-    if figures["unknown_loops"]:
-        sentences.append(
-            f"Loops of unknown length: {figures['unknown_loops']}. Each counts as one iteration."
-        )
-    without = figures["without_estimate"].items() if figures["clock"] else ()
-    if slow := [
-        f"{name} ({times:,.0f} times)"
-        for name, times in without
-        if "gather" in name or "scatter" in name
-    ]:
-        sentences.append(
-            f"Not in the estimate, because the compiler states no cycles: {', '.join(slow)}."
-        )
-    return [*sentences, "A prediction for comparing settings, not a measurement."]
+    sentences = {
+        f"Compute: {estimated if clock else 'the FLOPs by formula at the peak'}, in all iterations "
+        f"of loops. Messages: sent bytes at {figures['ring_bandwidth'] / 1e9:g} GB/s, one after "
+        "another, by the ring algorithm.": True,
+        f"Fused attention is {share:.0%} of the cycles: the bundles of its kernels, times the "
+        "iterations of loops for random queries and keys.": kernels,
+        f"Attention loops that depend on data, mean iterations in an untrained model: {turns}.": turns,
+        f"Loops of unknown length: {loops}. Each counts as one iteration.": loops,
+        f"Not in the estimate, because the compiler states no cycles: {', '.join(slow)}.": slow,
+        "A prediction for comparing settings, not a measurement.": True,
+    }
+    return [sentence for sentence, applies in sentences.items() if applies]
 
 
 def between(low: str, high: str) -> str:

@@ -67,25 +67,16 @@ def _compiled(launch: Launch, avals: list[Any]) -> dict[str, Any]:
     arrays = [name for name in kernel.arg_names if name not in constants]
     signature = {name: types[x.dtype.name] for name, x in zip(arrays, avals, strict=True)}
     aligned = {(n,): [["tt.divisibility", 16]] for n in range(len(arrays))}  # as XLA's arrays are
-    source = ASTSource(
-        kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned
-    )
-    options = {
-        "num_warps": launch.sizes.warps,
-        "num_stages": launch.sizes.stages,
-        "enable_fp_fusion": True,
-    }
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", launch.capability, WARP), options=options
-    )
+    signature |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(kernel, signature, constants, aligned)
+    options = {"num_warps": launch.sizes.warps, "num_stages": launch.sizes.stages}
+    options["enable_fp_fusion"] = True
+    target = GPUTarget("cuda", launch.capability, WARP)
+    compiled = triton.compile(source, target=target, options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(compiled.asm["cubin"])
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK"))
-    return {
-        "sizes": launch.sizes,
-        "registers": registers,
-        "stack": stack,
-        "shared": compiled.metadata.shared,
-    }
+    resources = {"sizes": launch.sizes, "registers": registers, "stack": stack}
+    return resources | {"shared": compiled.metadata.shared}

@@ -28,10 +28,7 @@ class Shape:
     def all(cls, text: str) -> tuple["Shape", ...]:
         """All shapes in the text of a type: one shape, or the shapes of a tuple as a flat sequence."""
         return tuple(
-            cls(
-                match["type"],
-                tuple(int(size.strip(" <=")) for size in match["sizes"].split(",") if size.strip()),
-            )
+            cls(match["type"], tuple(map(int, re.findall(r"\d+", match["sizes"]))))
             for match in _ARRAY.finditer(text)
         )
 
@@ -70,11 +67,9 @@ class Instruction:
     @functools.cached_property
     def operands(self) -> list[str]:
         """Names of the instructions whose results this instruction uses."""
-        return (
-            []
-            if self.opcode in ("constant", "parameter")
-            else re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
-        )
+        if self.opcode in ("constant", "parameter"):
+            return []
+        return re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
 
     def attribute(self, pattern: str) -> str | None:
         """The first group of a regular expression in the attributes; None if the expression does
@@ -87,15 +82,11 @@ class Instruction:
         """Names of the computations that this instruction runs, without computations that only add
         or compare.
         """
-        singles = re.findall(
-            r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)", self.attributes
-        )
-        lists = re.findall(
-            r"(?:branch_computations|called_computations|calls)=\{([^}]*)\}", self.attributes
-        )
-        if self.opcode == "call":
-            singles += re.findall(r"to_apply=%?([\w.\-]+)", self.attributes)
-        return [*singles, *(name for names in lists for name in re.findall(r"[\w.\-]+", names))]
+        single, several = "calls|true_computation|false_computation", "branch_computations"
+        single += "|to_apply" if self.opcode == "call" else ""
+        names = re.findall(rf"(?:{single})=%?([\w.\-]+)", self.attributes)
+        lists = rf"(?:{several}|called_computations|calls)=\{{([^}}]*)\}}"
+        return names + re.findall(r"[\w.\-]+", " ".join(re.findall(lists, self.attributes)))
 
 
 @dataclasses.dataclass
@@ -137,9 +128,8 @@ class Module:
                 current = computations[header["name"]] = Computation()
                 entry = header["name"] if header["entry"] else entry
             elif match := _INSTRUCTION.match(line):
-                current.instructions[match["name"]] = Instruction.parse(
-                    match["name"], match["rest"]
-                )
+                name = match["name"]
+                current.instructions[name] = Instruction.parse(name, match["rest"])
                 current.root = match["name"] if match["root"] else current.root
             elif line.startswith("}"):
                 current = Computation()  # the text that follows is not part of a computation
@@ -153,6 +143,4 @@ def _split(text: str) -> tuple[str, str]:
         depth += (letter == "(") - (letter == ")")
         if depth == 0:
             return text[: index + 1], text[index + 1 :]
-    raise ValueError(
-        f"the text of the program has an unclosed parenthesis: give the complete text, not {text[:200]!r}"
-    )
+    raise ValueError(f"unclosed parenthesis: give the complete program, not {text[:200]!r}")

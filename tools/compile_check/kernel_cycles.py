@@ -80,15 +80,9 @@ def of_model(model: DecoderConfig, length: int, topology: str) -> dict[str, floa
     """
     block = model.block
     shape = block.attention_shape(model.max_length)
-    flags = {
-        "topology": topology,
-        "encodings": model.encoding.text(),
-        "lengths": length,
-        "heads": shape.num_heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "dtype": block.compute_dtype,
-    }
+    flags = {"topology": topology, "encodings": model.encoding.text(), "lengths": length}
+    flags |= {"heads": shape.num_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    flags["dtype"] = block.compute_dtype
     if block.attention_blocks is not None:
         flags["blocks"] = ",".join(map(str, block.attention_blocks))
     with tempfile.TemporaryDirectory() as folder:
@@ -116,9 +110,8 @@ def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
     carry = carry_of(encoding)
     with jax.set_mesh(mesh):
         jax.jit(step).lower(*arguments).compile()
-        sizes = tpu_attention.sizes_of(
-            encoding, carry, problem.length, problem.length, problem.blocks
-        )
+        lengths = problem.length, problem.length
+        sizes = tpu_attention.sizes_of(encoding, carry, *lengths, problem.blocks)
     # Each head's loops end by themselves.
     one_head = dataclasses.replace(problem, heads=1, kv_heads=1).build()
     turns = loop_turns(one_head, problem.length, sizes)

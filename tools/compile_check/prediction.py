@@ -25,18 +25,7 @@ from cope_jax.evaluation.report.table import Table
 from cope_jax.storage.files import read_object
 from tools.compile_check.figures import Figures, between, seconds, size
 
-HEADINGS = (
-    "chip",
-    "devices",
-    "",
-    "memory",
-    "compute",
-    "sent",
-    "messages",
-    "tokens/s per device",
-    "MFU",
-    "efficiency",
-)
+HEADINGS = "chip|devices||memory|compute|sent|messages|tokens/s per device|MFU|efficiency"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,29 +55,20 @@ class Point:
         messages = sent / figures["ring_bandwidth"]
         steps = compute + messages, max(compute, messages)
         efficiency = least / steps[0], least / steps[1]
-        return cls(
-            devices,
-            devices == compiled,
-            memory,
-            compute,
-            sent,
-            messages,
-            steps,
-            efficiency,
-            figures,
-        )
+        times = (compute, sent, messages, steps, efficiency)
+        return cls(devices, devices == compiled, memory, *times, figures)
 
     def cells(self) -> list[str]:
         """The row of the table. Numbers from the formula are rounded to two digits."""
         shown, figures = str if self.compiled else rough, self.figures
         tokens = figures["batch_size"] * figures["length"] / figures["devices"]
         flops = figures["model_flops"] / figures["devices"] / figures["peak_flops"]
+        large = ": does not fit" if self.memory > figures["hbm_bytes"] else ""
         return [
             chip_of(figures),
             str(self.devices),
             "compiled" if self.compiled else "formula",
-            shown(size(self.memory))
-            + (": does not fit" if self.memory > figures["hbm_bytes"] else ""),
+            shown(size(self.memory)) + large,
             shown(seconds(self.compute)),
             shown(size(self.sent)),
             shown(seconds(self.messages)),
@@ -135,24 +115,16 @@ def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
     least = min(figures["compute_seconds"] for figures in compiled)
     points = []
     for count in sorted({*counts, *(figures["devices"] for figures in compiled)}):
-        nearest = min(
-            compiled,
-            key=lambda figures: (abs(math.log(figures["devices"] / count)), figures["devices"]),
-        )
+        ordered = sorted(compiled, key=lambda figures: figures["devices"])
+        nearest = min(ordered, key=lambda figures: abs(math.log(figures["devices"] / count)))
         points.append(Point.of(nearest, count, least))
     return points
 
 
 def markdown(points: dict[str, list[Point]]) -> str:
     """The table of all points in Markdown."""
-    return (
-        Table(
-            "",
-            HEADINGS,
-            [point.cells() for points_of_chip in points.values() for point in points_of_chip],
-        ).markdown()
-        + "\n"
-    )
+    rows = [point.cells() for points_of_chip in points.values() for point in points_of_chip]
+    return Table("", HEADINGS.split("|"), rows).markdown() + "\n"
 
 
 def rough(text: str) -> str:
@@ -178,19 +150,15 @@ def plot(points: dict[str, list[Point]]) -> Figure:
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, (chip, points_of_chip) in enumerate(points.items()):
-        style = line(number) | {
-            "markevery": [index for index, point in enumerate(points_of_chip) if point.compiled]
-        }
-        low, high = (
-            [100 * share for share in shares]
-            for shares in zip(*(p.efficiency for p in points_of_chip), strict=True)
-        )
+        compiled = [index for index, point in enumerate(points_of_chip) if point.compiled]
         devices = [point.devices for point in points_of_chip]
-        axes.plot(devices, low, label=f"{chip}, no message hidden", **style)
-        axes.plot(devices, high, label=f"{chip}, messages hidden", linestyle="--", **style)
-    counts = sorted(
-        {point.devices for points_of_chip in points.values() for point in points_of_chip}
-    )
+        for end, (label, style) in enumerate(
+            (("no message hidden", "-"), ("messages hidden", "--"))
+        ):
+            shares = [100 * point.efficiency[end] for point in points_of_chip]
+            look = line(number) | {"markevery": compiled, "linestyle": style}
+            axes.plot(devices, shares, label=f"{chip}, {label}", **look)
+    counts = sorted({point.devices for chip in points.values() for point in chip})
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_ylim(0, 105)

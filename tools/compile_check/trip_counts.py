@@ -60,19 +60,15 @@ def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit
             visit = Visit(instruction, computation, times, fused, around)
             if instruction.opcode != "while":
                 yield visit
+                inner = fused or instruction.opcode == "fusion"
                 for name in instruction.calls():
-                    yield from within(
-                        module[name], times, fused or instruction.opcode == "fusion", around
-                    )
+                    yield from within(module[name], times, inner, around)
                 continue
-            count = trip_count(module, visit)
-            count_given = (
-                turns(instruction.attribute(r'op_name="([^"]*)"') or "")
-                if count is None
-                else float(count)
-            )
-            yield dataclasses.replace(visit, unknown=count_given is None)
-            of_parts = times if count_given is None else times * count_given
+            count: float | None = trip_count(module, visit)
+            if count is None:
+                count = turns(instruction.attribute(r'op_name="([^"]*)"') or "")
+            yield dataclasses.replace(visit, unknown=count is None)
+            of_parts = times * (1.0 if count is None else count)
             for role in ("body", "condition"):
                 yield from within(module[_called(instruction, role)], of_parts, fused, visit)
 
@@ -83,14 +79,12 @@ def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
     """The argument `turns` of `walk`: gives the iterations of a loop by its name, such as
     "…/body/diagonal/while".
     """
-    return lambda name: next(
-        (
-            turns
-            for loop, turns in counted.items()
-            if re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)
-        ),
-        None,
-    )
+
+    def turns(name: str) -> float | None:
+        loop = re.search(rf"\b({'|'.join(counted)})\b[^/]*/while[^/]*$", name)
+        return counted[loop[1]] if loop and counted else None
+
+    return turns
 
 
 def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
@@ -169,10 +163,11 @@ def _count_turns(encoding: Encoding, length: int, blocks: Sequence[int] | None) 
 
     # Iterations are counted inside the loops, because only the encoding and attention decide where
     # a loop ends.
+    def attention() -> Array:
+        return attend(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, **options)
+
     with mock.patch.object(jax.lax, "while_loop", counted):
-        lowered = jax.jit(
-            lambda: attend(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, **options)
-        ).lower()
+        lowered = jax.jit(attention).lower()
     if next(numbers) != len(LOOPS):
         return {}
     jax.block_until_ready(lowered.compile()())
@@ -219,10 +214,9 @@ def _entry(computation: Computation, instruction: Instruction) -> int | None:
     """The index of the entry of the loop's state that `instruction` reads; None if it does not read
     such an entry.
     """
-    if (
-        instruction.opcode != "get-tuple-element"
-        or computation[instruction.operands[0]].opcode != "parameter"
-    ):
+    if instruction.opcode != "get-tuple-element":
+        return None
+    if computation[instruction.operands[0]].opcode != "parameter":
         return None
     return int(instruction.attribute(r"index=(\d+)") or 0)
 
@@ -234,12 +228,10 @@ def _step(body: Computation, index: int) -> int | None:
     root = body[body.root]
     if root.opcode != "tuple":
         return None
-    root_of_step = _source(body, root.operands[index])
-    if _entry(body, root_of_step) == index:
+    entry = _source(body, root.operands[index])
+    if _entry(body, entry) == index:
         return 0
-    if root_of_step.opcode != "add":
-        return None
-    terms = [_source(body, name) for name in root_of_step.operands]
+    terms = [_source(body, name) for name in entry.operands] if entry.opcode == "add" else []
     counters = [term for term in terms if _entry(body, term) == index]
     constants = [term for term in terms if term.opcode == "constant"]
     return _number(constants[0]) if len(counters) == len(constants) == 1 else None
@@ -247,12 +239,11 @@ def _step(body: Computation, index: int) -> int | None:
 
 def _initial(module: Module, loop: Visit, index: int) -> int | None:
     """The value of an entry of the state before the loop."""
-    state = _source(loop.computation, loop.instruction.operands[0])
+    computation = loop.computation
+    state = _source(computation, loop.instruction.operands[0])
     if state.opcode != "tuple":
         return None
-    return _constant(
-        module, loop.computation, _source(loop.computation, state.operands[index]), loop.around
-    )
+    return _constant(module, computation, _source(computation, state.operands[index]), loop.around)
 
 
 def _constant(
@@ -265,13 +256,10 @@ def _constant(
     if value.opcode == "constant":
         return _number(value)
     index = _entry(computation, value)
-    if (
-        index is None
-        or loop is None
-        or _step(module[_called(loop.instruction, "body")], index) != 0
-    ):
+    if index is None or loop is None:
         return None
-    return _initial(module, loop, index)
+    kept = _step(module[_called(loop.instruction, "body")], index) == 0
+    return _initial(module, loop, index) if kept else None
 
 
 def _number(constant: Instruction) -> int | None:

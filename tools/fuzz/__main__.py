@@ -35,16 +35,13 @@ STATUSES = (0, 2, 3, 4)
 def main() -> int:
     """Runs the cases and prints the findings."""
     parser = argparse.ArgumentParser("python -m tools.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all files.")
-    parser.add_argument("--cases", type=int, default=2000, help="Number of cases.")
-    parser.add_argument("--seed", type=int, default=0, help="Random seed of the cases.")
-    parser.add_argument("--only", type=int, help="The number of the only case to run.")
-    parser.add_argument(
-        "--limit", type=float, default=20, help="Seconds until a command must end or show progress."
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="Number of cases at a time."
-    )
+    add = parser.add_argument
+    add("--workdir", type=Path, required=True, help="A new folder for all files.")
+    add("--cases", type=int, default=2000, help="Number of cases.")
+    add("--seed", type=int, default=0, help="Random seed of the cases.")
+    add("--only", type=int, help="The number of the only case to run.")
+    add("--limit", type=float, default=20, help="Seconds until a command must end or progress.")
+    add("--jobs", type=int, default=os.cpu_count(), help="Number of cases at a time.")
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")

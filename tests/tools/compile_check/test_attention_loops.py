@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,18 +26,10 @@ def fast_compile():
 
 
 def decoder(encoding="rope", **options):
-    chosen = {
-        name: options.pop(name) for name in ("attention", "attention_blocks") if name in options
-    }
-    block = BlockConfig(model_dim=32, num_heads=2, **chosen)
-    return DecoderConfig(
-        vocab_size=8,
-        max_length=LENGTH,
-        encoding=EncodingConfig.parse(encoding),
-        block=block,
-        num_layers=1,
-        **options,
-    )
+    names = {"attention", "attention_blocks"} & options.keys()
+    block = BlockConfig(model_dim=32, num_heads=2, **{name: options.pop(name) for name in names})
+    sizes = {"vocab_size": 8, "max_length": LENGTH, "num_layers": 1, "block": block}
+    return DecoderConfig(**sizes, encoding=EncodingConfig.parse(encoding), **options)
 
 
 def test_an_encoding_that_never_settles_goes_over_every_block_that_causality_leaves():
@@ -53,9 +47,8 @@ def test_larger_blocks_make_fewer_turns():
 
 def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
     near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["diagonal"] for n in (8, 400)]
-    assert near[0] < near[1]
-    # About half of the gates are open: it never settles.
-    assert near[1] == sum(count_turns(decoder(), LENGTH).values())
+    # About half of the gates are open: the larger table never settles in 8 strips of 64 queries.
+    assert near[0] < near[1] == np.mean([1, 1, 2, 2, 3, 3, 4, 4])
 
 
 @pytest.mark.parametrize(
@@ -68,22 +61,14 @@ def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
 )
 def test_where_there_are_no_such_loops_none_is_counted(options):
     assert count_turns(decoder(**options), LENGTH) == {}
-
-
-def test_a_short_sequence_has_one_block_and_no_loop():
-    assert count_turns(decoder(), 128) == {}
+    assert count_turns(decoder(), 128) == {}  # one block
 
 
 def test_the_turns_are_those_of_the_loops_in_the_program():
-    turns = turns_of(count_turns(decoder("cope(npos_max=8)"), LENGTH))
+    turns = turns_of(dict.fromkeys(LOOPS, 1.5))
     encoding = encodings.create("cope", num_heads=1, head_dim=8, npos_max=8, rngs=nnx.Rngs(0))
-    q = k = v = jax.ShapeDtypeStruct((1, LENGTH, 1, 8), jnp.float32)
-    text = (
-        jax.jit(lambda q, k, v: attend(q, k, v, encoding=encoding))
-        .lower(q, k, v)
-        .compile()
-        .as_text()
-    )
-    module = Module.parse(text)
+    attention = functools.partial(attend, encoding=encoding, implementation="blockwise")
+    q = jax.ShapeDtypeStruct((1, LENGTH, 1, 8), jnp.float32)
+    module = Module.parse(jax.jit(attention).lower(q, q, q).compile().as_text())
     for turns_of_loop, unknown in ((lambda name: None, 3), (turns, 0)):
         assert sum(visit.unknown for visit in walk(module, turns_of_loop)) == unknown

@@ -24,13 +24,11 @@ def fast_compile():
 
 
 def config(**job):
+    options = {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2}
     return ExperimentConfig.from_mapping(
         {
-            "task": {
-                "name": "selective_copy",
-                "options": {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2},
-            },
-            "model": {"num_layers": 3, "block": {"model_dim": 16, "num_heads": 2}},
+            "task": {"name": "selective_copy", "options": options},
+            "model": {"num_layers": 2, "block": {"model_dim": 16, "num_heads": 2}},
             "encoding": "none",
             "optimizer": {"schedule": "constant", "warmup_steps": 2},
             "training": {"batch_size": 16},
@@ -50,10 +48,8 @@ def compiled():
 
 
 def test_the_step_is_that_of_the_config_on_all_devices(compiled):
-    assert {axis: size for axis, size in compiled["mesh"].items() if size > 1} == {
-        "data": 4,
-        "fsdp": 2,
-    }
+    split = {axis: size for axis, size in compiled["mesh"].items() if size > 1}
+    assert split == {"data": 4, "fsdp": 2}
     assert (compiled["batch_size"], compiled["length"], compiled["devices"]) == (16, LENGTH, 8)
     assert compiled["parameters"] == experiment.Experiment(config(mesh={"data": 1})).parameters()
     assert compiled["fits"]
@@ -86,25 +82,24 @@ def test_times_follow_from_work_and_bandwidth(compiled):
     assert messages == pytest.approx(sum(c["sent_bytes"] for c in compiled["collectives"]) / 1e6)
     assert compute == pytest.approx(compiled["model_flops"] / 8 / PEAK)
     assert compiled["step_seconds"] == [max(compute, messages), compute + messages]
-    for seconds, rate, mfu in zip(
-        compiled["step_seconds"], compiled["tokens_per_second"], compiled["mfu"], strict=True
-    ):
+    rows = zip(
+        *(compiled[name] for name in ("step_seconds", "tokens_per_second", "mfu")), strict=True
+    )
+    for seconds, rate, mfu in rows:
         assert rate == 16 * LENGTH / seconds
         assert mfu == pytest.approx(compiled["model_flops"] / (seconds * 8 * PEAK))
 
 
 def test_the_compilers_cycles_over_the_clock_are_the_time_where_there_are_any(compiled):
-    counted = figures.predict(compiled | {"clock": 1.5e9, "estimated_cycles": 3e6})
+    clock = {"clock": 1.5e9}
+    counted = figures.predict(compiled | clock | {"estimated_cycles": 3e6})
     assert counted["compute_seconds"] == pytest.approx(2e-3)
-    with_kernels = figures.predict(
-        compiled | {"clock": 1.5e9, "estimated_cycles": 1e6, "kernel_cycles": 2e6}
-    )
+    cycles = {"estimated_cycles": 1e6, "kernel_cycles": 2e6}
+    with_kernels = figures.predict(compiled | clock | cycles)
     assert with_kernels["compute_seconds"] == counted["compute_seconds"]
     (note,) = (note for note in figures.notes(with_kernels) if "Fused" in note)
     assert note.startswith("Fused attention is 67% of the cycles")
-    no_peak = figures.predict(
-        compiled | {"clock": 1.5e9, "estimated_cycles": 3e6, "peak_flops": None}
-    )
+    no_peak = figures.predict(counted | {"peak_flops": None})
     assert no_peak["mfu"] == [None, None] and "MFU" not in dict(figures.rows(no_peak))
 
 
@@ -142,9 +137,8 @@ def test_a_compiler_that_runs_out_of_memory_is_a_step_that_does_not_fit(monkeypa
 
 
 def test_another_error_of_the_compiler_is_raised(monkeypatch):
-    monkeypatch.setattr(
-        figures.from_config.Program, "lower", lambda self, *sizes: Lowered("INTERNAL: no")
-    )
+    program = figures.from_config.Program
+    monkeypatch.setattr(program, "lower", lambda self, *sizes: Lowered("INTERNAL: no"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         compiled_for(data=8)
 
@@ -165,19 +159,10 @@ def test_the_table_says_what_the_figures_say(compiled):
 
 
 def test_the_notes_say_what_is_not_in_the_estimate(compiled):
-    without = {"gather_fusion": 4.0, "reduce": 2.0}
-    changed = {
-        "without_estimate": without,
-        "unknown_loops": 3,
-        "turns": {"near": 1.5},
-        "clock": 1.5e9,
-    }
+    changed = {"without_estimate": {"gather_fusion": 4.0, "reduce": 2.0}, "clock": 1.5e9}
+    changed |= {"unknown_loops": 3, "turns": {"near": 1.5}}
     text = "\n".join(figures.notes(compiled | changed))
-    for phrase in (
-        "gather_fusion (4 times)",
-        "Loops of unknown length: 3.",
-        "near 1.50",
-        "1.5 GHz",
-    ):
+    for phrase in ("gather_fusion (4 times)", "unknown length: 3.", "near 1.50", "1.5 GHz"):
         assert phrase in text
     assert "reduce (" not in text
+    assert len(figures.notes(compiled)) == 2

@@ -55,7 +55,10 @@ def test_the_newest_kernel_of_a_name_is_read(tmp_path):
         ("rope", BlockSizes(64, 64, 64), [1, 3.5]),  # 1 to 8 blocks of keys
         ("rope", BlockSizes(64, 128, 128), [1, 1.5]),
         # About half of the gates are open.
-        ("cope(npos_max=400)", BlockSizes(64, 64, 128), [1, 3.5, 0, 0]),
+        pytest.param(
+            *("cope(npos_max=400)", BlockSizes(64, 64, 128), [1, 3.5, 0, 0]),
+            marks=pytest.mark.slow,
+        ),
         ("cope(npos_max=2)", BlockSizes(64, 64, 128), [1, 0.875, None, None]),
     ],
 )
@@ -112,15 +115,8 @@ def count(topology, *flags):
     ],
 )
 def test_kernels_compile(topology, spec, dtype, tmp_path):
-    flags = (
-        f"--encodings={spec}",
-        "--lengths=512",
-        "--heads=2",
-        "--kv_heads=1",
-        "--head_dim=64",
-        f"--dtype={dtype}",
-    )
-    done = count(topology, *flags, f"--json={tmp_path}/x.json")
+    sizes = ["--lengths=512", "--heads=2", "--kv_heads=1", "--head_dim=64", f"--dtype={dtype}"]
+    done = count(topology, f"--encodings={spec}", *sizes, f"--json={tmp_path}/x.json")
     assert done.returncode == 0, done.stderr
     (content,) = json.loads((tmp_path / "x.json").read_text())
     for kernel in (content["forward"], content["backward"]):
