@@ -43,30 +43,14 @@ attention/test_visits.py::test_every_pair_is_visited_once_and_no_block_in_vain\[
 attention/test_visits.py::test_far_blocks_are_wide\[mask
 commands/test_downstream.py::(?!test_wrong_input)
 commands/test_inspect.py::test_an_input_a_seed_and_a_folder_can_be_chosen
-encodings/test_executions.py::test_the_table
-encodings/test_two_sided.py::test_values_and_gradients_to_both_sides\[(alibi|fire|kerple|t5\(|rope|learned|sinusoidal)
-evaluation/gates/test_maps.py::test_the_farthest_query_is_the_first_token
 generation/test_decoding.py::test_a_stream_gives_the_tokens_of_generate\[(1|3)
 generation/test_decoding.py::test_padded_prompts_of_several_lengths_need_one_compilation
 generation/test_decoding.py::test_what_changes_from_call_to_call_does_not_compile_again
-layers/test_attention_options.py::test_decoding_gives_what_the_whole_gives\[cope\(npos_max=4
-layers/test_attention_options.py::test_packed_documents_do_not_leak
-layers/test_recurrent_mixer.py::test_decoding_and_packed_documents_give_what_the_whole_gives\[gated_delta
-layers/test_recurrent_mixer.py::test_decoding_in_bfloat16_gives_what_the_whole_gives
 models/test_decoder.py::test_forward_mode_and_hessian_vector_products\[cope
 models/test_decoder_oracle.py::test_gradients_equal_differences_of_the_oracle\[(plain|learned\]|rope|cope\]|post-norm|rms|wide|tape,)
 models/test_decoder_oracle.py::test_logits_equal_the_oracle\[(plain|learned\]|rope|cope\]|post-norm\]|rms|tape,)
 models/test_decoding.py::test_each_row_of_a_padded_batch_is_as_if_alone\[(?!.*cope)
 models/test_tagger.py::test_dropout_is_on_the_input_between_the_layers_and_on_the_top\[(input|top)
-ops/test_interpolate.py::test_a_tpu_
-ops/test_linear_recurrence.py::test_calls_in_a_row_give_what_one_call_gives\[(?!delta)
-test_pages.py::test_python_runs_and_shows_what_the_comments_say\[docs/(own_code|attention)
-tools/test_fuzz.py::test_a_sample_has_clear_answers
-training/test_carry.py::test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give
-training/test_exactness.py::
-training/test_loop.py::test_the_kinds_of_run_differ
-training/test_sharding.py::test_other_blocks_on_a_mesh_equal_those_of_one_device\[(gated_delta|options around)
-training/test_sharding.py::test_tape_on_a_mesh_equals_one_device\[sequence
 """
 _SLOW = re.compile("|".join(f"tests/{line}" for line in PATTERNS.strip().splitlines()))
 

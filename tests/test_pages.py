@@ -84,12 +84,15 @@ def test_every_block_names_its_language(page):
     )
 
 
+MARKS = {
+    "README.md": pytest.mark.newest,
+    "docs/attention.md": pytest.mark.slow,
+    "docs/own_code.md": pytest.mark.slow,
+}
+
+
 @pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.newest] * (page == "README.md"))
-        for page in blocks("python")
-    ],
+    "page", [pytest.param(page, marks=MARKS.get(page, ())) for page in blocks("python")]
 )
 def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for what it writes

@@ -3,6 +3,7 @@
 import pathlib
 
 import jax
+import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
@@ -45,6 +46,7 @@ def row(name):
     return f"| `{name}` | " + " | ".join("✓" if reason is None else "–" for reason in cells) + " |"
 
 
+@pytest.mark.slow
 def test_the_table_is_what_the_code_runs():
     rows = [row(name) for name in encodings.names()]
     table = "\n".join([TITLE, "|" + "---|" * 7, *rows])

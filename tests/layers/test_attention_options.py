@@ -140,9 +140,8 @@ def decoder(encoding, **options):
     )
 
 
-@pytest.mark.parametrize(
-    "encoding", ["cope(npos_max=4)", pytest.param("path+fox", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["cope(npos_max=4)", "path+fox"])
 def test_decoding_gives_what_the_whole_gives(encoding, x64):
     """Prompts of two lengths, padded in front, then one token at a time."""
     graph, state = decoder(encoding, **OPTIONS)
@@ -171,7 +170,7 @@ def test_decoding_gives_what_the_whole_gives(encoding, x64):
 
 
 def test_packed_documents_do_not_leak(x64):
-    graph, state = decoder("rope", **OPTIONS)
+    graph, state = decoder("learned", **OPTIONS)
     tokens = np.random.default_rng(3).integers(0, 11, (1, 8)).astype(np.int32)
     segments = np.array([[0, 0, 0, 1, 1, 1, 1, 1]], np.int32)
     places = np.array([[0, 1, 2, 0, 1, 2, 3, 4]], np.int32)

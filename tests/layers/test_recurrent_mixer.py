@@ -114,10 +114,8 @@ def decoder(kind, encoding="learned"):
     return randomised(Decoder(config, rngs=nnx.Rngs(0)))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["gated_delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gla", "linear"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gated_delta", "gla", "linear"])
 def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
     graph, state = decoder(kind)
     tokens = np.random.default_rng(3).integers(0, 11, (1, 8)).astype(np.int32)
@@ -140,6 +138,7 @@ def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
         np.testing.assert_allclose(packed[:, here], model(tokens[:, here]), rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block",
     [

@@ -181,7 +181,7 @@ def on_tpu(monkeypatch):
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
     arrays = everywhere(dtype)
     expected = jit(lambda *arrays: value_and_pull(*arrays))(*arrays)

@@ -125,7 +125,16 @@ def test_a_part_is_known_by_its_name_in_any_composition(saved, capsys):
 ZERO = {"none", "cope", "cope_signed", "cope_two_sided"}
 
 
-@pytest.mark.parametrize("name", ENCODINGS.names())
+FEW = {*ZERO, "alibi", "fox", "learned", "rope"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FEW else pytest.mark.slow)
+        for name in ENCODINGS.names()
+    ],
+)
 def test_what_acts_at_once_is_measured(name):
     shape = AttentionShape(num_heads=4, head_dim=4, num_kv_heads=2, model_dim=8, max_length=8)
     assert warm_start.acts_at_once(name, {}, shape) == (name not in ZERO)

@@ -9,6 +9,7 @@ from tools.fuzz.cases import KINDS, Case
 pytestmark = pytest.mark.xdist_group("fuzz")
 
 
+@pytest.mark.slow
 def test_a_sample_has_clear_answers(tmp_path):
     results = list(fuzz.run(tmp_path / "fuzz", 0, range(9)))
     assert {case.kind for _, case, _, _ in results} <= set(KINDS) and len(

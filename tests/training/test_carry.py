@@ -99,6 +99,7 @@ def undisturbed(tmp_path_factory):
     return create_run(tmp_path_factory.mktemp("undisturbed")).train()[0]
 
 
+@pytest.mark.slow
 def test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give(undisturbed):
     assert len(jax.tree.leaves(undisturbed.carry)) == 2
     assert all(leaf.shape == (ROWS, 6) for leaf in jax.tree.leaves(undisturbed.carry))

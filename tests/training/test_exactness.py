@@ -13,14 +13,13 @@ from cope_jax.training.metrics import read_metrics
 from cope_jax.training.preemption import Interrupted
 from tests.training import tiny
 
-pytestmark = pytest.mark.xdist_group("exactness")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exactness")]
 
 MESHES = {
     "eight": MeshConfig(data=1, fsdp=4, tensor=2),
     "four": MeshConfig(data=2, tensor=2),
     "one": tiny.ONE,
 }
-SLOW = pytest.mark.slow
 KIND = [3], 10  # batches of 4 of the 10 examples straddle epochs
 
 
@@ -107,7 +106,7 @@ def assert_same_numbers(ours, theirs):
     ("first", "then"),
     [
         ("eight", "eight"),
-        pytest.param("eight", "four", marks=SLOW),
+        ("eight", "four"),
         ("eight", "one"),
         ("one", "eight"),
     ],
@@ -122,7 +121,7 @@ def test_a_run_goes_on_with_other_devices_to_the_same_numbers(first, then, strai
 
 
 # Before the first checkpoint, and behind one.
-@pytest.mark.parametrize("at", [pytest.param(1, marks=SLOW), 5])
+@pytest.mark.parametrize("at", [1, 5])
 def test_a_run_killed_on_eight_devices_goes_on_to_the_same_bits(at, straight, tmp_path):
     stop(tmp_path, "eight", at, kill)
     ended = outcome(tmp_path, "eight")
@@ -130,7 +129,7 @@ def test_a_run_killed_on_eight_devices_goes_on_to_the_same_bits(at, straight, tm
     assert ended.metrics == straight["eight"].metrics
 
 
-@pytest.mark.parametrize("mesh", [pytest.param("four", marks=SLOW), "one"])
+@pytest.mark.parametrize("mesh", ["four", "one"])
 def test_eight_devices_leave_what_others_find_to_the_last_bit(mesh, tmp_path):
     stop(tmp_path, "eight")
     restored = {}

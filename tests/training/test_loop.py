@@ -90,6 +90,7 @@ def straight(tmp_path_factory):
     return {kind: outcome(tiny.create_run(folder / kind, *args)) for kind, args in KINDS.items()}
 
 
+@pytest.mark.slow
 def test_the_kinds_of_run_differ(straight):
     assert len({metrics for _, metrics in straight.values()}) == len(KINDS)
 

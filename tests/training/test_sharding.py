@@ -153,12 +153,13 @@ AROUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {**AROUND, "num_kv_heads": 4},
         {"mixer": "gated_delta"},
-        pytest.param({"mixer": "gla"}, marks=pytest.mark.slow),
+        {"mixer": "gla"},
     ],
     ids=["options around attention", "gated_delta", "gla"],
 )
@@ -169,11 +170,12 @@ def test_other_blocks_on_a_mesh_equal_those_of_one_device(options):
     assert_same_gradient(gradient(program(mesh, block=block, encoding="learned")), exact, atol=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "axes",
     [
         {"data": 2, "tensor": 2, "sequence": 2},
-        pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow),
+        {"fsdp": 4, "tensor": 2},
     ],
     ids=["sequence", "fsdp"],
 )

@@ -73,6 +73,7 @@ def test_query_counts_from_both_ends_and_the_future_does_not_matter():
     assert plain(maps.strips(whole, 100)) == plain(maps.strips(cut, 100))
 
 
+@pytest.mark.slow
 def test_the_farthest_query_is_the_first_token():
     assert maps.inspect(model("none"), VOCABULARY, TOKENS, query=-6).query == 0
 
