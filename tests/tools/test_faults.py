@@ -1,8 +1,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 from tools.mutants.faults import draw, faults
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +37,8 @@ def test_what_is_changed_and_what_is_not():
     assert not any(text in before for before, _ in changes for text in ("5", "docstring", "list"))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_fault_compiles_and_changes_code_alone(seed):
-    for fault in draw(ROOT, 30, seed):
+def test_every_fault_compiles_and_changes_code_alone():
+    for fault in draw(ROOT, 20, seed=0):
         source = (ROOT / fault.path).read_bytes()
         old, new = ast.parse(source), ast.parse(fault.apply(source))
         compile(new, fault.path, "exec")

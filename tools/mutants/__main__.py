@@ -16,7 +16,6 @@ import gc
 import hashlib
 import importlib
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -68,20 +67,11 @@ def parallel(
             worker.terminate()
 
 
-def interval(share: float, count: int) -> tuple[float, float]:
-    """Wilson's interval of 95 %.
-
-    >>> "{:.2f} {:.2f}".format(*interval(0.9, 300))
-    '0.86 0.93'
-    """
-    z = 1.96
-    middle = share + z * z / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
-
-
 def summary(drawn: Sequence[Fault], lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The counts of outcomes, and each fault that no test caught."""
+    # Not before: the processes of the tests import the package of their own tree.
+    from cope_jax.evaluation.contextual.probing import wilson_interval
+
     tried = [line for line in lines if "fault" in line]
     order = sorted((OUTCOMES.index(line["outcome"]), line["fault"]) for line in tried)
     best = {fault: OUTCOMES[outcome] for outcome, fault in order}
@@ -94,7 +84,7 @@ def summary(drawn: Sequence[Fault], lines: Sequence[dict[str, Any]]) -> Iterator
             yield f"{title:7} {name:14} {sum(caught):4} of {len(caught):4}"
     yield from (f"{outcome}: {fault}" for fault, outcome in outcomes.items() if outcome != CAUGHT)
     count, caught = len(outcomes), sum(outcome == CAUGHT for outcome in outcomes.values())
-    low, high = interval(caught / count, count)
+    low, high = wilson_interval(caught / count, count)
     cost = sum(line["cpu"] for line in tried) / count
     yield (
         f"{caught} of {count} caught: {caught / count:.1%}, 95 % interval {low:.1%} to {high:.1%}; "

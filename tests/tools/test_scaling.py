@@ -3,8 +3,8 @@ import json
 import pytest
 
 from cope_jax.errors import ConfigError
-from tools.compile_check import prediction
-from tools.compile_check.prediction import Point
+from tools import scaling
+from tools.scaling import Point
 
 GIB = 2**30
 
@@ -50,7 +50,7 @@ def test_other_numbers_of_devices_follow_by_the_ring_and_by_the_share_of_the_sta
 
 def test_figures_are_read_by_chip(tmp_path):
     write(tmp_path, figures(16), figures(4), figures(4, chip="v5p"), {"devices": 4, "fits": False})
-    by_chip = prediction.read(tmp_path)
+    by_chip = scaling.read(tmp_path)
     assert {chip: [step["devices"] for step in steps] for chip, steps in by_chip.items()} == {
         "v5e": [16, 4],
         "v5p": [4],
@@ -58,9 +58,7 @@ def test_figures_are_read_by_chip(tmp_path):
 
 
 def test_what_was_not_compiled_follows_from_the_nearest_that_was():
-    filled = prediction.fill(
-        [figures(64, compute=2.0), figures(4, compute=1.0)], [2, 8, 32, 64, 256]
-    )
+    filled = scaling.fill([figures(64, compute=2.0), figures(4, compute=1.0)], [2, 8, 32, 64, 256])
     assert [point.devices for point in filled] == [2, 4, 8, 32, 64, 256]
     assert [point.compiled for point in filled] == [False, True, False, False, True, False]
     assert [point.compute for point in filled] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
@@ -71,12 +69,12 @@ def test_what_was_not_compiled_follows_from_the_nearest_that_was():
 )
 def test_computing_longer_than_the_best_program_is_lost(times, efficiency):
     points = [figures(n, compute=seconds) for n, seconds in zip((4, 64), times, strict=True)]
-    assert [point.efficiency[1] for point in prediction.fill(points, [1, 256])] == efficiency
+    assert [point.efficiency[1] for point in scaling.fill(points, [1, 256])] == efficiency
 
 
 def test_the_table_has_a_row_for_each_point():
-    points = {"v5e": prediction.fill([figures(4)], [1])}
-    table = prediction.markdown(points).splitlines()
+    points = {"v5e": scaling.fill([figures(4)], [1])}
+    table = scaling.markdown(points).splitlines()
     assert len({line.count("|") for line in table}) == 1
     assert [line.split("|")[2].strip() for line in table[2:]] == ["1", "4"]
     assert "does not fit" in table[2]
@@ -87,8 +85,8 @@ def test_the_table_has_a_row_for_each_point():
 
 
 def test_the_plot_has_two_lines_for_each_chip_and_marks_what_was_compiled():
-    points = {chip: prediction.fill([figures(4, chip=chip)], [1, 16]) for chip in ("v5e", "v5p")}
-    lines = {line.get_label(): line for line in prediction.plot(points).axes[0].get_lines()}
+    points = {chip: scaling.fill([figures(4, chip=chip)], [1, 16]) for chip in ("v5e", "v5p")}
+    lines = {line.get_label(): line for line in scaling.plot(points).axes[0].get_lines()}
     assert len(lines) == 4
     shown = lines["v5e, no message hidden"]
     assert list(shown.get_xdata()) == [1, 4, 16]
@@ -111,7 +109,7 @@ def test_a_folder_with_something_else_is_wrong_input(tmp_path, text, message):
     if text is not None:
         (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        prediction.read(tmp_path)
+        scaling.read(tmp_path)
 
 
 def test_the_command_prints_the_table_and_draws_the_plot(start, tmp_path):
