@@ -59,33 +59,17 @@ class Stage:
 
     def run(self, command, cwd=ROOT, **changed):
         name, *words = shlex.split(command) if isinstance(command, str) else command
-        variables = {
-            name: value for name, value in (VARIABLES | changed).items() if value is not None
-        }
-        return subprocess.run(
-            [LAUNCH / name, *words],
-            cwd=cwd,
-            env=environment()
-            | variables
-            | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        variables = environment() | VARIABLES | changed
+        variables["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        variables = {name: value for name, value in variables.items() if value is not None}
+        options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 60}
+        return subprocess.run([LAUNCH / name, *words], cwd=cwd, env=variables, **options)
 
     @property
     def calls(self):
         path = self.folder / "calls.jsonl"
-        return (
-            [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
-        )
-
-    @property
-    def inputs(self):
-        return [
-            json.loads(line)[1] for line in (self.folder / "calls.jsonl").read_text().splitlines()
-        ]
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line)[0] for line in lines]
 
 
 def environment():

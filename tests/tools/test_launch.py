@@ -32,9 +32,8 @@ def stage(tmp_path):
 
 def test_scripts_are_bash():
     for path in SCRIPTS:
-        assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == "", (
-            path.name
-        )
+        done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+        assert done.stderr == "", path.name
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
@@ -62,9 +61,8 @@ def test_missing_variables_are_named_in_one_line(command, groups, stage):
     for names in groups:
         done = stage.run(command, **dict.fromkeys(names.split()))
         assert done.returncode == 2
-        assert re.fullmatch(
-            rf"error: set {names} in the environment: see \S+ --help\n", done.stderr
-        )
+        error = rf"error: set {names} in the environment: see \S+ --help\n"
+        assert re.fullmatch(error, done.stderr)
     assert not stage.calls, "nothing may be asked for before all is known"
 
 
@@ -75,9 +73,8 @@ def test_workdir_must_be_a_path_on_every_host(command, stage):
     for workdir in ("ftp://host/run", "runs/here"):
         done = stage.run(command, WORKDIR=workdir)
         assert done.returncode == 2
-        assert re.fullmatch(
-            rf"error: WORKDIR={workdir} must be an absolute path or in a bucket.*\n", done.stderr
-        )
+        error = rf"error: WORKDIR={workdir} must be an absolute path or in a bucket.*\n"
+        assert re.fullmatch(error, done.stderr)
     assert not stage.calls
 
 
@@ -133,6 +130,17 @@ def test_docs_name_scripts_and_fields_that_exist():
 # A slice
 
 
+def slice_of(stage, states, *statuses):
+    """Answers requests with the states of a slice and the exit statuses of the training on it."""
+    trained = [[status, ""] for status in statuses]
+    stage.answer(
+        {
+            r"queued-resources list": [[0, state] for state in states],
+            r"cope_jax train": trained,
+        }
+    )
+
+
 def test_a_slice_of_an_unknown_kind_needs_a_version(stage):
     done = stage.run("tpu_slice.sh run", ACCELERATOR_TYPE="v99-8")
     assert (done.returncode, stage.calls) == (2, []) and "set RUNTIME_VERSION" in done.stderr
@@ -140,32 +148,22 @@ def test_a_slice_of_an_unknown_kind_needs_a_version(stage):
 
 def test_the_training_gets_its_flags_unharmed_and_setup_prepares_every_host(stage):
     flags = ["--config.encoding=cope(npos_max=16)", "--config.paper={'a b': \"$HOME\"}"]
-    settings = {
-        "REF": "v0.1",
-        "PREPARE": "sudo mount files:/ /shared",
-        "EXTRAS": "text,buckets",
-        "SPOT": "no",
-    }
+    settings = {"REF": "v0.1", "PREPARE": "sudo mount files:/ /shared", "SPOT": "no"}
+    settings["EXTRAS"] = "text,buckets"
     stage.answer({r"queued-resources list": [[0, ""], [0, "ACTIVE"]]})
     done = stage.run(["tpu_slice.sh", "run", *flags], **settings)
     assert done.returncode == 0, done.stderr
-    calls = [
-        call for call, verb in zip(stage.calls, verbs(stage.calls), strict=True) if verb != "list"
-    ]
-    create, setup, train = calls
-    assert {"--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(
-        create
-    )
+    asked = zip(stage.calls, verbs(stage.calls), strict=True)
+    create, setup, train = (call for call, verb in asked if verb != "list")
+    kind = {"--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite"}
+    assert kind <= set(create)
     assert "--spot" not in create and "--worker=all" in setup
-    script = next(word for word in setup if word.startswith("--command=")).removeprefix(
-        "--command="
-    )
+    script = next(word for word in setup if word.startswith("--command="))
+    script = script.removeprefix("--command=")
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
     assert script.startswith("set -e\nsudo mount files:/ /shared\n")
-    assert (
-        "[ -d cope-jax ] || git clone --quiet --branch v0.1 https://example.org/cope-jax cope-jax\n"
-        in script
-    )
+    clone = "git clone --quiet --branch v0.1 https://example.org/cope-jax cope-jax"
+    assert f"[ -d cope-jax ] || {clone}\n" in script
     assert script.splitlines()[-1].split()[-2:] == ["tpu", "text\\,buckets"]
     words = remote(train)
     assert words[:3] == ["cope-jax/experiments/launch/detached.sh", "run", "cope"]
@@ -176,22 +174,8 @@ def test_the_training_gets_its_flags_unharmed_and_setup_prepares_every_host(stag
 
 
 def test_slice_goes_on_after_preemptions_until_the_training_is_done(stage):
-    states = [
-        "",
-        "WAITING_FOR_RESOURCES",
-        "ACTIVE",
-        "SUSPENDING",
-        "SUSPENDED",
-        "",
-        "ACTIVE",
-        "ACTIVE",
-    ]
-    stage.answer(
-        {
-            r"queued-resources list": [[0, state] for state in states],
-            r"cope_jax train": [[143, ""], [130, ""], [0, ""]],
-        }
-    )
+    states = ["", "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDING", "SUSPENDED", "", "ACTIVE"]
+    slice_of(stage, [*states, "ACTIVE"], 143, 130, 0)
     done = stage.run("tpu_slice.sh run --seed=1")
     assert done.returncode == 0, done.stderr
     assert [verb for verb in verbs(stage.calls) if verb != "list"] == [
@@ -208,30 +192,20 @@ def test_slice_goes_on_after_preemptions_until_the_training_is_done(stage):
 
 def test_slice_stops_where_a_person_is_needed(stage):
     for number, status in enumerate((2, 3, 4), start=1):
-        stage.answer({r"queued-resources list": [[0, "ACTIVE"]], r"cope_jax train": [[status, ""]]})
+        slice_of(stage, ["ACTIVE"], status)
         assert stage.run("tpu_slice.sh run").returncode == status
         assert verbs(stage.calls).count("cope_jax train") == number
 
 
 def test_slice_that_is_there_and_fails_again_and_again_is_given_up(stage):
-    stage.answer(
-        {
-            r"queued-resources list": [[0, "ACTIVE"]],
-            r"cope_jax train": [[1, ""], [143, ""], [1, ""]],
-        }
-    )
+    slice_of(stage, ["ACTIVE"], 1, 143, 1)
     assert stage.run("tpu_slice.sh run", MAX_FAILURES="2").returncode == 1
     assert verbs(stage.calls).count("cope_jax train") == 4
 
 
 def test_failures_of_a_slice_that_is_gone_do_not_count(stage):
     states = ["ACTIVE", "SUSPENDED", "SUSPENDED", ""] * 3 + ["ACTIVE"]
-    stage.answer(
-        {
-            r"queued-resources list": [[0, state] for state in states],
-            r"cope_jax train": [[255, ""], [255, ""], [255, ""], [0, ""]],
-        }
-    )
+    slice_of(stage, states, 255, 255, 255, 0)
     assert stage.run("tpu_slice.sh run", MAX_FAILURES="1").returncode == 0
 
 
@@ -278,15 +252,8 @@ def test_slurm_queues_the_job_again_while_it_should_go_on(
     assert done.returncode == left, done.stderr
     task = stage.calls[0].index(str(project / "experiments" / "launch" / "task.sh"))
     assert stage.calls[0][task + 1 :] == [
-        *(
-            ".venv/bin/python",
-            "-m",
-            "cope_jax",
-            "train",
-            "--config=quick",
-            "--workdir=/shared/runs/quick",
-        ),
-        *("--distributed=on", "--seed=1"),
+        *(".venv/bin/python", "-m", "cope_jax", "train", "--config=quick"),
+        *("--workdir=/shared/runs/quick", "--distributed=on", "--seed=1"),
     ]
     assert stage.calls[1:] == ([["scontrol", "requeue", "7"]] if requeued else [])
 
@@ -298,7 +265,5 @@ def test_slurm_is_told_to_warn_and_to_queue_again():
 
 def test_slurm_script_outside_of_slurm_is_refused(stage):
     done = stage.run("slurm.sbatch")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: submit slurm.sbatch with sbatch: see slurm.sbatch --help\n",
-    )
+    error = "error: submit slurm.sbatch with sbatch: see slurm.sbatch --help\n"
+    assert (done.returncode, done.stderr) == (2, error)
