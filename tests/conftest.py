@@ -26,8 +26,6 @@ import numpy as np
 import pytest
 from absl import flags
 
-from tests.slow import is_slow
-
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -53,11 +51,3 @@ def x64() -> Iterator[None]:
     """Float64 for one test, where results are compared with an oracle to the last digits."""
     with jax.enable_x64(True):
         yield
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cases of `tests.slow`, before pytest selects by marks."""
-    for item in items:
-        if is_slow(item.nodeid):
-            item.add_marker(pytest.mark.slow)

@@ -46,7 +46,14 @@ def mesh_of(data=2, fsdp=2, sequence=1):
     "spec, how, mesh, positions, options",
     [
         # Features of the batch; a row of positions and segments for each example.
-        ("cope(npos_max=4,gate=separate_key)+t5", BLOCKWISE, {}, "each", {"dropout_rate": 0.3}),
+        pytest.param(
+            "cope(npos_max=4,gate=separate_key)+t5",
+            BLOCKWISE,
+            {},
+            "each",
+            {"dropout_rate": 0.3},
+            marks=pytest.mark.slow,
+        ),
         ("cope(npos_max=3,gate=value)+rope", full_attention, {"fsdp": 1}, "one", {"window": 4}),
         ("learned+cope(npos_max=4)", RING, {"sequence": 2}, "one", {"dropout_rate": 0.3}),
     ],

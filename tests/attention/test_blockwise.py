@@ -143,7 +143,14 @@ def known(data):
 
 
 @pytest.mark.parametrize("keys", [5, KEYS])
-@pytest.mark.parametrize("spec", ["relative", "cope(position=slope)+fire", "cope(npos_max=4)"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param("relative", marks=pytest.mark.slow),
+        pytest.param("cope(position=slope)+fire", marks=pytest.mark.slow),
+        "cope(npos_max=4)",
+    ],
+)
 def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
     """Each strip of two then sees a span of its own; the first queries of more than there are keys
     see none.
@@ -174,11 +181,14 @@ def masks(length, keys):
     yield np.zeros((BATCH, 1, length, keys), bool)
 
 
-MASKED = ["cope(npos_max=3)", "rope", "alibi", "fox", "relative"]
-
-
 @pytest.mark.parametrize(
-    "spec, places", [*((spec, "any") for spec in MASKED), ("cope(npos_max=4)", "known")]
+    "spec, places",
+    [
+        ("cope(npos_max=3)", "any"),
+        ("fox", "any"),
+        ("cope(npos_max=4)", "known"),
+        *(pytest.param(spec, "any", marks=pytest.mark.slow) for spec in ("rope", "relative")),
+    ],
 )
 def test_given_masks(spec, places, x64):
     """Alone, with segments, and with causality and a window; blocks are skipped, or one span whose
@@ -301,10 +311,16 @@ OTHERS = {
         {"two": cope_of(2, gate="query_key"), "six": cope_of(6)}, SHAPE
     ),
 }
+SLOW = ("the first settles first", "the second settles first", "reads everything")
 
 
 @pytest.mark.parametrize(
-    "name, places", [*((name, "any") for name in OTHERS), ("does not split keys", "known")]
+    "name, places",
+    [
+        *((name, "any") for name in OTHERS if name not in SLOW),
+        *(pytest.param(name, "any", marks=pytest.mark.slow) for name in SLOW),
+        ("does not split keys", "known"),
+    ],
 )
 def test_encodings_of_other_kinds(name, places, x64):
     graphdef, state = nnx.split(OTHERS[name]())
@@ -318,7 +334,9 @@ def test_encodings_of_other_kinds(name, places, x64):
 
 
 @pytest.mark.parametrize(
-    "blocks", [BlockSizes(3, 2, 3), BlockSizes(3, KEYS, KEYS)], ids=["blocks", "one block"]
+    "blocks",
+    [BlockSizes(3, 2, 3), pytest.param(BlockSizes(3, KEYS, KEYS), marks=pytest.mark.slow)],
+    ids=["blocks", "one block"],
 )
 def test_seeds_side_by_side(blocks, x64):
     """vmap, also where the strips of one seed settle earlier than those of the other."""
@@ -419,7 +437,11 @@ def test_many_problems(x64, problem):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("length", [200, 300], ids=["known strips", "blocks"])
+@pytest.mark.parametrize(
+    "length",
+    [200, pytest.param(300, marks=pytest.mark.slow)],
+    ids=["known strips", "blocks"],
+)
 def test_the_sizes_taken_by_default(length, rng, x64):
     q, k, v, dout = (jnp.asarray(rng.normal(size=(1, length, 2, 4))) for _ in range(4))
     encoding = encodings.create("cope", num_heads=2, head_dim=4, npos_max=20, rngs=nnx.Rngs(0))

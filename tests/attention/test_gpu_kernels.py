@@ -128,6 +128,7 @@ def test_widths_and_groups_of_heads(shapes):
     compare("cope(npos_max=20)", 40, 40, sizes=shapes)
 
 
+@pytest.mark.slow
 def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
     encoding = encodings.create("cope", num_heads=2, head_dim=16, npos_max=4, rngs=nnx.Rngs(0))
     q, k, v, dout = jnp.bfloat16(jax.random.normal(jax.random.key(0), (4, 2, 1, 20, 2, 16)))

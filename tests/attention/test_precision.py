@@ -110,6 +110,7 @@ class ShortCoPE(CoPE):
         return pairs.logits + added_BHLM.astype(jnp.float32), counted
 
 
+@pytest.mark.slow
 @pytest.mark.newest
 @pytest.mark.parametrize("attention", [in_blocks, in_native_code])
 def test_bfloat16_inputs_keep_float32_positions(attention):

@@ -100,13 +100,13 @@ BLOCKS = around(2, 1, 2)
 @pytest.mark.parametrize(
     "devices, spec, length, options",
     [
-        (2, "rope", 13, {"causal": False, "window": 4}),
-        (4, "alibi", 12, {"window": 6}),
         (8, "cope(npos_max=3)", 37, {}),
         (4, "cope(npos_max=4,gate=value)+rope", 21, {"dropout_rate": 0.3}),
-        (1, "cope(position=slope,gate=separate_key)", 9, {}),
         (4, "fox", 13, {}),
-        (8, "none", 5, {}),
+        pytest.param(2, "rope", 13, {"causal": False, "window": 4}, marks=pytest.mark.slow),
+        pytest.param(4, "alibi", 12, {"window": 6}, marks=pytest.mark.slow),
+        pytest.param(1, "cope(position=slope,gate=separate_key)", 9, {}, marks=pytest.mark.slow),
+        pytest.param(8, "none", 5, {}, marks=pytest.mark.slow),
     ],
 )
 def test_it_equals_one_device(devices, spec, length, options, x64):

@@ -62,6 +62,7 @@ def tagged(trained, start, tmp_path_factory):
     return workdir, flags, done
 
 
+@pytest.mark.slow
 def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
     workdir, _, done = tagged
     task = tasks.create("tagging", length=16)
@@ -82,6 +83,7 @@ def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
         assert (workdir / f"mix_{label.replace('+', '_')}.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_stays_as_it_was_and_another_does_not(tagged, trained):
     workdir, _, _ = tagged
     before = load_run(trained / "bert").params()["encoder"]
@@ -98,6 +100,7 @@ def starting_text(params):
     }
 
 
+@pytest.mark.slow
 def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     workdir, _, _ = tagged
     folder = workdir / "vectors" / "elmo"
@@ -116,6 +119,7 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
         pretrained.write_vectors(str(trained / "rnn"), config, folder, "ELMo")
 
 
+@pytest.mark.slow
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
     with pytest.raises(
         ConfigError, match="bert does not contain ELMo: choose a run or a published model of ELMo"
@@ -126,6 +130,7 @@ def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
     assert not (tmp_path / "vectors").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_tagging_is_shown_again_and_trains_nothing(tagged, trained, start):
     workdir, flags, _ = tagged
     results = (workdir / "results.json").read_text()
@@ -135,6 +140,7 @@ def test_a_finished_tagging_is_shown_again_and_trains_nothing(tagged, trained, s
     assert (workdir / "results.json").read_text() == results
 
 
+@pytest.mark.slow
 def test_figures_of_another_config_are_not_shown_as_new(tagged, trained, start):
     _, flags, _ = tagged
     done = start("tag", *flags, "--config.model.dropout=0.1").wait()
@@ -170,6 +176,7 @@ def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
     assert scores["bert_fine_tuned"]["accuracy"]["mean"] == pytest.approx(1 - np.mean(errors))
 
 
+@pytest.mark.slow
 def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_path):
     names = ("a", "b")
     for number, name in enumerate(names):
@@ -228,6 +235,7 @@ def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_path):
     config = pretrained.on_encoder(
         text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
@@ -258,6 +266,7 @@ def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_p
     assert isinstance(config, ExperimentConfig)
 
 
+@pytest.mark.slow
 def test_models_in_our_format_give_the_same_vectors(trained, start, tmp_path):
     sentences = [["in", "spring", "the", "snow", "melts"]]
     done = start("convert", f"--model={trained / 'bert'}", f"--out={tmp_path / 'bert'}").wait()

@@ -50,6 +50,7 @@ def test_an_example_of_a_split_is_shown_up_to_its_last_answer(workdir):
     assert any(line.startswith("gates:  0  0.2 ") for line in lines)
 
 
+@pytest.mark.slow
 def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
     out = tmp_path / "out"
     done = inspect(

@@ -97,6 +97,7 @@ def test_rows_end_with_the_stop_token_and_the_program_with_the_last_row():
     assert [row.tolist() for row in generated] == [[10]]
 
 
+@pytest.mark.slow
 def test_padded_prompts_of_several_lengths_need_one_compilation():
     decoder = model(config("learned", num_layers=1, max_length=9))
     options = dict(key=KEY, temperature=0.0)
@@ -123,7 +124,8 @@ def joined(parts):
     return [np.concatenate(row) for row in zip(*parts, strict=True)]
 
 
-@pytest.mark.parametrize("chunk", [1, 3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 3, 50])
 def test_a_stream_gives_the_tokens_of_generate(chunk):
     decoder = model(config("cope(npos_max=4)+rope", num_layers=1))
     options = dict(key=KEY, temperature=1.3, top_k=8, top_p=0.95, stop_token=3)
@@ -170,6 +172,7 @@ class Noted(Decoder):
         return super().prefill(tokens_BL, capacity, lengths_B=lengths_B)
 
 
+@pytest.mark.slow
 def test_what_changes_from_call_to_call_does_not_compile_again():
     for seed, temperature, top_p, stop_token in [
         (0, 1.0, 0.5, 3),

@@ -423,10 +423,8 @@ def test_an_unknown_attention_implementation_is_an_error():
         jax.eval_shape(lambda: decoder(tokens()))
 
 
-@pytest.mark.parametrize(
-    "encoding",
-    ["cope(npos_max=4)+rope", pytest.param("relative(max_distance=5)", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["cope(npos_max=4)+rope", "relative(max_distance=5)"])
 def test_forward_mode_and_hessian_vector_products(encoding, x64):
     """Of full attention: jvp equals the gradient's product, and the Hessian is symmetric."""
     choices = config(encoding, {"attention": "full", "compute_dtype": "float64"})

@@ -25,8 +25,6 @@ from tests.models.cases import (
 CASES = [
     ("plain", "none", "", "none", {}, {}),
     ("learned", "learned", "learned", "", {}, {}),
-    ("rope", "rope", "", "rope", {}, {}),
-    ("cope", "cope(npos_max=4)", "", "cope(npos_max=4)", {}, {}),
     ("shared cope", "cope(npos_max=4)", "cope(npos_max=4)", "", {}, {"encoding_sharing": "model"}),
     ("cope+rope", "cope(npos_max=4)+rope", "", "cope(npos_max=4)+rope", {}, {}),
     (

@@ -50,7 +50,13 @@ def equal(actual, expected):
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "learned+cope+rope" else pytest.mark.slow)
+        for name in CHOICES
+    ],
+)
 def test_each_row_of_a_padded_batch_is_as_if_alone(name):
     """Prompts of 3 and 5 tokens side by side; then two more tokens, one by one and as one chunk."""
     state, forward, prefill, decode = programs(CHOICES[name])
