@@ -43,7 +43,7 @@ INSTALL = set -o pipefail; $(1)/python -m pip install --disable-pip-version-chec
 # 3); -S, for else a .pth file of the package would run.
 COMPARE_HASHES = $(1)/python -I -S .ci/hashes $(1)/../installed.json || { [ $$? = 3 ] || rm -rf $(dir $(1)); exit 1; }
 # A dot for each package that pip collects.
-DOTS := awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " unpacking"; fflush()} END {print ""}'
+DOTS := { while read -r verb _; do case $$verb in Collecting) printf .;; Installing) printf ' unpacking';; esac; done; echo; }
 
 define venv
 @$(BIN)/python -m pip --version >/dev/null 2>&1 \

@@ -86,6 +86,8 @@ def named(name: str) -> ConfigDict:
             raise extra
         return _of_run(Path(path))
     try:
+        if b"get_config" not in Path(path).read_bytes():  # do not run what is no config
+            raise _not_a_config(path, "it has no such function")
         file = runpy.run_path(path)
         if argument and variant not in (variants := file.get("VARIANTS", argument)):
             raise unknown(f"variant of {Path(path).stem}", variant, variants)

@@ -258,6 +258,13 @@ def test_an_unknown_field_in_a_config_file_is_one_short_line(tmp_path):
         config_files.named(str(path))
 
 
+def test_a_program_that_is_no_config_does_not_run(tmp_path):
+    (path := tmp_path / "program.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(ConfigError, match=r"program\.py \(it has no such function\)$"):
+        config_files.named(str(path))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_config_without_variants_is_named(tmp_path):
     (run := tmp_path / "config.json").write_text(
         json.dumps({"config": config_files.config("quick").recipe()})
