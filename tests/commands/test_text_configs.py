@@ -16,18 +16,6 @@ from cope_jax.training.from_config import create_iterator, create_learner
 from cope_jax.training.metrics import read_metrics
 from tests.commands.shrink import TEXT, load, shrink
 
-QUICK = {
-    "bert",
-    "tagger:bert",
-    "code:small",
-    "elmo",
-    "wikitext2:lstm",
-    "spam",
-    "tagger",
-    "wikitext2:transformer",
-}
-"""One of each model and task; the others are larger, or differ by a number."""
-NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TEXT]
 QUICKEST = {"tagger"}
 """Of those that the tests of commands do not train as well, in other sizes."""
 TRAINED = [pytest.param(name, marks=[] if name in QUICKEST else pytest.mark.slow) for name in TEXT]
@@ -106,7 +94,7 @@ def test_what_reads_word_after_word_refuses_a_sequence_over_devices():
         Experiment.check(config)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TEXT)
 def test_weight_decay_leaves_biases_norms_and_mixes_alone(name, tmp_path):
     config = shrink(load(name))
     if config.model.name == "bert_tagger":

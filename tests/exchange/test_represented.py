@@ -171,7 +171,7 @@ def outputs(config, params):
     return jax.tree.map(np.asarray, jax.jit(lambda state: nnx.merge(graph, state)(tokens))(state))
 
 
-@pytest.mark.parametrize("form", ["llama", "gpt2", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["llama", "gpt2", "bert"])
 def test_what_a_format_need_not_represent_computes_the_same(form, tmp_path):
     """A scale of the logits is in test_decoder_files.py."""
     encoding = "rope" if form == "llama" else "learned(max_length=9,stddev=0.5)"
