@@ -18,7 +18,7 @@ with two, all encodings learn it.
 
 from typing import Any
 
-from cope_jax.training.config_files import ConfigDict, every, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ignore": ("flip_flop", {"length": 64}),
@@ -55,7 +55,7 @@ def get_config(ability: str = "recall") -> ConfigDict:
             "num_layers": 1 if ability.startswith("ignore") else 2,
             "block": {"model_dim": 64, "num_heads": 2},
         },
-        optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05},
+        optimizer=adamw(1e-3, 100, final_fraction=0.05),
         training={"steps": 1500, "batch_size": 32, **every(500)},
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 0},
     )

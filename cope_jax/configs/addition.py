@@ -11,7 +11,7 @@ Our choice: everything but the positions; the paper trains models of 16 layers a
 to 20 digits.
 """
 
-from cope_jax.training.config_files import ConfigDict, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, experiment
 
 
 def get_config() -> ConfigDict:
@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
         # A table has a row for each position: offsets + 2·digits + 2.
         encodings={"learned": {"max_length": 34}, "cope": {"npos_max": 24}},
         model={"block": {"num_heads": 4, "head_dim": 32}},
-        optimizer={"learning_rate": 3e-3, "warmup_steps": 100},
+        optimizer=adamw(3e-3, 100),
         training={"steps": 2000, "batch_size": 64, "evaluate_every": 500},
         evaluation={"examples": 1000},
     )

@@ -22,7 +22,7 @@ last tenth of the steps on 512 pieces; here all steps have 128 pieces. The paper
 a bias correction, like all later implementations.
 """
 
-from cope_jax.training.config_files import BERT, ConfigDict, experiment
+from cope_jax.training.config_files import BERT, ConfigDict, adamw, every, experiment, measured
 
 VARIANTS = ("small", "base")
 
@@ -39,19 +39,9 @@ def get_config(variant: str = "small") -> ConfigDict:
                 "block": {"model_dim": 768, "num_heads": 12, "compute_dtype": "bfloat16"},
             },
             encoding="learned",
-            optimizer={**BERT, "learning_rate": 1e-4, "warmup_steps": 10_000},
-            training={
-                "steps": 1_000_000,
-                "batch_size": 256,
-                "evaluate_every": 10_000,
-                "checkpoint_every": 1000,
-            },
-            evaluation={
-                "examples": 4096,
-                "curve_examples": 1024,
-                "sweep_examples": 0,
-                "batch_size": 256,
-            },
+            optimizer=adamw(1e-4, 10_000, **BERT),
+            training={"steps": 1_000_000, "batch_size": 256, **every(10_000, checkpoints=1000)},
+            evaluation=measured(4096, curve=1024, batch_size=256),
         )
     return experiment(
         "masked_lm",
@@ -63,7 +53,7 @@ def get_config(variant: str = "small") -> ConfigDict:
             "block": {"model_dim": 128, "num_heads": 2, "dropout": 0.0, "initial_stddev": 0.06},
         },
         encoding="rope",
-        optimizer={**BERT, "learning_rate": 2e-3, "warmup_steps": 300},
+        optimizer=adamw(2e-3, 300, **BERT),
         training={"steps": 8000, "batch_size": 32, "evaluate_every": 1000, "checkpoint_every": 500},
-        evaluation={"examples": 2048, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
+        evaluation=measured(2048, curve=512, batch_size=64),
     )

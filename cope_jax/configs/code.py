@@ -31,7 +31,15 @@ tokens, and 1,000 steps read 2.0 M of them. Other versions of Python have other 
 only within one version. Files are packed, so that no token sees another file.
 """
 
-from cope_jax.training.config_files import GPT3, ConfigDict, every, experiment, named
+from cope_jax.training.config_files import (
+    GPT3,
+    ConfigDict,
+    adamw,
+    every,
+    experiment,
+    measured,
+    named,
+)
 
 TEXTS = {
     "text": {"corpus": "code", "vocab_size": 32_000, "length": 4096, "packing": "documents"},
@@ -63,15 +71,10 @@ def get_config(text: str = "text") -> ConfigDict:
             },
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={**GPT3, "learning_rate": 5e-4, "warmup_steps": 2000, "epsilon": 1e-5},
+        optimizer=adamw(5e-4, 2000, **GPT3, epsilon=1e-5),
         training={"steps": 190_000, "batch_size": 128, "steps_per_dispatch": 10, **every(1000)},
         # 8 M tokens of each split, which are held in memory.
-        evaluation={
-            "examples": 2_000,
-            "curve_examples": 128,
-            "sweep_examples": 0,
-            "batch_size": 128,
-        },
+        evaluation=measured(2_000, curve=128, batch_size=128),
         paper={
             "learned": {"test": "4.7"},
             "rope": {"test": "4.1"},

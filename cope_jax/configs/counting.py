@@ -22,7 +22,7 @@ here, each layer has its own, as with CoPE (--config.model.encoding_sharing=mode
 the MLP has a second dropout after the ReLU.
 """
 
-from cope_jax.training.config_files import ConfigDict, every, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
 PAPER = {
     "1": {
@@ -88,6 +88,6 @@ def _small(variables: int) -> ConfigDict:
         {"num_variables": variables, "max_operations": 96, "block_length": 96},
         model={"block": {"num_heads": 4}},
         encodings={"cope": {"npos_max": 64}},
-        optimizer={"learning_rate": 1e-3, "warmup_steps": 150, "final_fraction": 0.05},
+        optimizer=adamw(1e-3, 150, final_fraction=0.05),
         training={"steps": 1500, "batch_size": 32, "examples": 10_000, "evaluate_every": 300},
     )

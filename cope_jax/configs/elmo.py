@@ -17,7 +17,7 @@ From the published program: 2,048 filters, 4,096 cells projected to 512, cells a
 at 0.2, which this package does not offer; Adam at 1e-3 is our choice.
 """
 
-from cope_jax.training.config_files import ConfigDict, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment, measured
 
 VARIANTS = ("small", "original")
 
@@ -29,24 +29,9 @@ def get_config(variant: str = "small") -> ConfigDict:
             {"length": 20, "max_characters": 50},
             model={"name": "elmo", "num_sampled": 8192},
             encoding="none",
-            optimizer={
-                "learning_rate": 1e-3,
-                "warmup_steps": 1000,
-                "weight_decay": 0.0,
-                "clip_norm": 10.0,
-            },
-            training={
-                "steps": 100_000,
-                "batch_size": 384,
-                "evaluate_every": 5000,
-                "checkpoint_every": 1000,
-            },
-            evaluation={
-                "examples": 8192,
-                "curve_examples": 1024,
-                "sweep_examples": 0,
-                "batch_size": 128,
-            },
+            optimizer=adamw(1e-3, 1000, weight_decay=0.0, clip_norm=10.0),
+            training={"steps": 100_000, "batch_size": 384, **every(5000, checkpoints=1000)},
+            evaluation=measured(8192, curve=1024, batch_size=128),
         )
     return experiment(
         "bilm",
@@ -61,17 +46,7 @@ def get_config(variant: str = "small") -> ConfigDict:
             "num_sampled": 1024,
         },
         encoding="none",
-        optimizer={
-            "learning_rate": 1e-3,
-            "warmup_steps": 100,
-            "final_fraction": 0.05,
-            "weight_decay": 0.0,
-        },
+        optimizer=adamw(1e-3, 100, final_fraction=0.05, weight_decay=0.0),
         training={"steps": 3000, "batch_size": 32, "evaluate_every": 1000, "checkpoint_every": 500},
-        evaluation={
-            "examples": 4096,
-            "curve_examples": 1024,
-            "sweep_examples": 0,
-            "batch_size": 32,
-        },
+        evaluation=measured(4096, curve=1024, batch_size=32),
     )

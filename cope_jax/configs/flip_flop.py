@@ -24,7 +24,7 @@ Expected: CoPE, RoPE and relative make almost no errors in distribution; absolut
 split the error varies by an order of magnitude between seeds and within a run: look at the median and the worst seed.
 """
 
-from cope_jax.training.config_files import ConfigDict, every, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
 VARIANTS = ("paper", "one_layer", "small")
 
@@ -35,7 +35,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
             "flip_flop",
             {"length": 128},
             encodings={"cope": {"npos_max": 64}},
-            optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05},
+            optimizer=adamw(1e-3, 100, final_fraction=0.05),
             training={"steps": 1200, "batch_size": 32, "examples": 20_000, "evaluate_every": 200},
         )
     config = experiment(
@@ -43,13 +43,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
         {"length": 512},
         model={"num_layers": 4, "block": {"model_dim": 256, "num_heads": 4}},
         encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 3e-4,
-            "schedule": "linear",
-            "warmup_steps": 50,
-            "weight_decay": 0.1,
-            "clip_norm": None,
-        },
+        optimizer=adamw(3e-4, 50, schedule="linear", weight_decay=0.1, clip_norm=None),
         training={"steps": 10_000, "batch_size": 16, "steps_per_dispatch": 50, **every(500)},
         evaluation={"examples": 4000},
         paper={

@@ -12,7 +12,7 @@ From the paper: task, 1 layer, 1 head of width 64, weight decay 0.05, linear dec
 700,000; 200 warm-up steps, gradient clipping at 1.
 """
 
-from cope_jax.training.config_files import ConfigDict, every, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
 
 def get_config() -> ConfigDict:
@@ -20,12 +20,7 @@ def get_config() -> ConfigDict:
         "navigation",
         model={"num_layers": 1, "block": {"model_dim": 64, "num_heads": 1}},
         encodings={"cope": {"npos_max": 256}},
-        optimizer={
-            "learning_rate": 1e-3,
-            "schedule": "linear",
-            "warmup_steps": 200,
-            "weight_decay": 0.05,
-        },
+        optimizer=adamw(1e-3, 200, schedule="linear", weight_decay=0.05),
         training={"steps": 4000, "batch_size": 32, **every(1000)},
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 200},
         paper={

@@ -14,15 +14,11 @@ this library. Our choice everywhere: warm-up of 1 % of the steps unless stated, 
 
 from typing import Any
 
-from cope_jax.training.config_files import ConfigDict, every, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
 
 def _transformer(layers: int, heads: int, width: int, **block: Any) -> dict[str, Any]:
     return {"num_layers": layers, "block": {"model_dim": width, "num_heads": heads, **block}}
-
-
-def _optimizer(rate: float, decay: float, warmup: int, **options: Any) -> dict[str, Any]:
-    return {"learning_rate": rate, "weight_decay": decay, "warmup_steps": warmup, **options}
 
 
 def _training(steps: int, batch_size: int, examples: int | None = None) -> dict[str, Any]:
@@ -36,7 +32,7 @@ def _navigation(**options: Any) -> dict[str, Any]:
     return {
         "task": ("navigation", options),
         "model": _transformer(1, 1, 64),
-        "optimizer": _optimizer(3e-4, 0.05, 55, schedule="linear"),
+        "optimizer": adamw(3e-4, 55, weight_decay=0.05, schedule="linear"),
         "training": _training(5500, 128),
     }
 
@@ -51,7 +47,7 @@ def _mqar(**options: Any) -> dict[str, Any]:
     return {
         "task": ("mqar", {"vocabulary": 8192, **options}),
         "model": _transformer(2, 1, 128),
-        "optimizer": _optimizer(1e-3, 0.1, 200),
+        "optimizer": adamw(1e-3, 200, weight_decay=0.1),
         "training": _training(20_000, 256),
     }
 
@@ -66,7 +62,7 @@ def _length_generalisation(task: str, **options: Any) -> dict[str, Any]:
     return {
         "task": (task, options),
         "model": _transformer(12, 12, 768),
-        "optimizer": _optimizer(3e-5, 0.05, 2400, schedule="linear"),
+        "optimizer": adamw(3e-5, 2400, weight_decay=0.05, schedule="linear"),
         "training": _training(40_000, 64, 100_000),
     }
 
@@ -79,7 +75,7 @@ def _ruler(task: str, **options: Any) -> dict[str, Any]:
     return {
         "task": (task, {"tokens": 4096, **options}),
         "model": _transformer(4, 4, 256),
-        "optimizer": _optimizer(1e-3, 0.1, 100),
+        "optimizer": adamw(1e-3, 100, weight_decay=0.1),
         "training": _training(10_000, 16),
     }
 
@@ -93,21 +89,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dyck": {
         "task": ("dyck", {"length": 32, "depth": 4}),
         "model": _transformer(1, 1, 64),
-        "optimizer": _optimizer(1e-4, 0.01, 44),
+        "optimizer": adamw(1e-4, 44, weight_decay=0.01),
         "training": _training(4400, 128),
     },
     # PoPE, arXiv 2509.10534, B.1: a million examples, 4,000 warm-up steps, minimum rate 2e-5.
     "indirect_indexing": {
         "task": ("indirect_indexing", {}),
         "model": _transformer(8, 8, 512, norm="rms"),
-        "optimizer": _optimizer(2e-4, 0.01, 4000, beta2=0.99, final_fraction=0.1),
+        "optimizer": adamw(2e-4, 4000, weight_decay=0.01, beta2=0.99, final_fraction=0.1),
         "training": _training(100_000, 64, 1_000_000),
     },
     # Our smaller version, of four layers.
     "indirect_indexing_small": {
         "task": ("indirect_indexing", {"shortest": 10, "longest": 20, "shift": 7}),
         "model": _transformer(4, 8, 128, norm="rms"),
-        "optimizer": _optimizer(1e-3, 0.01, 100, beta2=0.99, final_fraction=0.1),
+        "optimizer": adamw(1e-3, 100, weight_decay=0.01, beta2=0.99, final_fraction=0.1),
         "training": _training(10_000, 64),
     },
     # PaTH, arXiv 2505.16381, 4.1: N is task.options.back, from 1 to 4. Our choice: the number of
@@ -115,14 +111,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mqrar": {
         "task": ("mqrar", {"back": 2}),
         "model": _transformer(2, 2, 256),
-        "optimizer": _optimizer(1e-3, 0.1, 100),
+        "optimizer": adamw(1e-3, 100, weight_decay=0.1),
         "training": _training(10_000, 64),
     },
     # DeltaProduct: 128 elements, tested with 512. Our choice: 2 layers of width 128, 20,000 steps.
     "group_words": {
         "task": ("group_words", {"group": "S5", "length": 128}),
         "model": _transformer(2, 2, 128),
-        "optimizer": _optimizer(1e-3, 1e-6, 200),
+        "optimizer": adamw(1e-3, 200, weight_decay=1e-6),
         "training": _training(20_000, 1024),
     },
     # DaRoPE, arXiv 2609.34556, E: 4 layers of width 256, and a context of 256, which is 125 pairs.
@@ -130,13 +126,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "probes": {
         "task": ("probes", {"probe": "dup_key_recall", "symbols": 125}),
         "model": _transformer(4, 4, 256),
-        "optimizer": _optimizer(1e-3, 0.1, 100),
+        "optimizer": adamw(1e-3, 100, weight_decay=0.1),
         "training": _training(10_000, 64),
     },
     "chomsky": {
         "task": ("chomsky", {"problem": "stack_manipulation", "length": 40}),
         "model": _transformer(4, 4, 256),
-        "optimizer": _optimizer(1e-3, 0.1, 100),
+        "optimizer": adamw(1e-3, 100, weight_decay=0.1),
         "training": _training(10_000, 64),
     },
     "mqar": _mqar(pairs=16),
@@ -146,7 +142,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "copying": {
         "task": ("copying", {"letters": 64}),
         "model": _transformer(4, 16, 512),
-        "optimizer": _optimizer(2e-3, 0.1, 500, schedule="linear"),
+        "optimizer": adamw(2e-3, 500, weight_decay=0.1, schedule="linear"),
         "training": _training(5000, 256),
     },
     "addition": _length_generalisation("addition", digits=10),

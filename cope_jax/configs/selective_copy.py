@@ -27,7 +27,7 @@ Expected: CoPE makes no error on any split. RoPE and relative learn the training
 and fail beyond it (80 to 100 %). Absolute learns more slowly and fails, too.
 """
 
-from cope_jax.training.config_files import ConfigDict, every, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
 VARIANTS = ("paper", "mapformer", "small")
 
@@ -41,7 +41,7 @@ def _paper() -> ConfigDict:
         "selective_copy",
         {"num_tokens": 256, "num_blanks": 256},
         encodings={"cope": {"npos_max": 769}},
-        optimizer={"learning_rate": 2e-4, "warmup_steps": 1000, "weight_decay": 0.05},
+        optimizer=adamw(2e-4, 1000, weight_decay=0.05),
         training={"steps": 100_000, "steps_per_dispatch": 100, **every(5000)},
         evaluation={"examples": 25_000},  # the paper's 0.004 % is one sequence of these
         paper={
@@ -62,12 +62,7 @@ def _mapformer() -> ConfigDict:
         {"num_symbols": 16, "num_tokens": 128, "num_blanks": 128},
         model={"block": {"model_dim": 128, "num_heads": 2}},
         encodings={"cope": {"npos_max": 385}},
-        optimizer={
-            "learning_rate": 2e-4,
-            "schedule": "linear",
-            "warmup_steps": 100,
-            "weight_decay": 0.05,
-        },
+        optimizer=adamw(2e-4, 100, schedule="linear", weight_decay=0.05),
         training={"steps": 1560, "batch_size": 64, **every(390)},
         evaluation={"examples": 500},
         paper={
@@ -86,6 +81,6 @@ def _small() -> ConfigDict:
         # Both tables end at the length of a training sequence: positions beyond it use the last
         # row.
         encodings={"cope": {"npos_max": 97}, "relative": {"max_distance": 96}},
-        optimizer={"learning_rate": 4e-3, "warmup_steps": 100},
+        optimizer=adamw(4e-3, 100),
         training={"steps": 1200, "batch_size": 32, "evaluate_every": 200},
     )

@@ -10,7 +10,7 @@ not better.
 and fine-tuned, once on each fold.
 """
 
-from cope_jax.training.config_files import BERT, ConfigDict, experiment
+from cope_jax.training.config_files import BERT, ConfigDict, adamw, experiment, measured
 
 
 def get_config() -> ConfigDict:
@@ -19,12 +19,7 @@ def get_config() -> ConfigDict:
         {"length": 48, "folds": 5},
         model={"name": "bert_classifier"},
         encoding="learned",
-        optimizer={**BERT, "learning_rate": 5e-4, "warmup_steps": 25},
+        optimizer=adamw(5e-4, 25, **BERT),
         training={"steps": 250, "batch_size": 32, "evaluate_every": 0, "checkpoint_every": 250},
-        evaluation={
-            "examples": 100_000,
-            "curve_examples": 512,
-            "sweep_examples": 0,
-            "batch_size": 64,
-        },
+        evaluation=measured(100_000, curve=512, batch_size=64),
     )

@@ -16,23 +16,17 @@ small as ours needs a higher rate.
 
 from typing import Any
 
-from cope_jax.training.config_files import BERT, ConfigDict, experiment
+from cope_jax.training.config_files import BERT, ConfigDict, adamw, every, experiment, measured
 
 LSTM: dict[str, Any] = {
     "model": {"name": "tagger", "word_dim": 100, "recurrent": (128,), "dropout": 0.5},
     "encoding": "none",
-    "optimizer": {
-        "learning_rate": 2e-3,
-        "warmup_steps": 50,
-        "final_fraction": 0.05,
-        "clip_norm": 5.0,
-        "weight_decay": 0.0,
-    },
+    "optimizer": adamw(2e-3, 50, final_fraction=0.05, clip_norm=5.0, weight_decay=0.0),
 }
 ON_BERT: dict[str, Any] = {
     "model": {"name": "bert_tagger"},
     "encoding": "learned",
-    "optimizer": {**BERT, "learning_rate": 5e-4, "warmup_steps": 60},
+    "optimizer": adamw(5e-4, 60, **BERT),
 }
 VARIANTS = ("lstm", "bert")
 
@@ -41,12 +35,7 @@ def get_config(variant: str = "lstm") -> ConfigDict:
     return experiment(
         "tagging",
         {"length": 48, "max_pieces": 64} if variant == "bert" else {"length": 48},
-        training={"steps": 600, "batch_size": 32, "evaluate_every": 200, "checkpoint_every": 200},
-        evaluation={
-            "examples": 100_000,
-            "curve_examples": 512,
-            "sweep_examples": 0,
-            "batch_size": 64,
-        },
+        training={"steps": 600, "batch_size": 32, **every(200)},
+        evaluation=measured(100_000, curve=512, batch_size=64),
         **(ON_BERT if variant == "bert" else LSTM),
     )

@@ -26,7 +26,7 @@ Variants in the paper: `--encodings=` with "cope(gate=value)", "cope(gate=separa
 23.58 (test).
 """
 
-from cope_jax.training.config_files import GPT3, ConfigDict, every, experiment
+from cope_jax.training.config_files import GPT3, ConfigDict, adamw, every, experiment, measured
 
 TEXTS = {
     "text": {"corpus": "wikitext-103-raw", "vocab_size": 50_257, "length": 1024},
@@ -52,14 +52,9 @@ def get_config(text: str = "text") -> ConfigDict:
             },
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={**GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
+        optimizer=adamw(6e-4, 2000, **GPT3),
         training={"steps": 180_000, "batch_size": 64, "steps_per_dispatch": 10, **every(1000)},
-        evaluation={
-            "examples": 100_000,
-            "curve_examples": 64,
-            "sweep_examples": 0,
-            "batch_size": 64,
-        },
+        evaluation=measured(100_000, curve=64, batch_size=64),
         paper={
             "learned": {"validation": "23.96", "test": "24.87"},
             "relative": {"validation": "22.90", "test": "23.81"},

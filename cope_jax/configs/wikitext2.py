@@ -21,7 +21,7 @@ sampled words.
 
 from typing import Any
 
-from cope_jax.training.config_files import ConfigDict, experiment
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment, measured
 
 WORDS: dict[str, dict[str, Any]] = {
     "rnn": {"name": "rnn_lm", "cell": "tanh", "embed_dim": 280, "hidden_dim": 280},
@@ -39,41 +39,16 @@ def get_config(variant: str = "small") -> ConfigDict:
             {"length": 35},
             model={**WORDS[variant], "tie_embeddings": True, "num_sampled": 1024},
             encoding="rope" if variant == "transformer" else "none",
-            optimizer={
-                "learning_rate": 1e-3,
-                "warmup_steps": 100,
-                "final_fraction": 0.05,
-                "weight_decay": 0.0,
-            },
-            training={
-                "steps": 1200,
-                "batch_size": 32,
-                "evaluate_every": 300,
-                "checkpoint_every": 300,
-            },
-            evaluation={
-                "examples": 1_000_000,
-                "curve_examples": 1024,
-                "sweep_examples": 0,
-                "batch_size": 32,
-            },
+            optimizer=adamw(1e-3, 100, final_fraction=0.05, weight_decay=0.0),
+            training={"steps": 1200, "batch_size": 32, **every(300)},
+            evaluation=measured(1_000_000, curve=1024, batch_size=32),
         )
     return experiment(
         "text",
         {"corpus": "wikitext-2", "vocab_size": 2048, "length": 128, "sweep": (128, 256, 512, 1024)},
         model={"num_layers": 3, "tie_embeddings": True, "block": {"model_dim": 64, "num_heads": 4}},
         encodings={"cope": {"npos_max": 64}, "relative": {"max_distance": 128}},
-        optimizer={
-            "learning_rate": 3e-3,
-            "warmup_steps": 100,
-            "final_fraction": 0.05,
-            "weight_decay": 0.1,
-        },
-        training={"steps": 1000, "batch_size": 16, "evaluate_every": 200, "checkpoint_every": 200},
-        evaluation={
-            "examples": 100_000,
-            "curve_examples": 256,
-            "sweep_examples": 128,
-            "batch_size": 16,
-        },
+        optimizer=adamw(3e-3, 100, final_fraction=0.05, weight_decay=0.1),
+        training={"steps": 1000, "batch_size": 16, **every(200)},
+        evaluation=measured(100_000, curve=256, batch_size=16, sweep=128),
     )

@@ -39,9 +39,24 @@ BERT: Mapping[str, Any] = {
 """Common optimizer settings of BERT (arXiv 1810.04805)."""
 
 
-def every(steps: int) -> dict[str, int]:
-    """The fields of `TrainingConfig` that set the steps of evaluations and checkpoints."""
-    return {"evaluate_every": steps, "checkpoint_every": steps}
+def every(steps: int, checkpoints: int | None = None) -> dict[str, int]:
+    """The fields of `TrainingConfig` for evaluations, and for checkpoints if they differ."""
+    return {"evaluate_every": steps, "checkpoint_every": checkpoints or steps}
+
+
+def adamw(rate: float, warmup: int, **options: Any) -> dict[str, Any]:
+    """The fields of `OptimizerConfig`: the learning rate, the steps of warm-up, and other options."""
+    return {"learning_rate": rate, "warmup_steps": warmup, **options}
+
+
+def measured(examples: int, curve: int, batch_size: int, sweep: int = 0) -> dict[str, int]:
+    """The fields of `EvaluationConfig`: examples at the end, of curves and of the sweep."""
+    return {
+        "examples": examples,
+        "curve_examples": curve,
+        "sweep_examples": sweep,
+        "batch_size": batch_size,
+    }
 
 
 def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
