@@ -118,15 +118,32 @@ def _is_flag(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr.startswith("DEFINE_")
 
 
+class _Given(ast.NodeTransformer):
+    """Replaces the parameters of a function by what a call gives."""
+
+    def __init__(self, given: dict[str, ast.expr]):
+        self.given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.given.get(node.id, node)
+
+
+def _inner(call: ast.Call) -> ast.Call:
+    """The definition of a flag that a call of a function of common_flags.py makes."""
+    tree = ast.parse((ROOT / "cope_jax" / "cli" / "common_flags.py").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if call.func.attr not in functions:
+        return call
+    function = functions[call.func.attr]
+    names = [parameter.arg for parameter in function.args.args]
+    (definition,) = (
+        node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node)
+    )
+    return _Given(dict(zip(names, call.args, strict=True))).visit(definition)
+
+
 def _row(call: ast.Call) -> str:
-    if not call.args and isinstance(
-        call.func, ast.Attribute
-    ):  # config_flags.py has a function for this flag alone
-        tree = ast.parse((ROOT / "cope_jax" / "cli" / "config_flags.py").read_text())
-        (function,) = (node for node in tree.body if getattr(node, "name", None) == call.func.attr)
-        call = next(
-            node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node)
-        )
+    call = _inner(call)
     name, *rest = call.args
     values = {"default": rest[0] if rest else None, "help": rest[-1] if len(rest) > 1 else None}
     values |= {keyword.arg: keyword.value for keyword in call.keywords}

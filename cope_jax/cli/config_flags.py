@@ -54,15 +54,6 @@ def DEFINE_config(
     return holder
 
 
-def DEFINE_seed() -> flags.FlagHolder[int | None]:
-    """Defines --seed, which chooses one of the models of a run."""
-    return flags.DEFINE_integer(
-        "seed",
-        None,
-        "Seed of the model to use, if the run trained several seeds; without this flag, the first seed.",
-    )
-
-
 def overrides(name: str) -> dict[str, Any]:
     """The fields that flags --NAME.FIELD=VALUE set, and their values."""
     return config_flags.get_override_values(flags.FLAGS[name])

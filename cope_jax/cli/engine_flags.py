@@ -5,15 +5,14 @@ from pathlib import Path
 
 from absl import flags
 
-from cope_jax.cli import jobs
+from cope_jax.cli import common_flags, jobs
 from cope_jax.runs.grid import engines
 
 _ENGINE = flags.DEFINE_enum("engine", "local", ["local", "ray", "slurm"], "Where cells run.")
-_CORES = flags.DEFINE_integer(
+_CORES = common_flags.DEFINE_count(
     "cores",
     1,
     "Number of CPU cores of a cell. It decides the rounding, so all cells of a grid must have the same number.",
-    lower_bound=1,
 )
 _GPUS = flags.DEFINE_integer("gpus", 0, "Number of GPUs of a cell.", lower_bound=0)
 _RESOURCES = flags.DEFINE_list(

@@ -1,19 +1,18 @@
 """Defines the flag --jobs of commands that train several cells."""
 
 import jax
-from absl import flags
 
+from cope_jax.cli import common_flags
 from cope_jax.errors import ConfigError
 from cope_jax.runs.grid import claims
 
-_JOBS = flags.DEFINE_integer(
+_JOBS = common_flags.DEFINE_count(
     "jobs",
     None,
     "Number of cells to train at the same time on a CPU, each in a process of its own with its share of the cores. "
     "Without this flag: in compare the number of cores, but at most one per cell; in sweep, what the machine or "
     "the cluster can run; in other commands, and on a GPU or TPU, 1. Except in sweep it sets the number of threads of "
     "each cell, and so the rounding: resume with the same number.",
-    lower_bound=1,
 )
 
 

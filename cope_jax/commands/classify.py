@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 
 from cope_jax import tasks
-from cope_jax.cli import config_flags, jobs, outputs
+from cope_jax.cli import common_flags, config_flags, jobs, outputs
 from cope_jax.cli.flag_values import check_names, with_options
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import classification, pretrained
@@ -71,15 +71,12 @@ _MODEL = flags.DEFINE_string(
 _SYSTEMS = flags.DEFINE_list(
     "systems", list(SYSTEMS), f"Systems to test: any of {', '.join(SYSTEMS)}."
 )
-_REPEATS = flags.DEFINE_integer(
+_REPEATS = common_flags.DEFINE_count(
     "repeats",
     1,
     "Number of times to divide the data into random folds; results are means over all.",
-    lower_bound=1,
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for results and checkpoints (required).", required=True
-)
+_WORKDIR = common_flags.DEFINE_workdir("Folder for results and checkpoints (required).")
 flags.adopt_module_key_flags(jobs)
 
 

@@ -22,7 +22,7 @@ import jax
 from absl import flags
 
 from cope_jax import encodings, tasks
-from cope_jax.cli import config_flags, distributed, jobs, outputs
+from cope_jax.cli import common_flags, config_flags, distributed, jobs, outputs
 from cope_jax.cli.flag_values import read_names
 from cope_jax.evaluation.report import comparison, grid_report, plots
 from cope_jax.evaluation.report.table import console
@@ -45,12 +45,10 @@ _ENCODINGS = flags.DEFINE_string(
     'Encodings to compare, separated by commas. Options go in parentheses, as in "cope(gate=value)"; "cope+rope" '
     "combines two encodings.",
 )
-_SEEDS = flags.DEFINE_integer(
-    "seeds", 3, "Number of seeds per encoding; N means the seeds 0 to N−1.", lower_bound=1
+_SEEDS = common_flags.DEFINE_count(
+    "seeds", 3, "Number of seeds per encoding; N means the seeds 0 to N−1."
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for results, plots and checkpoints (required).", required=True
-)
+_WORKDIR = common_flags.DEFINE_workdir("Folder for results, plots and checkpoints (required).")
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)
 flags.adopt_module_key_flags(jobs)

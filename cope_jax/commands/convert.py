@@ -22,7 +22,7 @@ import jax
 from absl import flags
 
 from cope_jax import models, tasks
-from cope_jax.cli import config_flags
+from cope_jax.cli import common_flags
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
@@ -38,22 +38,17 @@ from cope_jax.tokenizers.word_level import Words
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 
-_MODEL = flags.DEFINE_string(
-    "model",
-    None,
-    "Folder to read: a training run, or a model in one of the formats that --format accepts (required).",
-    required=True,
+_MODEL = common_flags.DEFINE_model(
+    "Folder to read: a training run, or a model in one of the formats that --format accepts (required)."
 )
-_OUT = flags.DEFINE_string(
-    "out", None, "Folder to write to; it must be new or empty (required).", required=True
-)
+_OUT = common_flags.DEFINE_out("Folder to write to; it must be new or empty (required).")
 _FORMAT = flags.DEFINE_enum(
     "format",
     formats.OWN,
     sorted(formats.FORMATS),
     "Format to write: ours (cope_jax), or one of Hugging Face's.",
 )
-_SEED = config_flags.DEFINE_seed()
+_SEED = common_flags.DEFINE_seed()
 
 COMPANIONS = (
     *(

@@ -7,14 +7,14 @@ The command keeps existing files, so the same command resumes after an interrupt
 
 from absl import flags
 
-from cope_jax.cli import outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.cli.flag_values import check_names
 from cope_jax.data.fetch import SOURCES, download
 
 _CORPORA = flags.DEFINE_list(
     "corpora", None, f"Corpora to download: any of {', '.join(SOURCES)} (required).", required=True
 )
-_OUT = flags.DEFINE_string("out", None, "Folder to write to (required).", required=True)
+_OUT = common_flags.DEFINE_out("Folder to write to (required).")
 _MIRROR = flags.DEFINE_string(
     "mirror",
     None,

@@ -5,22 +5,17 @@ cope-jax evaluate --model=runs/cope --examples=10000
 
 import dataclasses
 
-from absl import flags
-
-from cope_jax.cli import outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
 
-_MODEL = flags.DEFINE_string(
-    "model", None, "Folder of the training run to evaluate (required).", required=True
-)
-_EXAMPLES = flags.DEFINE_integer(
+_MODEL = common_flags.DEFINE_model("Folder of the training run to evaluate (required).")
+_EXAMPLES = common_flags.DEFINE_count(
     "examples",
     None,
     "Number of examples per split; without this flag, the number in the run's config.",
-    lower_bound=1,
 )
 
 

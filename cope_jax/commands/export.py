@@ -18,7 +18,7 @@ from typing import Any, get_args
 from absl import flags
 
 from cope_jax import tasks
-from cope_jax.cli import outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.corpora import document_files
 from cope_jax.corpora.export_sources import Corpus, Files
 from cope_jax.corpora.shards import Manifest
@@ -32,9 +32,7 @@ from cope_jax.storage.files import in_bucket
 MIRRORED = ()
 """No folder is mirrored: shards for a bucket would not fit a disk."""
 
-_OUT = flags.DEFINE_string(
-    "out", None, "Folder to write to (required); shards may go to a bucket.", required=True
-)
+_OUT = common_flags.DEFINE_out("Folder to write to (required); shards may go to a bucket.")
 _INPUT = flags.DEFINE_list(
     "input", [], "Files of text to export as shards: paths or globs of .txt, .jsonl, .parquet."
 )
@@ -66,29 +64,24 @@ _SHARDS: dict[str, Any] = {
     "vocab": flags.DEFINE_string(
         "vocab", None, "Path of a tokenizer to load; without it, one is learned."
     ),
-    "vocab_size": flags.DEFINE_integer(
-        "vocab_size", None, "Size of a learned vocabulary.", lower_bound=1
+    "vocab_size": common_flags.DEFINE_count("vocab_size", None, "Size of a learned vocabulary."),
+    "sample": common_flags.DEFINE_count(
+        "sample", 100_000_000, "Characters to learn a vocabulary from."
     ),
-    "sample": flags.DEFINE_integer(
-        "sample", 100_000_000, "Characters to learn a vocabulary from.", lower_bound=1
-    ),
-    "length": flags.DEFINE_integer(
-        "length", 1024, "Number of tokens of an example.", lower_bound=1
-    ),
+    "length": common_flags.DEFINE_count("length", 1024, "Number of tokens of an example."),
     "packing": flags.DEFINE_enum(
         "packing", "stream", ["stream", "documents"], "How documents fill examples."
     ),
-    "shard_tokens": flags.DEFINE_integer(
+    "shard_tokens": common_flags.DEFINE_count(
         "shard_tokens",
         1 << 22,
         "A shard ends after the document with which it has as many tokens; a process holds one shard in memory.",
-        lower_bound=1,
     ),
     "shard": flags.DEFINE_string(
         "shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."
     ),
-    "workers": flags.DEFINE_integer(
-        "workers", None, "Number of processes; None means all cores.", lower_bound=1
+    "workers": common_flags.DEFINE_count(
+        "workers", None, "Number of processes; None means all cores."
     ),
 }
 _DATASET: dict[str, Any] = {

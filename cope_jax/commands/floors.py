@@ -16,14 +16,14 @@ floors.md into the run's folder.
 
 from absl import flags
 
-from cope_jax.cli import outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import task_baselines
 from cope_jax.evaluation.report.table import console
 from cope_jax.runs.load import load_run
 
-_MODEL = flags.DEFINE_string(
-    "model", None, "Folder of the training run to compute baselines for (required).", required=True
+_MODEL = common_flags.DEFINE_model(
+    "Folder of the training run to compute baselines for (required)."
 )
 _EXAMPLES = flags.DEFINE_integer(
     "examples",

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from cope_jax.cli import config_flags, outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.generation import text_model
 from cope_jax.generation.decoding import generate_stream
@@ -28,12 +28,9 @@ from cope_jax.generation.detokenizer import Continuation
 from cope_jax.generation.sampling import row_keys
 from cope_jax.storage.files import read_text
 
-_MODEL = flags.DEFINE_string(
-    "model",
-    None,
+_MODEL = common_flags.DEFINE_model(
     "Folder of a run, folder of an exported or Hugging Face model with its tokenizer, or name of a trained model of "
-    "the package, such as shakespeare (required).",
-    required=True,
+    "the package, such as shakespeare (required)."
 )
 _PROMPT = flags.DEFINE_string(
     "prompt", None, "Text to continue (either this flag or --prompts is required)."
@@ -48,8 +45,8 @@ _OUT = flags.DEFINE_string(
     None,
     "File for prompts and continuations as JSON lines; without this flag, the command prints them.",
 )
-_MAX_NEW_TOKENS = flags.DEFINE_integer(
-    "max_new_tokens", 128, "Maximum number of tokens to generate for each prompt.", lower_bound=1
+_MAX_NEW_TOKENS = common_flags.DEFINE_count(
+    "max_new_tokens", 128, "Maximum number of tokens to generate for each prompt."
 )
 _TEMPERATURE = flags.DEFINE_float(
     "temperature",
@@ -57,11 +54,10 @@ _TEMPERATURE = flags.DEFINE_float(
     "Sampling temperature; 0 always takes the most probable token.",
     lower_bound=0.0,
 )
-_TOP_K = flags.DEFINE_integer(
+_TOP_K = common_flags.DEFINE_count(
     "top_k",
     None,
     "Sample only from the K most probable tokens; without this flag, from all tokens.",
-    lower_bound=1,
 )
 _TOP_P = flags.DEFINE_float(
     "top_p",
@@ -80,12 +76,9 @@ _STOP = flags.DEFINE_multi_string(
 _SAMPLE_SEED = flags.DEFINE_integer(
     "sample_seed", 0, "Random seed for sampling tokens.", lower_bound=0, upper_bound=2**31 - 1
 )
-_SEED = config_flags.DEFINE_seed()
-_BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size",
-    16,
-    "Number of prompts from --prompts to continue at the same time.",
-    lower_bound=1,
+_SEED = common_flags.DEFINE_seed()
+_BATCH_SIZE = common_flags.DEFINE_count(
+    "batch_size", 16, "Number of prompts from --prompts to continue at the same time."
 )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from cope_jax.cli import config_flags, outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.evaluation.report.table import console as wide_console
@@ -24,31 +24,26 @@ from cope_jax.evaluation.text import harness_model
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import load
 
-_MODEL = flags.DEFINE_string(
-    "model",
-    None,
+_MODEL = common_flags.DEFINE_model(
     "Folder of a run that trained a decoder on text, folder of an exported or Hugging Face decoder with its tokenizer, "
-    "or name of a trained model of the package, such as shakespeare (required).",
-    required=True,
+    "or name of a trained model of the package, such as shakespeare (required)."
 )
-_SEED = config_flags.DEFINE_seed()
+_SEED = common_flags.DEFINE_seed()
 _TASKS = flags.DEFINE_list(
     "tasks", None, "Names of tasks or groups of tasks (required).", required=True
 )
 _TASK_DIR = flags.DEFINE_string("task_dir", None, "Folder with more tasks, as YAML files.")
-_LENGTH = flags.DEFINE_integer(
+_LENGTH = common_flags.DEFINE_count(
     "length",
     None,
     "Number of tokens that the model reads at once; without this flag, the length of training, or the maximum length "
     "of a published model.",
-    lower_bound=1,
 )
-_BATCH_SIZE = flags.DEFINE_integer(
+_BATCH_SIZE = common_flags.DEFINE_count(
     "batch_size",
     None,
     "Number of rows of --length tokens in a batch; without this flag, as many tokens as a batch of the run's "
     "evaluation.",
-    lower_bound=1,
 )
 _FEWSHOT = flags.DEFINE_integer(
     "fewshot",
@@ -56,8 +51,8 @@ _FEWSHOT = flags.DEFINE_integer(
     "Number of worked examples before each question; without this flag, the number in the task.",
     lower_bound=0,
 )
-_LIMIT = flags.DEFINE_integer(
-    "limit", None, "Number of examples of each task; without this flag, all.", lower_bound=1
+_LIMIT = common_flags.DEFINE_count(
+    "limit", None, "Number of examples of each task; without this flag, all."
 )
 
 

@@ -27,7 +27,7 @@ from absl import flags
 from rich.console import Console
 
 from cope_jax import models, positions
-from cope_jax.cli import config_flags, outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps, viewer, views
 from cope_jax.evaluation.report.table import console as wide_console
@@ -36,11 +36,8 @@ from cope_jax.runs.workdir import Workdir
 from cope_jax.tasks.synthetic import SyntheticTask
 from cope_jax.tokenizers.tokenizer import Codec
 
-_MODEL = flags.DEFINE_string(
-    "model",
-    None,
-    "Folder of a run that trained a decoder, or name of a trained model of the package, such as counting (required).",
-    required=True,
+_MODEL = common_flags.DEFINE_model(
+    "Folder of a run that trained a decoder, or name of a trained model of the package, such as counting (required)."
 )
 _INPUT = flags.DEFINE_string(
     "input",
@@ -59,7 +56,7 @@ _EXAMPLE = flags.DEFINE_integer(
     "For a synthetic task without --input: index of the example to inspect in the split, from 0.",
     lower_bound=0,
 )
-_SEED = config_flags.DEFINE_seed()
+_SEED = common_flags.DEFINE_seed()
 _QUERY = flags.DEFINE_integer(
     "query",
     -1,
@@ -71,11 +68,10 @@ _LAYER = flags.DEFINE_integer(
 _HEAD = flags.DEFINE_integer(
     "head", None, "The only head to show, counted from 0; without this flag, all heads."
 )
-_WINDOWS = flags.DEFINE_integer(
+_WINDOWS = common_flags.DEFINE_count(
     "windows",
     16,
     "For text, if --input is not given: maximum number of windows to inspect from the split.",
-    lower_bound=1,
 )
 _TOP = flags.DEFINE_integer(
     "top",

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from cope_jax.cli import outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots
 from cope_jax.evaluation.report.plot_style import save
@@ -30,9 +30,7 @@ from cope_jax.training.metrics import read_curves
 _MODELS = flags.DEFINE_list(
     "models", None, "Folders of the finished training runs to compare (required).", required=True
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for the table and the plot (required).", required=True
-)
+_WORKDIR = common_flags.DEFINE_workdir("Folder for the table and the plot (required).")
 
 HEADINGS = (
     "model",

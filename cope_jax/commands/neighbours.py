@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from cope_jax.cli import outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.cli.flag_values import load_models
 from cope_jax.corpora import sentences_by_corpus
 from cope_jax.corpora.word_sense_corpora import Occurrence
@@ -48,23 +48,14 @@ _TASK = flags.DEFINE_enum(
     ["neighbours", "senses"],
     "Find the neighbours of --word, or predict the senses of words.",
 )
-_MODELS = flags.DEFINE_list(
-    "models",
-    None,
-    'Folders of training runs or of published models, or "minilm" (required).',
-    required=True,
-)
+_MODELS = common_flags.DEFINE_models()
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
     "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for tables and plots (required).", required=True
-)
-_EPOCHS = flags.DEFINE_integer(
-    "word2vec_epochs", 5, "Number of epochs to train word2vec for.", lower_bound=1
-)
+_WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")
+_EPOCHS = common_flags.DEFINE_count("word2vec_epochs", 5, "Number of epochs to train word2vec for.")
 _WORD = flags.DEFINE_string(
     "word", None, "Word to find neighbours of (required for --task=neighbours)."
 )
@@ -73,17 +64,11 @@ _SENTENCES = flags.DEFINE_string(
     None,
     "Sentences that contain --word, separated by | (required for --task=neighbours).",
 )
-_CORPUS_SENTENCES = flags.DEFINE_integer(
-    "corpus_sentences",
-    3000,
-    "For --task=neighbours: maximum number of sentences to search.",
-    lower_bound=1,
+_CORPUS_SENTENCES = common_flags.DEFINE_count(
+    "corpus_sentences", 3000, "For --task=neighbours: maximum number of sentences to search."
 )
-_COUNT = flags.DEFINE_integer(
-    "count",
-    3,
-    "For --task=neighbours: number of neighbours to find for each sentence and layer.",
-    lower_bound=1,
+_COUNT = common_flags.DEFINE_count(
+    "count", 3, "For --task=neighbours: number of neighbours to find for each sentence and layer."
 )
 _LAYERS = flags.DEFINE_enum(
     "layers",
@@ -97,23 +82,14 @@ _CORPUS = flags.DEFINE_enum(
     list(word_senses.CORPORA),
     "For --task=senses: corpus to read, with labelled word senses.",
 )
-_TRAIN = flags.DEFINE_integer(
-    "train_per_word",
-    100,
-    "For --task=senses: maximum number of training occurrences per word.",
-    lower_bound=1,
+_TRAIN = common_flags.DEFINE_count(
+    "train_per_word", 100, "For --task=senses: maximum number of training occurrences per word."
 )
-_TEST = flags.DEFINE_integer(
-    "test_per_word",
-    50,
-    "For --task=senses: maximum number of test occurrences per word.",
-    lower_bound=1,
+_TEST = common_flags.DEFINE_count(
+    "test_per_word", 50, "For --task=senses: maximum number of test occurrences per word."
 )
-_K = flags.DEFINE_integer(
-    "k",
-    5,
-    "For --task=senses: number of nearest training occurrences that vote on a sense.",
-    lower_bound=1,
+_K = common_flags.DEFINE_count(
+    "k", 5, "For --task=senses: number of nearest training occurrences that vote on a sense."
 )
 
 LARGE = 50_000

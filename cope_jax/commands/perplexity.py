@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from cope_jax.cli import common_flags
 from cope_jax.cli.flag_values import read_numbers
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import save
@@ -31,21 +32,17 @@ from cope_jax.runs.records import Record, select
 from cope_jax.storage.mirror import shown
 from cope_jax.tasks.stored import TextTask
 
-_MODEL = flags.DEFINE_string(
-    "model", None, "Folder of a run that trained a decoder on text (required).", required=True
-)
+_MODEL = common_flags.DEFINE_model("Folder of a run that trained a decoder on text (required).")
 _SPLIT = flags.DEFINE_string("split", "test", "Split to measure: train, validation or test.")
-_LENGTH = flags.DEFINE_integer(
+_LENGTH = common_flags.DEFINE_count(
     "length",
     None,
     "Number of tokens per window; without this flag, the same number as in training.",
-    lower_bound=1,
 )
-_STRIDE = flags.DEFINE_integer(
+_STRIDE = common_flags.DEFINE_count(
     "stride",
     None,
     "Number of tokens from the start of one window to the start of the next; without this flag, half a window.",
-    lower_bound=1,
 )
 _LENGTHS = flags.DEFINE_list(
     "lengths",

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from cope_jax.cli import outputs
+from cope_jax.cli import common_flags, outputs
 from cope_jax.cli.flag_values import load_models
 from cope_jax.corpora import conllu
 from cope_jax.corpora.conllu import TaggedSentence
@@ -37,47 +37,26 @@ from cope_jax.evaluation.report.table import console
 from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 
-_MODELS = flags.DEFINE_list(
-    "models",
-    None,
-    'Folders of training runs or of published models, or "minilm" (required).',
-    required=True,
-)
+_MODELS = common_flags.DEFINE_models()
 _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
     "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for tables and plots (required).", required=True
+_WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")
+_TRAIN_WORDS = common_flags.DEFINE_count(
+    "train_words", 20_000, "For parts of speech: maximum number of words to train the probes on."
 )
-_TRAIN_WORDS = flags.DEFINE_integer(
-    "train_words",
-    20_000,
-    "For parts of speech: maximum number of words to train the probes on.",
-    lower_bound=1,
+_TEST_WORDS = common_flags.DEFINE_count(
+    "test_words", 5_000, "For parts of speech: maximum number of words to test the probes on."
 )
-_TEST_WORDS = flags.DEFINE_integer(
-    "test_words",
-    5_000,
-    "For parts of speech: maximum number of words to test the probes on.",
-    lower_bound=1,
+_TRAIN_SENSES = common_flags.DEFINE_count(
+    "train_per_word", 50, "For word senses: maximum number of training occurrences of each word."
 )
-_TRAIN_SENSES = flags.DEFINE_integer(
-    "train_per_word",
-    50,
-    "For word senses: maximum number of training occurrences of each word.",
-    lower_bound=1,
+_TEST_SENSES = common_flags.DEFINE_count(
+    "test_per_word", 50, "For word senses: maximum number of test occurrences of each word."
 )
-_TEST_SENSES = flags.DEFINE_integer(
-    "test_per_word",
-    50,
-    "For word senses: maximum number of test occurrences of each word.",
-    lower_bound=1,
-)
-_EPOCHS = flags.DEFINE_integer(
-    "epochs", 20, "Number of epochs to train each probe for.", lower_bound=1
-)
+_EPOCHS = common_flags.DEFINE_count("epochs", 20, "Number of epochs to train each probe for.")
 _SEED = flags.DEFINE_integer(
     "seed", 0, "Random seed for the probes and the control task.", lower_bound=0
 )

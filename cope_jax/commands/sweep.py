@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
-from cope_jax.cli import engine_flags, jobs, outputs
+from cope_jax.cli import common_flags, engine_flags, jobs, outputs
 from cope_jax.evaluation.report import grid_report
 from cope_jax.runs.grid import grid_file, search
 from cope_jax.runs.grid.cell import Cell
@@ -33,9 +33,7 @@ _GRID = flags.DEFINE_string(
     "Name of a grid in experiments/grids, or path of a grid file (required).",
     required=True,
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for all cells and the results (required).", required=True
-)
+_WORKDIR = common_flags.DEFINE_workdir("Folder for all cells and the results (required).")
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only count the cells, and estimate the time from finished ones."
 )

@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from cope_jax import tasks
-from cope_jax.cli import config_flags, jobs, outputs
+from cope_jax.cli import common_flags, config_flags, jobs, outputs
 from cope_jax.cli.flag_values import by_kind, check_names, with_options
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, pretrained
@@ -70,12 +70,10 @@ _MODELS = flags.DEFINE_list(
 _SYSTEMS = flags.DEFINE_list(
     "systems", list(SYSTEMS), f"Systems to compare: any of {', '.join(SYSTEMS)}."
 )
-_SEEDS = flags.DEFINE_integer(
-    "seeds", 1, "Number of seeds per system; N means the seeds 0 to N−1.", lower_bound=1
+_SEEDS = common_flags.DEFINE_count(
+    "seeds", 1, "Number of seeds per system; N means the seeds 0 to N−1."
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for results, plots and checkpoints (required).", required=True
-)
+_WORKDIR = common_flags.DEFINE_workdir("Folder for results, plots and checkpoints (required).")
 flags.adopt_module_key_flags(jobs)
 
 

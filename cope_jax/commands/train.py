@@ -9,7 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
-from cope_jax.cli import config_flags, distributed, outputs
+from cope_jax.cli import common_flags, config_flags, distributed, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs.experiment import Experiment
@@ -20,11 +20,8 @@ from cope_jax.training.profiling import Profile
 _CONFIG = config_flags.DEFINE_config(
     "config", purpose="Config of the task, model and training (required). "
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir",
-    None,
-    "Folder for checkpoints, metrics and results (required). A run resumes from it.",
-    required=True,
+_WORKDIR = common_flags.DEFINE_workdir(
+    "Folder for checkpoints, metrics and results (required). A run resumes from it."
 )
 _SEED = flags.DEFINE_integer(
     "seed",

@@ -1,0 +1,47 @@
+"""Defines flags that several commands have, each with its own help."""
+
+from typing import Any
+
+from absl import flags
+
+# Flags belong to the module that calls this one, whose --help shows them.
+flags.disclaim_key_flags()
+
+
+def DEFINE_model(text: str) -> flags.FlagHolder[str]:
+    """Defines --model, the folder of the model that a command needs."""
+    return flags.DEFINE_string("model", None, text, required=True)
+
+
+def DEFINE_models() -> flags.FlagHolder[list[str]]:
+    """Defines --models, which names embedders."""
+    return flags.DEFINE_list(
+        "models",
+        None,
+        'Folders of training runs or of published models, or "minilm" (required).',
+        required=True,
+    )
+
+
+def DEFINE_workdir(text: str) -> flags.FlagHolder[str]:
+    """Defines --workdir, the folder that a command writes to."""
+    return flags.DEFINE_string("workdir", None, text, required=True)
+
+
+def DEFINE_out(text: str) -> flags.FlagHolder[str]:
+    """Defines --out, the folder or file that a command writes."""
+    return flags.DEFINE_string("out", None, text, required=True)
+
+
+def DEFINE_seed() -> flags.FlagHolder[int | None]:
+    """Defines --seed, which chooses one of the models of a run."""
+    return flags.DEFINE_integer(
+        "seed",
+        None,
+        "Seed of the model to use, if the run trained several seeds; without this flag, the first seed.",
+    )
+
+
+def DEFINE_count(name: str, default: int | None, text: str) -> flags.FlagHolder[Any]:
+    """Defines a flag for a number of things, at least 1."""
+    return flags.DEFINE_integer(name, default, text, lower_bound=1)
