@@ -107,8 +107,7 @@ def _leave(reason: str) -> None:
 
 def several() -> bool:
     """True if environment variables show that this is one of several processes."""
-    counts = (
-        os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-    )
+    names = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    counts = (os.environ.get(name, "1") for name in names)
     hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
     return "," in hosts or any(count.isdigit() and int(count) > 1 for count in counts)

@@ -96,6 +96,5 @@ def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
 def with_options(config: ExperimentConfig, **options: Any) -> ExperimentConfig:
     """Replaces options of the config's task. Options that are None stay unchanged."""
     given = {name: value for name, value in options.items() if value is not None}
-    return dataclasses.replace(
-        config, task=TaskConfig(config.task.name, {**config.task.options, **given})
-    )
+    task = TaskConfig(config.task.name, {**config.task.options, **given})
+    return dataclasses.replace(config, task=task)

@@ -112,9 +112,8 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     logging.set_verbosity(logging.WARNING)
     getLogger("gcsfs").setLevel(logging.FATAL)  # it logs the errors that it raises
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
-    logging.get_absl_logger().addFilter(
-        lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname
-    )
+    orbax = f"{os.sep}orbax{os.sep}"
+    logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
     with no_late_words():
         app.run(guarded, flags_parser=parse)
 

@@ -137,17 +137,15 @@ def cross_validate(
         head = pretrained.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
         configs = {}
         for repeat, fold in ((task.config.repeat, task.config.fold) for task in folds):
-            configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(
-                head, repeat=repeat, fold=fold
-            )
+            label = f"{system}_repeat_{repeat}_fold_{fold}"
+            configs[label] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
         grid = Grid(workdir, plan(configs, 1, 1, workdir))
         grid.train(jobs.number(len(grid.cells), default=1))
         predictions = [pretrained.classify(cell.folder(workdir)) for cell in grid.cells]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
-    return classification.CrossValidation(
-        [task.labels("test") for task in folds], predictions, test_share
-    )
+    labels = [task.labels("test") for task in folds]
+    return classification.CrossValidation(labels, predictions, test_share)
 
 
 def create_table(

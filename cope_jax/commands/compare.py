@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from cope_jax import encodings, tasks
+from cope_jax import encodings
 from cope_jax.cli import common_flags, config_flags, distributed, jobs, outputs
 from cope_jax.cli.flag_values import read_names
 from cope_jax.evaluation.report import comparison, grid_report, plots
@@ -68,7 +68,7 @@ def main() -> None:
     labels = read_names("encodings", _ENCODINGS.value, known)
     configs = {label: dataclasses.replace(config, encoding=label) for label in labels}
     distributed.join()
-    task = tasks.create(config.task.name, **config.task.options)
+    task = config.task.create()
     for of_label in configs.values():  # finds all mistakes in the config before training starts
         Experiment.check(of_label, task)
     # On a CPU, vmap over seeds is slower than one seed after the other.
@@ -105,9 +105,8 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
     drawn, skipped = plots.write_plots(grid.workdir, task, records, curves, labels, model)
     out = console()
     out.print(comparison.table(task, records, labels, paper=paper).rich())
-    out.print(
-        *map(shown, [*paths, latex, *drawn]), *skipped, sep="\n", soft_wrap=True, highlight=False
-    )
+    lines = [*map(shown, [*paths, latex, *drawn]), *skipped]
+    out.print(*lines, sep="\n", soft_wrap=True, highlight=False)
     out.print(f"all results as a page: {shown(page)}", soft_wrap=True, highlight=False)
     displayed = {cell.folder(grid.workdir).parent.name for cell in grid.cells}
     if (

@@ -164,9 +164,8 @@ def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
         options |= tasks.TASKS.get(name).with_saved_files(options, folder)
         if "lowercase" in options:
             options["lowercase"] = pretrained.lowercase(loaded)
-    values["task"]["options"] = dataclasses.asdict(
-        configure(tasks.TASKS.get(name).Config, options, name)
-    )
+    config_of_task: Any = configure(tasks.TASKS.get(name).Config, options, name)
+    values["task"]["options"] = dataclasses.asdict(config_of_task)
     values["training"]["start"] = str(folder)
     if hasattr(model, "encoding"):
         if (

@@ -115,9 +115,8 @@ def parse_assignments(text: str, flag: str) -> dict[str, Any]:
             or any(keyword.arg is None for keyword in call.keywords)
         ):
             raise ValueError
-        return {
-            keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg
-        }
+        values = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        return {name: ast.literal_eval(value) for name, value in values.items()}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise ConfigError(f"--{flag} must look like name=value,name=value, got {text!r}") from None
 
@@ -166,11 +165,8 @@ def _summary(manifest: Manifest) -> str:
         f"{split}: {counts.tokens:,} tokens of {manifest.documents[split]:,} documents, {counts.bytes:,} bytes"
         for split, counts in manifest.counts.items()
     ]
-    lines += [
-        f"{split}: {counts.left_out}"
-        for split, counts in manifest.counts.items()
-        if counts.left_out
-    ]
+    counts = manifest.counts.items()
+    lines += [f"{split}: {of_split.left_out}" for split, of_split in counts if of_split.left_out]
     option = "--config.task.options"
     lines += [
         f"{_OUT.value}: {len(manifest.shards)} shards",

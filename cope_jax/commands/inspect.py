@@ -153,15 +153,13 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     windows = f"{len(tokens_BL)} window{'s' * (len(tokens_BL) > 1)} of {tokens_BL.shape[1]}"
     console.print(f"{scored.count:,} tokens in {windows}\n", markup=False)
     console.print(views.ranking(scored.heads, scored.bound, scored.top_tokens).rich())
-    console.print(
-        *views.sentences(scored.heads, scored.bound), sep="\n", markup=False, soft_wrap=True
-    )
+    sentences = views.sentences(scored.heads, scored.bound)
+    console.print(*sentences, sep="\n", markup=False, soft_wrap=True)
     console.print("", maps.legend("mean gates"), sep="\n")
     shown = [head for head in scored.heads if head.layer in layers and head.head in heads]
     for head in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
-        console.print(
-            f"\nlayer {head.layer}, head {head.head}: mean gates", style="bold", markup=False
-        )
+        named = f"\nlayer {head.layer}, head {head.head}: mean gates"
+        console.print(named, style="bold", markup=False)
         console.print(views.coloured(scored.pieces, scored.gates_LHBL[head.layer, head.head, 0]))
     model = run.model(_SEED.value)
     pieces = _Pieces(run.task.codec(), model.config.vocab_size)

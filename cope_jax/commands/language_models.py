@@ -62,9 +62,8 @@ def main() -> None:
     workdir = Path(_WORKDIR.value)
     with workdirs.Workdir(workdir).locked():
         table = create_table(runs, steps, seconds)
-        curves = contextual_plots.language_model_curves(
-            [row for run in runs for row in run["curve"]]
-        )
+        rows = [row for run in runs for row in run["curve"]]
+        curves = contextual_plots.language_model_curves(rows)
         paths = [save(curves, workdir / "curves.png")]
         paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
         workdirs.write_json(workdir / "language_models.json", {"models": runs})

@@ -39,9 +39,8 @@ def main() -> None:
     blocks = []
     for kind in _ONLY.value:
         if kind in registries:
-            texts = {
-                name: inspect.getdoc(registries[kind].get(name)) or "" for name in registries[kind]
-            }
+            known = {name: registries[kind].get(name) for name in registries[kind]}
+            texts = {name: inspect.getdoc(entry) or "" for name, entry in known.items()}
         elif kind == "trained":
             texts = {path.name: load_run(path).title() for path in sorted(TRAINED.iterdir())}
         elif kind == "grids":
@@ -69,17 +68,16 @@ def main() -> None:
 
 def with_variants(name: str, text: str) -> str:
     """The first sentence of a config file, and the variants other than the default."""
-    variants = [
-        known.partition(":")[2] for known in config_files.names() if known.startswith(f"{name}:")
-    ]
+    prefix = f"{name}:"
+    names = config_files.names()
+    variants = [known.removeprefix(prefix) for known in names if known.startswith(prefix)]
     return first_sentence(text) + (f"; variants: {', '.join(variants)}" if variants else "")
 
 
 def _documents(files: Mapping[str, Path]) -> dict[str, str]:
     """Reads the docstring of each file without running the file."""
-    return {
-        name: ast.get_docstring(ast.parse(path.read_bytes())) or "" for name, path in files.items()
-    }
+    trees = {name: ast.parse(path.read_bytes()) for name, path in files.items()}
+    return {name: ast.get_docstring(tree) or "" for name, tree in trees.items()}
 
 
 def first_sentence(text: str) -> str:

@@ -136,9 +136,8 @@ def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence
     Raises:
       ConfigError: the word or a sentence is missing.
     """
-    missing = [
-        f"--{name}" for name, value in (("word", word), ("sentences", sentences)) if not value
-    ]
+    given = {"word": word, "sentences": sentences}
+    missing = [f"--{name}" for name, value in given.items() if not value]
     if not word or not sentences:
         raise ConfigError(
             f"--task=neighbours needs {' and '.join(missing)}: see --help, or set --task=senses"
@@ -192,9 +191,8 @@ def find_neighbours(
             compared = nearest_words.compare(
                 index, vectors, queries, count=_COUNT.value, words=kind, per_word=per_word
             )
-            table = nearest_words.table(
-                compared, None if _LAYERS.value == "all" else model.layers[-1:]
-            )
+            layers = None if _LAYERS.value == "all" else model.layers[-1:]
+            table = nearest_words.table(compared, layers)
             parts.append(f"## {model.name}: occurrences {way}\n\n{table.markdown()}")
             results[model.name][way] = [
                 {

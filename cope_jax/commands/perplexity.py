@@ -118,9 +118,8 @@ def show(run: LoadedRun, task: TextTask, records: Sequence[Record], first: int) 
     )
     paths = [workdir / "perplexity.json"]
     model = f"{run.name} with {run.experiment.encoding}, trained on {task.name}"
-    paths.append(
-        save(perplexity_report.loss_by_position(records, model), workdir / "loss_by_position.png")
-    )
+    figure = perplexity_report.loss_by_position(records, model)
+    paths.append(save(figure, workdir / "loss_by_position.png"))
     if len(perplexity_report.lengths(records)) > 1:
         figure = perplexity_report.by_length(records, task.metric, task.window_length, model)
         paths.append(save(figure, workdir / f"{task.metric}_by_length.png"))

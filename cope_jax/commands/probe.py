@@ -108,9 +108,8 @@ def senses_task(data_dir: str | None) -> Task:
 
     The control task identifies a word by its lemma.
     """
-    sides = word_senses.read_occurrences(
-        "coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value
-    )
+    most = _TRAIN_SENSES.value, _TEST_SENSES.value
+    sides = word_senses.read_occurrences("coarsewsd20", data_dir, *most)
     train, test = (
         [
             dataclasses.replace(occurrence, sense=f"{occurrence.lemma} {occurrence.sense}")

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from cope_jax import tasks
 from cope_jax.cli import common_flags, config_flags, jobs, outputs
 from cope_jax.cli.flag_values import by_kind, check_names, with_options
 from cope_jax.errors import ConfigError
@@ -102,9 +101,8 @@ def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
     """
     check_names("system", names, SYSTEMS)
     missing = [kind for kind in ("elmo", "bert") if kind not in models]
-    systems = [
-        name for name in SYSTEMS if name in names and not any(kind in name for kind in missing)
-    ]
+    lacking = {name for name in SYSTEMS for kind in missing if kind in name}
+    systems = [name for name in SYSTEMS if name in names and name not in lacking]
     if not systems:
         raise ConfigError(
             "no system of --systems can be compared: give their ELMo or BERT in --models"
@@ -138,9 +136,8 @@ def create_configs(
                 config, models["bert"], frozen=name == "bert_frozen", vocabulary="pieces"
             )
             if name == "bert_frozen":
-                config = dataclasses.replace(
-                    config, model=dataclasses.replace(config.model, layers="mix")
-                )
+                mixed = dataclasses.replace(config.model, layers="mix")
+                config = dataclasses.replace(config, model=mixed)
             configs[name] = config
     for config in (recurrent, *configs.values()):
         Experiment.check(config)
@@ -171,8 +168,7 @@ def show(systems: Sequence[str], grid: Grid) -> None:
     paths: list[Path] = []
     accuracies: dict[str, dict[str, list[float]]] = {}
     if "majority" in systems:
-        config = read_config(_CONFIG).task
-        task: Any = tasks.create(config.name, **config.options)
+        task: Any = read_config(_CONFIG).task.create()
         accuracies["majority"] = {split: [task.majority(split)] for split in task.evaluation_splits}
     if grid.cells:
         paths = grid.write_results()
@@ -189,9 +185,8 @@ def show(systems: Sequence[str], grid: Grid) -> None:
     for label, runs in mixes.items():
         layers = [str(layer) for layer in range(len(runs[0]))]
         means = np.mean(runs, axis=0)
-        shares = ", ".join(
-            f"{layer}: {share:.3f}" for layer, share in zip(layers, means, strict=True)
-        )
+        pairs = zip(layers, means, strict=True)
+        shares = ", ".join(f"{layer}: {share:.3f}" for layer, share in pairs)
         text = f"{label} weights the layers {shares}; the largest weight is of layer {np.argmax(means)}"
         out.print(text, markup=False, soft_wrap=True)
         figure = contextual_plots.mix_weights(layers, {label: runs}, title="parts of speech")

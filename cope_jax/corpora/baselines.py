@@ -125,9 +125,8 @@ class BagOfWords:
         from sklearn.preprocessing import StandardScaler
 
         self._vocab_size, self._special = vocab_size, tuple(special)
-        self._model = make_pipeline(
-            StandardScaler(), LogisticRegression(max_iter=1000, random_state=seed)
-        )
+        regression = LogisticRegression(max_iter=1000, random_state=seed)
+        self._model = make_pipeline(StandardScaler(), regression)
         self.idf_V: np.ndarray | None = None
 
     def fit(self, batch: Batch) -> "BagOfWords":
@@ -140,9 +139,8 @@ class BagOfWords:
             raise ConfigError(
                 "the next-sentence baseline needs examples of both kinds: ask for more examples"
             )
-        sides_V = sum(
-            bag.sign().sum(axis=0) for bag in bags(batch, self._vocab_size, self._special)
-        )
+        both = bags(batch, self._vocab_size, self._special)
+        sides_V = sum(bag.sign().sum(axis=0) for bag in both)
         self.idf_V = np.log((1 + 2 * len(batch["next"])) / (1 + sides_V))
         self._model.fit(self.features(batch), batch["next"])
         return self

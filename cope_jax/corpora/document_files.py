@@ -211,9 +211,8 @@ def _prose(
         if joins is not None:  # a cut is tried with the text after it
             cuts = [cut for cut in cuts if cut <= len(kept) - _AFTER][-1:]
             sides = ((_unix(kept[:cut]), _unix(kept[cut : cut + _AFTER])) for cut in cuts)
-            cuts = [
-                cut for cut, (left, right) in zip(cuts, sides, strict=True) if joins(left, right)
-            ]
+            pairs = zip(cuts, sides, strict=True)
+            cuts = [cut for cut, (left, right) in pairs if joins(left, right)]
             if not cuts and len(kept) > _WHOLE:
                 raise ConfigError(
                     f"{file.path} has {_WHOLE:,} characters that this tokenizer reads at once, which fills the memory: "
@@ -317,13 +316,8 @@ def _document(text: Any, where: str, field: str) -> Iterator[Piece]:
 
 
 def _kind(value: Any) -> str:
-    kinds = {
-        type(None): "null",
-        list: "a list",
-        dict: "an object",
-        str: "a string",
-        bool: "a truth value",
-    }
+    kinds = {type(None): "null", list: "a list", dict: "an object", str: "a string"}
+    kinds[bool] = "a truth value"
     return kinds.get(
         type(value),
         f"a number ({value})" if isinstance(value, int | float) else type(value).__name__,

@@ -96,10 +96,9 @@ def lay_out(
       - `entries`: the number of the entry in the text, and −1 in the context of a piece and after
         the last piece.
     """
-    fields = {
-        name: np.zeros((len(rows), width), np.int32) for name in ("inputs", "targets", "positions")
-    }
-    fields |= {name: np.full((len(rows), width), -1, np.int32) for name in ("segments", "entries")}
+    shape = (len(rows), width)
+    fields = {name: np.zeros(shape, np.int32) for name in ("inputs", "targets", "positions")}
+    fields |= {name: np.full(shape, -1, np.int32) for name in ("segments", "entries")}
     for number, row in enumerate(rows):
         begin = 0
         for segment, piece in enumerate(row):
@@ -203,9 +202,7 @@ class Mixed:
         self._ends = np.cumsum([0, *map(len, parts)])
         self._order = None
         if spread and len(parts) > 1:
-            places = np.concatenate(
-                [(np.arange(len(packed)) + 0.5) / len(packed) for packed in parts]
-            )
+            places = np.concatenate([(np.arange(len(text)) + 0.5) / len(text) for text in parts])
             self._order = np.argsort(places, kind="stable")
 
     def __len__(self) -> int:
@@ -228,9 +225,8 @@ class Mixed:
             return self._parts[0].take(indices)
         which = np.searchsorted(self._ends, indices, side="right") - 1
         within = indices - self._ends[which]
-        rows = [
-            self._parts[text].take(index[None]) for text, index in zip(which, within, strict=True)
-        ]
+        chosen = zip(which, within, strict=True)
+        rows = [self._parts[text].take(index[None]) for text, index in chosen]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
 

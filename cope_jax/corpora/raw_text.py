@@ -156,9 +156,8 @@ def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
         else pathlib.Path(data_folder(data_dir)) / "code"
     )
     patterns = tuple(globs) or source_code.PYTHON
-    return lambda split: _tree(folder, patterns, source_code.stamp(folder, patterns)).documents(
-        split
-    )
+    stamp = source_code.stamp
+    return lambda split: _tree(folder, patterns, stamp(folder, patterns)).documents(split)
 
 
 # All splits share one tree, and finding its duplicates takes seconds.

@@ -247,9 +247,8 @@ class Shards:
         }
         sizes = sorted(shard.examples for shard in self.manifest.shards if shard.split == "train")
         # A window, and the beginning of the next one, which is read ahead.
-        self._open_shards = (
-            _OPEN + bisect.bisect_left(list(itertools.accumulate(sizes)), window) + 1
-        )
+        ends = list(itertools.accumulate(sizes))
+        self._open_shards = _OPEN + bisect.bisect_left(ends, window) + 1
 
     def size(self, split: str) -> int:
         """The number of examples of a split. Raises ConfigError if there is no such split."""

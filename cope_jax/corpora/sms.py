@@ -73,6 +73,5 @@ def read_table(path: str) -> tuple[tuple[str, str], list[Message]]:
             raise ConfigError(
                 f"{where} has the text of an earlier row with the other label: remove one of them"
             )
-    return (labels[0], labels[1]), [
-        Message(text, labels.index(label)) for text, label in label_of.items()
-    ]
+    messages = [Message(text, labels.index(label)) for text, label in label_of.items()]
+    return (labels[0], labels[1]), messages

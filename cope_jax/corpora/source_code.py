@@ -19,9 +19,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.storage.files import read_bytes
 
 PYTHON = ("**/*.py",)
-_FOREIGN = frozenset(
-    ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
-)
+_FOREIGN = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _SHARES = (("train", 90), ("validation", 95), ("test", 100))
 """A file belongs to the first split whose number exceeds the file's hash modulo 100."""
 
@@ -60,9 +58,8 @@ def stamp(
     root: str | pathlib.Path, globs: Sequence[str] = PYTHON
 ) -> frozenset[tuple[str, int, int]]:
     """Name, size and modification time of each file that `read` would read, to detect changes."""
-    states = (
-        (name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items()
-    )
+    files = matching(pathlib.Path(root), globs, _FOREIGN)
+    states = ((name, path.stat()) for name, path in files.items())
     return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
@@ -103,9 +100,8 @@ def split_of(path: str) -> str:
     >>> split_of("ast.py"), split_of("csv.py")
     ('train', 'train')
     """
-    percentile = (
-        int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) % 100
-    )
+    digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
+    percentile = int(digest[:8], 16) % 100
     return next(split for split, end in _SHARES if percentile < end)
 
 
@@ -131,13 +127,11 @@ def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
     for name, text in texts.items():
         new = _shingles(text, hashes)
         least = np.array([(new * a + b).min() for a, b in zip(odd, shift, strict=True)])
-        keys = [
-            (band, least[band * _ROWS : (band + 1) * _ROWS].tobytes()) for band in range(_BANDS)
-        ]
+        bands = least.reshape(_BANDS, _ROWS)
+        keys = [(band, row.tobytes()) for band, row in enumerate(bands)]
         others = dict.fromkeys(other for key in keys for other in seen.get(key, ()))
-        twin = next(
-            (other for other in others if _resemblance(new, shingles[other]) > SIMILAR), None
-        )
+        twins = (other for other in others if _resemblance(new, shingles[other]) > SIMILAR)
+        twin = next(twins, None)
         if twin is not None:
             duplicates[name] = twin
             continue

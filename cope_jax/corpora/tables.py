@@ -48,9 +48,8 @@ def read(
             row = {name: value.strip() for name, value in zip(names, values, strict=True)}
             if empty := [name for name in required if not row[name]]:
                 raise ConfigError(f"{where} has an empty {empty[0]}: fill it in, or remove the row")
-            table.append(
-                (where, {name: row[name] for name in (*required, *optional) if name in row})
-            )
+            wanted = {name: row[name] for name in (*required, *optional) if name in row}
+            table.append((where, wanted))
     except csv.Error as error:
         raise ConfigError(
             f"{path}, line {rows.line_num} is no row of a CSV file ({error}): repair it"

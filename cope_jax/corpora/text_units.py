@@ -45,10 +45,8 @@ class Counts:
         {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
         """
         with np.errstate(over="ignore"):  # perplexity is infinite if the model has diverged
-            results = {
-                "loss": nats / self.tokens,
-                "token_perplexity": float(np.exp(nats / self.tokens)),
-            }
+            loss = nats / self.tokens
+            results = {"loss": loss, "token_perplexity": float(np.exp(loss))}
             if not self.unknown:
                 results["perplexity"] = float(np.exp(nats / self.words))
             if not self.unknown and not self.changed:

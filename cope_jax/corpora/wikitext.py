@@ -39,9 +39,8 @@ def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
     stem = f"wiki.{SPLITS[split]}"
     # The second name marks another order of articles.
     tokens = [f"{stem}.tokens", f"{stem}.*.tokens"]
-    return find(
-        data_dir, "wikitext-2", [f"{stem}.raw", *tokens] if raw else tokens, download="wikitext-2"
-    )
+    names = [f"{stem}.raw", *tokens] if raw else tokens
+    return find(data_dir, "wikitext-2", names, download="wikitext-2")
 
 
 def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
@@ -57,11 +56,8 @@ def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -
     >>> [text[:12] for text in texts(None, "test", "wikitext-2")]
     [' \n = The Isl', ' = The Wolf ']
     """
-    lines = (
-        read(None, split)
-        if data_dir is None
-        else read_lines(_official(data_dir, split, corpus, raw))
-    )
+    path = None if data_dir is None else _official(data_dir, split, corpus, raw)
+    lines = read(None, split) if path is None else read_lines(path)
     articles: list[list[str]] = []
     for line, is_title in zip(lines, _titles(lines), strict=True):
         if not articles or (is_title and any(map(str.strip, articles[-1]))):
@@ -118,9 +114,8 @@ def _titles(lines: list[str]) -> list[bool]:
     # lines.
     texts = ["", *map(str.strip, lines), ""]
     around = zip(texts, texts[1:-1], texts[2:], strict=False)
-    return [
-        bool(_TITLE.fullmatch(text)) and not before and not after for before, text, after in around
-    ]
+    alone = (text if not before and not after else "" for before, text, after in around)
+    return [bool(_TITLE.fullmatch(text)) for text in alone]
 
 
 def split_sentences(words: Sequence[str]) -> Document:

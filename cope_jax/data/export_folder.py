@@ -48,9 +48,8 @@ def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
 def _difference(name: str, existing: Any, given: Any) -> str:
     """Names the first entry in which two settings differ."""
     if isinstance(existing, dict) and isinstance(given, dict):
-        name = next(
-            entry for entry in {**existing, **given} if existing.get(entry) != given.get(entry)
-        )
+        names = (*existing, *given)
+        name = next(entry for entry in names if existing.get(entry) != given.get(entry))
         existing, given = existing.get(name), given.get(name)
     return f"another {name} ({existing}, not {given})"
 

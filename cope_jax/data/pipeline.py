@@ -102,10 +102,8 @@ def train_iterator(
         shuffled = _shuffled(source, mixture, stored, shuffle_seed)
 
         def gathered(i: int) -> Batch:
-            gathered_rows = [shuffled[i * batch_size + row] for row in rows]
-            return {
-                name: np.stack([row[name] for row in gathered_rows]) for name in gathered_rows[0]
-            }
+            taken = [shuffled[i * batch_size + row] for row in rows]
+            return {name: np.stack([row[name] for row in taken]) for name in taken[0]}
 
         dataset = batches.map(gathered)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(readers, _AHEAD * readers)))

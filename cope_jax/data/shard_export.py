@@ -153,10 +153,8 @@ def _identity(
         "sample": vocabulary.sample,
     }
     if given is not None:
-        vocabulary_of = {
-            "kind": vocabulary.kind,
-            "sha256": hashlib.sha256(given.text.encode()).hexdigest(),
-        }
+        digest = hashlib.sha256(given.text.encode()).hexdigest()
+        vocabulary_of = {"kind": vocabulary.kind, "sha256": digest}
     return {"source": source.describe(), "vocabulary": vocabulary_of, **dataclasses.asdict(options)}
 
 

@@ -79,9 +79,8 @@ def write(
     else:
         with unfinished(data_dir) as folder:
             made = epath.Path(data_dir) if in_bucket(data_dir) else epath.Path(folder)
-            _Builder(task, made, sizes, seed).download_and_prepare(
-                download_dir=folder / "downloads"
-            )
+            builder = _Builder(task, made, sizes, seed)
+            builder.download_and_prepare(download_dir=folder / "downloads")
             if made == epath.Path(folder):
                 _path(task, data_dir).parent.mkdir(exist_ok=True)
                 _path(task, made).rename(_path(task, data_dir))
@@ -129,9 +128,8 @@ class Written:
         return len(self.source)
 
     def __getitem__(self, index: Any) -> dict[str, np.ndarray]:
-        return {
-            name: np.asarray(value, self.dtypes[name]) for name, value in self.source[index].items()
-        }
+        row = self.source[index]
+        return {name: np.asarray(row[name], self.dtypes[name]) for name in row}
 
 
 class _Info(tfds.core.DatasetInfo):
@@ -181,16 +179,15 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
         chunks: Iterable[Batch]
         task = self._task
         if isinstance(task, StoredTask):
-            starts = range(0, size, _CHUNK)
-            chunks = (
-                task.take(split, np.arange(start, min(start + _CHUNK, size))) for start in starts
+            ranges = (
+                np.arange(start, min(start + _CHUNK, size)) for start in range(0, size, _CHUNK)
             )
+            chunks = (task.take(split, indices) for indices in ranges)
         else:
             chunks = [task.dataset(split, size, self._seed)]
         places = ((batch, row) for batch in chunks for row in range(len(batch["inputs"])))
-        yield from enumerate(
-            {name: field[row] for name, field in batch.items()} for batch, row in places
-        )
+        examples = ({name: batch[name][row] for name in batch} for batch, row in places)
+        yield from enumerate(examples)
 
 
 def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:
@@ -204,15 +201,10 @@ def _files(task: Task) -> dict[str, str]:
 
 def _identity(task: Task, seed: int) -> dict[str, Any]:
     """Returns what the examples depend on, in the types that JSON returns."""
-    digests = {
-        name: hashlib.sha256(content.encode()).hexdigest() for name, content in _files(task).items()
-    }
-    identity = {
-        "task": task.name,
-        "options": task.example_options(),
-        "files": digests,
-        "seed": seed,
-    }
+    contents = {name: content.encode() for name, content in _files(task).items()}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    options = task.example_options()
+    identity = {"task": task.name, "options": options, "files": digests, "seed": seed}
     return json.loads(json.dumps(identity))
 
 
@@ -259,9 +251,8 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
         for field in dataclasses.fields(task.config)
         if field.name in wanted["options"]
     }
-    metadata["options"] = json.loads(
-        json.dumps({**defaults, **metadata.get("options", {})}, default=str)
-    )
+    options = {**defaults, **metadata.get("options", {})}
+    metadata["options"] = json.loads(json.dumps(options, default=str))
     if {name: metadata.get(name) for name in wanted} != wanted:
         raise ConfigError(
             f"{data_dir} holds other data of {task.name} ({_difference(wanted, metadata)}): "
@@ -293,9 +284,8 @@ def _check_classes(path: epath.Path) -> None:
 def _difference(wanted: dict[str, Any], existing: dict[str, Any]) -> str:
     """Returns the names of the options and files that differ, with the values of the options."""
     here, there = wanted["files"], existing["files"]
-    others = [
-        f"{name} differs" for name in sorted(here | there) if here.get(name) != there.get(name)
-    ]
+    files = sorted(here | there)
+    others = [f"{name} differs" for name in files if here.get(name) != there.get(name)]
     wanted, existing = ({"seed": side["seed"], **side["options"]} for side in (wanted, existing))
     differ = sorted(key for key in wanted | existing if wanted.get(key) != existing.get(key))
     return ", ".join(

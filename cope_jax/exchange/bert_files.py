@@ -111,9 +111,8 @@ def save(
         _check(pieces, config.vocab_size, "the vocabulary")
     BERT.save(folder, config, params, tokens)
     if pieces is not None:
-        (Path(folder) / VOCABULARY).write_text(
-            "".join(f"{piece}\n" for piece in pieces), encoding="utf-8"
-        )
+        text = "".join(f"{piece}\n" for piece in pieces)
+        (Path(folder) / VOCABULARY).write_text(text, encoding="utf-8")
 
 
 def vocabulary(folder: str | Path) -> tuple[str, ...]:

@@ -47,9 +47,8 @@ class _Entry(NamedTuple):
     here: Callable[[np.ndarray], np.ndarray] = lambda dataset: dataset
 
     def read(self) -> np.ndarray:
-        return self.there(
-            np.concatenate([np.asarray(param[...], np.float32) for param in self.params])
-        )
+        arrays = [np.asarray(param[...], np.float32) for param in self.params]
+        return self.there(np.concatenate(arrays))
 
     def write(self, dataset: np.ndarray) -> None:
         ends = np.cumsum([len(param) for param in self.params])
@@ -84,9 +83,8 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     """
     config = _config(Path(options_path))
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
-    model = nnx.merge(
-        graphdef, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    )
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    model = nnx.merge(graphdef, zeros)
     with _open(weights_path, "r") as file:
         try:
             _read_weights(model, file, weights_path, options_path)

@@ -165,9 +165,8 @@ def _save(
             values[name] = dataclasses.asdict(value)
     about = {"model_type": OWN, "version": _VERSION, "model": values, **(tokens or {})}
     try:
-        same = _parse(json.loads(json.dumps(about)), CONFIG) == dataclasses.replace(
-            config, layout=WHOLE
-        )
+        parsed = _parse(json.loads(json.dumps(about)), CONFIG)
+        same = parsed == dataclasses.replace(config, layout=WHOLE)
     except (ConfigError, TypeError) as error:
         raise ConfigError(
             f"the format {OWN} cannot represent this config ({first_line(error)})"

@@ -90,13 +90,8 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", *_SCALINGS))
     option, form = _SCALINGS.get(kind, ("", []))
-    known = {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        *(name for name, *_ in form),
-    }
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    known |= {name for name, *_ in form}
     known |= {"attention_factor", "truncate"} if kind == "yarn" else set()
     if strange := sorted(
         name for name, value in rope.items() if value is not None and name not in known

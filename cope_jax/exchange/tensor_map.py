@@ -58,11 +58,9 @@ class _Entry(NamedTuple):
     transposed: bool
 
     def names(self, num_layers: int) -> list[str]:
-        return (
-            [self.name.format(layer) for layer in range(num_layers)]
-            if self.stacked
-            else [self.name]
-        )
+        if not self.stacked:
+            return [self.name]
+        return [self.name.format(layer) for layer in range(num_layers)]
 
     @property
     def stacked(self) -> bool:
@@ -301,16 +299,12 @@ def _function(config: Any) -> dict[str, Any]:
 def common_values(config: Any) -> dict[str, Any]:
     """The values of config.json that have the same names in all architectures."""
     stddev = config.block.initial_stddev
-    return {
-        "vocab_size": config.vocab_size,
-        "initializer_range": 0.02 if stddev is None else stddev,
-    }
+    stddev = 0.02 if stddev is None else stddev
+    return {"vocab_size": config.vocab_size, "initializer_range": stddev}
 
 
 def decoder_values(config: DecoderConfig) -> dict[str, Any]:
     """The values of config.json that have the same names in GPT-2 and Llama."""
     # The tokens are None, because transformers would replace absent tokens with its defaults.
-    return common_values(config) | {
-        "tie_word_embeddings": config.tie_embeddings,
-        **dict.fromkeys(TOKENS),
-    }
+    values = {"tie_word_embeddings": config.tie_embeddings, **dict.fromkeys(TOKENS)}
+    return common_values(config) | values

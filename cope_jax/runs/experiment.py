@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from cope_jax import tasks
 from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.models.model import attends
@@ -67,7 +66,7 @@ class Experiment:
             )
         checked(task, Task | None, "task")
         self.config = config
-        self.task = tasks.create(config.task.name, **config.task.options) if task is None else task
+        self.task = config.task.create() if task is None else task
         self.program = create_program(config, self.task)
         self.learner = self.program.learner
         _check(config, self.task)
@@ -77,7 +76,7 @@ class Experiment:
     @staticmethod
     def check(config: ExperimentConfig, task: Task | None = None) -> None:
         """Raises ConfigError if a config is wrong; compiles nothing and samples no training data."""
-        task = tasks.create(config.task.name, **config.task.options) if task is None else task
+        task = config.task.create() if task is None else task
         create_program(config, task)
         _check(config, task)
 
@@ -147,9 +146,8 @@ class Experiment:
           Interrupted: Ctrl-C or SIGTERM stopped the run. A checkpoint is saved, and the same call
             resumes from it.
         """
-        seeds = [
-            checked(seed, int, "seeds") for seed in checked(seeds, Sequence | np.ndarray, "seeds")
-        ]
+        checked(seeds, Sequence | np.ndarray, "seeds")
+        seeds = [checked(seed, int, "seeds") for seed in seeds]
         check_at_least(1, "Experiment.train", seeds=len(seeds))
         folder = Workdir(workdir)
         program, evaluator = self._side_by_side(len(seeds))
@@ -189,10 +187,8 @@ class Experiment:
             )
             state, seconds = run.train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
-            extra = {
-                "memory_gib": round(peak_memory(program.mesh.devices.flat), 3),
-                **(fields or {}),
-            }
+            memory = round(peak_memory(program.mesh.devices.flat), 3)
+            extra = {"memory_gib": memory, **(fields or {})}
             records = [{**extra, **record} for record in records]
             if first:
                 result = {"records": records, "environment": environment}
@@ -210,9 +206,8 @@ class Experiment:
             current ones.
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
-        theirs, ours = (
-            {**config.recipe(), "evaluation": None} for config in (run.experiment, self.config)
-        )
+        recipes = (config.recipe() for config in (run.experiment, self.config))
+        theirs, ours = ({**recipe, "evaluation": None} for recipe in recipes)
         if other := workdirs.difference(theirs, ours):
             raise ConfigError(
                 f"{run.folder} is a run with other settings, {other}: use the config of the run"
@@ -320,9 +315,8 @@ class Experiment:
 
     def _start(self) -> PyTree:
         """The parameters to start from."""
-        return warm_start.start(
-            self.config.training.start, self.learner, self.task, self.config.encoding
-        )
+        start, encoding = self.config.training.start, self.config.encoding
+        return warm_start.start(start, self.learner, self.task, encoding)
 
     def _curve(
         self, evaluator: Evaluator, seeds: Sequence[int], state: TrainState, step: int

@@ -81,11 +81,8 @@ class Loaded:
         """The folder of results about the model: its own, or runs/trained/NAME for one of the
         package.
         """
-        return (
-            Path("runs", "trained", self.folder.name)
-            if self.folder.parent == TRAINED
-            else self.folder
-        )
+        is_ours = self.folder.parent == TRAINED
+        return Path("runs", "trained", self.folder.name) if is_ours else self.folder
 
     @functools.cached_property
     def config(self) -> Any:
@@ -113,11 +110,8 @@ class Loaded:
         Raises:
           ConfigError: the tokenizer is damaged, or its vocabulary does not fit the model.
         """
-        return (
-            _codec_beside(self.folder, self.config)
-            if self.name in models.able("generate")
-            else None
-        )
+        generates = self.name in models.able("generate")
+        return _codec_beside(self.folder, self.config) if generates else None
 
     def params(self, seed: int | None = None) -> Any:
         """The parameters, as nested dicts; for a run, the parameters of `seed`, or of the first
@@ -140,9 +134,8 @@ class Loaded:
         """A description in one line."""
         del seed
         encoding = getattr(self.config, "encoding", None)
-        return f"{self.name} of {self.folder}" + (
-            f", {encoding.text() or 'none'}" if encoding else ""
-        )
+        text = f", {encoding.text() or 'none'}" if encoding else ""
+        return f"{self.name} of {self.folder}{text}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,9 +323,8 @@ def load_run(folder: str | Path) -> LoadedRun:
         )
     config = ExperimentConfig.from_mapping(settings["config"])
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
-    return (ConvertedRun if converted else LoadedRun)(
-        folder, "run", config, tuple(settings["seeds"])
-    )
+    kind = ConvertedRun if converted else LoadedRun
+    return kind(folder, "run", config, tuple(settings["seeds"]))
 
 
 def _codec_beside(folder: Path, config: Any) -> Codec | None:

@@ -58,9 +58,9 @@ def summarise(values: Iterable[float]) -> Summary | None:
     if not x.size:
         return None
     std = float(np.std(x, ddof=1)) if x.size > 1 else None
-    return Summary(
-        x.size, float(np.mean(x)), std, float(np.median(x)), float(np.min(x)), float(np.max(x))
-    )
+    std = float(np.std(x, ddof=1)) if x.size > 1 else None
+    mean, *others = (float(f(x)) for f in (np.mean, np.median, np.min, np.max))
+    return Summary(x.size, mean, std, *others)
 
 
 def select(rows: Iterable[Record], **fields: Any) -> list[Record]:
@@ -117,9 +117,8 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
     writer = csv.DictWriter(table, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(plain)
-    text = (
-        json.dumps({"records": plain, "environment": environment}, indent=1, allow_nan=False) + "\n"
-    )
+    content = {"records": plain, "environment": environment}
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     return [
         write_atomically(workdir / "results.json", text),
         write_atomically(workdir / "results.csv", table.getvalue()),

@@ -311,9 +311,8 @@ def check_alike(task: Task) -> None:
     if jax.process_count() == 1:
         return
     content = json.dumps(task.saved_files() | task.data_digest(), sort_keys=True).encode()
-    digests = multihost_utils.process_allgather(
-        np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
-    )
+    digest = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+    digests = multihost_utils.process_allgather(digest)
     for process, digest in enumerate(digests):
         if (digest != digests[0]).any():
             raise ConfigError(

@@ -72,9 +72,8 @@ class Bucket:
         """
         options = {} if expected is None else {"if_equal": expected}
         with self.clear_errors():
-            written = (
-                self._objects.write(self._path + name, data, **options).result().generation or None
-            )
+            result = self._objects.write(self._path + name, data, **options).result()
+            written = result.generation or None
         if written is None and data is not None:
             # It may be written, and only the server's answer was lost.
             content, generation = self.read(name)

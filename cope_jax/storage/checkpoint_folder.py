@@ -73,9 +73,8 @@ class CheckpointFolder:
 
     def load(self, step: int, like: PyTree, partial: bool) -> tuple[PyTree, dict[str, Any]]:
         with _alone(partial):
-            loaded = ocp.load_checkpointables(
-                self._named / str(step), {"state": like, "progress": None}
-            )
+            wanted = {"state": like, "progress": None}
+            loaded = ocp.load_checkpointables(self._named / str(step), wanted)
             return loaded["state"], loaded["progress"]
 
     def remove(self, step: int) -> None:

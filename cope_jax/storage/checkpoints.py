@@ -55,9 +55,7 @@ class Checkpoints:
         self._scores: dict[int, float] = {}
         if keep_best:
             scores = {step: checkpoint_io.read_score(self._store, step) for step in self._steps}
-            self._scores.update(
-                {step: score for step, score in scores.items() if score is not None}
-            )
+            self._scores = {step: score for step, score in scores.items() if score is not None}
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -109,9 +107,8 @@ class Checkpoints:
                 writing.result()
                 self._prove()
                 self._steps.add(self._written)
-                self._remove(
-                    self._steps - kept(self._steps, self._scores, self._keep, self._keep_best)
-                )
+                keep = kept(self._steps, self._scores, self._keep, self._keep_best)
+                self._remove(self._steps - keep)
 
     def _prove(self) -> None:
         like, self._unproven = self._unproven, None
@@ -167,9 +164,8 @@ class Checkpoints:
             else:
                 self._put_aside(unreadable, step)
                 return step, state, progress
-        gone = checkpoint_io.of_first_process(
-            [step for step in unreadable if not self._store.exists(step)]
-        )
+        missing = [step for step in unreadable if not self._store.exists(step)]
+        gone = checkpoint_io.of_first_process(missing)
         if self._read_only and gone:
             # The run in progress has meanwhile removed a checkpoint and written others.
             with Checkpoints(self.directory, read_only=True) as newer:
@@ -221,9 +217,8 @@ def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: i
     >>> sorted(kept([2, 4, 6, 8], {2: 0.5, 4: 0.25}, newest=1, best=1))
     [4, 8]
     """
-    scored = sorted(
-        (step for step in steps if step in scores), key=lambda step: (scores[step], -step)
-    )
+    known = [step for step in steps if step in scores]
+    scored = sorted(known, key=lambda step: (scores[step], -step))
     return {*sorted(steps)[-newest:], *scored[:best]}
 
 
@@ -235,7 +230,6 @@ def _few_arrays(state: PyTree) -> PyTree:
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(
-        jax.local_devices()[0]
-    )
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    sharding = getattr(leaf, "sharding", None) or here
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

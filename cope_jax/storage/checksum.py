@@ -58,9 +58,8 @@ def _fingerprint(leaf: Array) -> Array:
     bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * width}")).astype(jnp.uint32)
     position = jnp.zeros(bits.shape, jnp.uint32)
     for axis, size in enumerate(bits.shape):
-        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
-            jnp.uint32, bits.shape, axis
-        )
+        index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+        position = position * jnp.uint32(size) + index
     return jnp.sum(_hash(bits ^ _hash(position)), dtype=jnp.uint32)
 
 

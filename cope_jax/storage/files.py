@@ -74,11 +74,8 @@ def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
         parts
     ):
         with contextlib.suppress(UnicodeEncodeError):
-            path = (
-                folder.joinpath(*parts)
-                if max(len(piece.encode()) for piece in parts) < 256
-                else None
-            )
+            fits = max(len(piece.encode()) for piece in parts) < 256
+            path = folder.joinpath(*parts) if fits else None
     if path is None or not (
         links or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     ):
@@ -127,11 +124,8 @@ def _is_own_group(number: int) -> bool:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
         return False
-    return (
-        user.pw_gid == number
-        and user.pw_name == group.gr_name
-        and {*group.gr_mem} <= {user.pw_name}
-    )
+    alone = user.pw_name == group.gr_name and {*group.gr_mem} <= {user.pw_name}
+    return user.pw_gid == number and alone
 
 
 def private_folder(path: Path) -> str:

@@ -207,9 +207,8 @@ def _mark(folder: Path) -> Path:
 
 def _is_copied(name: Path) -> bool:
     """True if `push` and `fetch` copy a file: no lock, unfinished file or part of a checkpoint."""
-    unfinished = name.name.endswith(".partial") or any(
-        piece.startswith(".partial") for piece in name.parts
-    )
+    unfinished = name.name.endswith(".partial")
+    unfinished |= any(piece.startswith(".partial") for piece in name.parts)
     return not unfinished and _PRIVATE.union(_CHECKPOINTS).isdisjoint(name.parts)
 
 
@@ -236,9 +235,8 @@ def mirrored(path: str) -> Iterator[str]:
         try:
             mirror.push()
         except BaseException as error:
-            kept = mirror.folder.parent.with_name(
-                mirror.folder.parent.name.replace("mirror", "unsaved")
-            )
+            root = mirror.folder.parent
+            kept = root.with_name(root.name.replace("mirror", "unsaved"))
             mirror.folder.parent.rename(kept)
             if not isinstance(error, StorageError | ConfigError):
                 raise

@@ -91,14 +91,11 @@ class Addition(SyntheticTask):
         batch = super().sample(rng, n, split)
         if split != "train" or self.config.positions == "consecutive":
             return batch
-        moved = (
-            batch["inputs"] != PAD if self.config.positions == "coupled" else batch["positions"] > 0
-        )
+        coupled = self.config.positions == "coupled"
+        moved = batch["inputs"] != PAD if coupled else batch["positions"] > 0
         offsets = rng.integers(self.config.offsets, size=(n, 1))
-        return {
-            **batch,
-            "positions": np.where(moved, batch["positions"] + offsets, 0).astype(np.int32),
-        }
+        positions = np.where(moved, batch["positions"] + offsets, 0).astype(np.int32)
+        return {**batch, "positions": positions}
 
     def _length(self, level: float) -> int:
         return 3 * int(level) + 3
@@ -115,9 +112,8 @@ class Addition(SyntheticTask):
         positions = np.zeros(shape, np.int32)
         weights = np.zeros(shape, bool)
         for row, (of_operands, places) in enumerate(zip(digits, sizes, strict=True)):
-            operands = [
-                _number(padded[:size]) for padded, size in zip(of_operands, places, strict=True)
-            ]
+            padded = zip(of_operands, places, strict=True)
+            operands = [_number(digits_of[:size]) for digits_of, size in padded]
             longest = len(str(max(operands)))
             lengths = [longest if coupled else len(str(operand)) for operand in operands]
             written = [

@@ -88,9 +88,8 @@ class BiLM(WordTask):
         self._splits = {
             split: _Split(text, vocabulary, config.max_characters) for split, text in texts.items()
         }
-        super().__init__(
-            config, vocabulary, {split: text.fields for split, text in self._splits.items()}
-        )
+        fields = {split: text.fields for split, text in self._splits.items()}
+        super().__init__(config, vocabulary, fields)
 
     def _finish(self, split: str, batch: Batch) -> Batch:
         """Replaces each input word by its characters, and padding by zeros."""
@@ -111,18 +110,16 @@ class _Split:
             for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)
         ]
         padding = np.zeros((1, max_characters), np.int32)
-        self.table_UC = np.concatenate(
-            [padding, np.stack(marks), chars.characters(kinds, max_characters)]
-        )
+        words_UC = chars.characters(kinds, max_characters)
+        self.table_UC = np.concatenate([padding, np.stack(marks), words_UC])
         target_U = np.concatenate([np.zeros(1, np.int32), vocabulary.encode([BEGIN, END, *kinds])])
         begin, end = 1, 2
         numbers = [[indices[word] for word in sentence] for sentence in sentences]
         lasts = np.cumsum([len(sentence) + 1 for sentence in sentences], dtype=np.int64) - 1
         self.fields: dict[str, np.ndarray] = {}
         for name, first, last, step in (("", begin, end, 1), ("backward_", end, begin, -1)):
-            read = np.array(
-                [word for sentence in numbers for word in (first, *sentence[::step])], np.int32
-            )
+            words = (word for sentence in numbers for word in (first, *sentence[::step]))
+            read = np.fromiter(words, np.int32)
             following = np.roll(read, -1)
             following[lasts] = last
             self.fields[f"{name}inputs"] = read

@@ -116,11 +116,8 @@ def _operands(rng: np.random.Generator, n: int) -> tuple[int, int, str]:
     width = int(rng.integers(1, n - 1))
     widths = (width, n - 1 - width)
     a, b = (int("".join(reversed(bits)), 2) for bits in (_positive(rng, size) for size in widths))
-    return (
-        a,
-        b,
-        "2".join(_little(number, size) for number, size in zip((a, b), widths, strict=True)),
-    )
+    bits = (_little(number, size) for number, size in zip((a, b), widths, strict=True))
+    return a, b, "2".join(bits)
 
 
 def _positive(rng: np.random.Generator, size: int) -> str:

@@ -97,9 +97,8 @@ class Copying(QuestionTask):
         form, n = self.config.form, self.config.ngram
         if form == "repeated_ngrams":
             known = [_letters(rng, n) for _ in range(max(2, size // n // 4))]
-            word = "".join(
-                known[number] for number in rng.integers(len(known), size=size // n + 1)
-            )[:size]
+            chosen = rng.integers(len(known), size=size // n + 1)
+            word = "".join(known[number] for number in chosen)[:size]
             return word, word
         word = _letters(rng, size)
         if form == "copy":

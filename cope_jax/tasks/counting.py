@@ -193,9 +193,8 @@ def _run(
         increment_weight = config.increment_weight * num_growing / np.maximum(is_set.sum(1), 1)
         u = which[step] * (config.set_weight + increment_weight + pass_weight)
         sets = u < config.set_weight
-        operation = np.where(
-            sets, SET, np.where(u < config.set_weight + increment_weight, INCREMENT, PASS)
-        )
+        increments = u < config.set_weight + increment_weight
+        operation = np.where(sets, SET, np.where(increments, INCREMENT, PASS))
         any_variable = (where[step] * config.num_variables).astype(int)
         target = np.where(sets, any_variable, _nth_true(can_grow, where[step] * num_growing))
         changed = np.where(sets, 0, values[rows, target] + (operation == INCREMENT))

@@ -105,9 +105,8 @@ class Dyck(SyntheticTask):
             top_N = stack_ND[rows, depth_N - 1]
             tokens_NL[:, position] = top_N + len(OPEN) * ~opens_N
             depth_N -= ~opens_N
-            closing_NL[:, position] = np.where(
-                depth_N > 0, len(OPEN) + stack_ND[rows, depth_N - 1], 0
-            )
+            closing_N = len(OPEN) + stack_ND[rows, depth_N - 1]
+            closing_NL[:, position] = np.where(depth_N > 0, closing_N, 0)
         batch = next_token_batch(tokens_NL, np.ones((n, length - 1)))
         valid_NLV = np.eye(len(OPEN + CLOSE), dtype=np.float32)[closing_NL[:, :-1]]
         valid_NLV[..., : len(OPEN)] = 1

@@ -84,9 +84,8 @@ class FlipFlop(SyntheticTask):
         instructions = np.where(u < level, IGNORE, np.where(u < (1 + level) / 2, WRITE, READ))
         instructions[:, 0], instructions[:, -1] = WRITE, READ
         bits = rng.integers(2, size=shape)
-        last_write = np.maximum.accumulate(
-            np.where(instructions == WRITE, np.arange(shape[1]), 0), axis=1
-        )
+        writes = np.where(instructions == WRITE, np.arange(shape[1]), 0)
+        last_write = np.maximum.accumulate(writes, axis=1)
         bits = np.where(instructions == READ, np.take_along_axis(bits, last_write, axis=1), bits)
         tokens = np.stack([instructions, ZERO + bits], axis=2).reshape(n, self.config.length)
         return next_token_batch(tokens, tokens[:, :-1] == READ)

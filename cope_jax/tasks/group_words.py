@@ -65,9 +65,8 @@ class GroupWords(SyntheticTask):
     def __init__(self, config: Config):
         n, elements = config.length, _elements(config.group)
         numbers = {element: number for number, element in enumerate(elements)}
-        self._product = np.array(
-            [[numbers[tuple(b[i] for i in a)] for b in elements] for a in elements]
-        )
+        products = [[tuple(b[i] for i in a) for b in elements] for a in elements]
+        self._product = np.array([[numbers[product] for product in row] for row in products])
         moved = np.array(
             [sum(i != image for i, image in enumerate(element)) for element in elements]
         )

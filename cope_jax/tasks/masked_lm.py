@@ -133,17 +133,15 @@ class MaskedLM(Task):
         count_B1 = np.maximum(1, np.rint(config.mask_rate * mask_BL.sum(axis=1, keepdims=True)))
         if config.max_predictions is not None:
             count_B1 = np.minimum(config.max_predictions, count_B1)
-        allowed_BL = (mask_BL == 1) & ~np.isin(
-            targets_BL, [special.cls, special.sep, special.unknown]
-        )
+        fixed = [special.cls, special.sep, special.unknown]
+        allowed_BL = (mask_BL == 1) & ~np.isin(targets_BL, fixed)
         order_BL = np.where(allowed_BL, rng.random(targets_BL.shape), 1)
         rank_BL = np.argsort(np.argsort(order_BL, axis=1), axis=1)
         chosen_BL = allowed_BL & (rank_BL < count_B1)
         fate_BL = rng.random(targets_BL.shape)
         random_BL = rng.integers(0, len(special), targets_BL.shape)
-        read_BL = np.where(
-            fate_BL < 0.8, special.mask, np.where(fate_BL < 0.9, random_BL, targets_BL)
-        )
+        changed_BL = np.where(fate_BL < 0.9, random_BL, targets_BL)
+        read_BL = np.where(fate_BL < 0.8, special.mask, changed_BL)
         inputs_BL = np.where(chosen_BL, read_BL, targets_BL).astype(np.int32)
         return {"inputs": inputs_BL, "weights": chosen_BL.astype(np.float32)}
 
@@ -184,9 +182,8 @@ class MaskedLM(Task):
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))
         unknown = self.wordpiece.unknown
-        return float(
-            np.mean(test[test != unknown] == np.bincount(train[train != unknown]).argmax())
-        )
+        most = np.bincount(train[train != unknown]).argmax()
+        return float(np.mean(test[test != unknown] == most))
 
     def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}

@@ -121,9 +121,8 @@ class Mqar(SyntheticTask):
             inputs[row] = targets[row] = rng.choice(
                 np.setdiff1d(np.arange(self.vocab_size), keys), size=length
             )
-            written = [
-                token for key, value in zip(keys, values, strict=True) for token in (*key, value)
-            ]
+            pairs = zip(keys, values, strict=True)
+            written = [token for key, value in pairs for token in (*key, value)]
             if self.config.form == "forgetting":
                 for number in rng.permutation(len(keys))[: self.config.updates]:
                     step = int(rng.integers(1, self.vocab_size // 2))

@@ -135,9 +135,8 @@ class Navigation(SyntheticTask):
         seen = np.take_along_axis(world, cells, axis=1)
         before = np.tril(cells[:, :, None] == cells[:, None, :], k=-1).any(axis=2)
         tokens = np.stack([actions, seen], axis=2).reshape(n, 2 * steps)
-        weights = np.stack([np.zeros_like(before), before & (seen < empty)], axis=2).reshape(
-            n, 2 * steps
-        )
+        counts = np.stack([np.zeros_like(before), before & (seen < empty)], axis=2)
+        weights = counts.reshape(n, 2 * steps)
         return next_token_batch(tokens, weights[:, 1:])
 
     def _walk(self, rng: np.random.Generator, n: int, steps: int) -> np.ndarray:

@@ -80,7 +80,7 @@ class NeedleKeys(QuestionTask):
         gaps = np.diff(np.sort(rng.integers(spare + 1, size=config.keys)), prepend=0, append=spare)
         needles = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
         text = "".join(
-            NOISE * gap + needle for gap, needle in zip(gaps, [*needles, ""], strict=True)
+            NOISE * gap + needle for gap, needle in zip(gaps, (*needles, ""), strict=True)
         )
         asked = int(rng.integers(config.keys))
         return f"{text}?{keys[asked]}", numbers[asked]

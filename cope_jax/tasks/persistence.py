@@ -79,11 +79,8 @@ def _same(
     files: Mapping[str, str], folder: epath.PathLike, meaning: Callable[[str], Any]
 ) -> bool | None:
     """True if all `files` in the folder have the same `meaning` there; None if none exists."""
-    there = {
-        name: read_text(file) for name in files if (file := epath.Path(folder) / name).exists()
-    }
-    return (
-        all(meaning(text) == meaning(files[name]) for name, text in there.items())
-        if there
-        else None
-    )
+    files_there = (name for name in files if (epath.Path(folder) / name).exists())
+    there = {name: read_text(epath.Path(folder) / name) for name in files_there}
+    if not there:
+        return None
+    return all(meaning(text) == meaning(files[name]) for name, text in there.items())

@@ -124,9 +124,8 @@ class Probes(QuestionTask):
         queried, *others = (string.ascii_lowercase[letter] for letter in rng.permutation(26))
         keys = [others[number] for number in rng.integers(len(others), size=size)]
         values = list(digits)
-        places = sorted(
-            rng.choice(size, size=1 if kind == "assoc_recall" else 2, replace=False).tolist()
-        )
+        count = 1 if kind == "assoc_recall" else 2
+        places = sorted(rng.choice(size, size=count, replace=False).tolist())
         for index in places:
             keys[index] = queried
         if len(places) == 2:  # the earlier digit is another one

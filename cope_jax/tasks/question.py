@@ -58,12 +58,12 @@ class QuestionTask(SyntheticTask):
     def _sizes(self, level: float) -> range:
         """The sizes of the questions of a level."""
         largest = int(level)
-        least = (
-            self._smallest if largest == self._trained else max(self._smallest, largest // 2 + 1)
-        )
-        return range(
-            max(least, self._trained + 1) if largest > self._trained else least, largest + 1
-        )
+        least = self._smallest
+        if largest != self._trained:
+            least = max(least, largest // 2 + 1)
+        if largest > self._trained:
+            least = max(least, self._trained + 1)
+        return range(least, largest + 1)
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         sizes = self._sizes(level)

@@ -113,9 +113,8 @@ class Scan(SyntheticTask):
     def _range(self, level: float) -> tuple[int, int]:
         """The first command of a level, and the first after it."""
         trained = self.config.actions
-        low, high = np.searchsorted(
-            self._sizes, [0 if level <= trained else trained + 1, level + 1]
-        )
+        first = 0 if level <= trained else trained + 1
+        low, high = np.searchsorted(self._sizes, [first, level + 1])
         return int(low), int(high)
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:

@@ -54,10 +54,8 @@ class SelectiveCopy(SyntheticTask):
             check_at_least(
                 1, "selective_copy", num_symbols=self.num_symbols, num_tokens=self.num_tokens
             )
-            blanks = {
-                name: getattr(self, name)
-                for name in ("num_blanks", "dense_blanks", "sparse_blanks")
-            }
+            names = ("num_blanks", "dense_blanks", "sparse_blanks")
+            blanks = {name: getattr(self, name) for name in names}
             check_at_least(0, "selective_copy", **blanks)
 
     metric = "sequence_error"

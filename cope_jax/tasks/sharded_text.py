@@ -176,9 +176,7 @@ class ShardedText(TextTask):
     def blocks(self, split: str) -> Blocks:
         ranges, start = [], 0
         for shards in self._parts:
-            ranges += [
-                range(start + block.start, start + block.stop) for block in shards.ranges(split)
-            ]
+            ranges += [range(start + r.start, start + r.stop) for r in shards.ranges(split)]
             start += shards.size(split)
         return Blocks(ranges, self.config.window)
 

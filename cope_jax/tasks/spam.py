@@ -90,9 +90,8 @@ class Spam(StoredTask):
         train, test = _divide(np.array([message.label for message in messages]), config)
         self.num_classes = len(self.classes)
         self.indices = {"train": train, "test": test}
-        self._messages = {
-            split: [messages[i] for i in indices] for split, indices in self.indices.items()
-        }
+        indices = self.indices.items()
+        self._messages = {split: [messages[i] for i in of_split] for split, of_split in indices}
         if config.vocab is None:
             texts = (message.text for message in self._messages["train"])
             self.wordpiece = WordPiece.train(texts, config.vocab_size, lowercase=config.lowercase)

@@ -56,9 +56,8 @@ class StoredTask(Task):
             return self.take(split, drawn(rng, n, self.size(split)))
         weights = np.array([weight for weight, _ in mixture])
         check_request(rng, n)
-        parts = [
-            mixture[number][1] for number in rng.choice(len(mixture), n, p=weights / weights.sum())
-        ]
+        shares = weights / weights.sum()
+        parts = [mixture[number][1] for number in rng.choice(len(mixture), n, p=shares)]
         return self.take(
             split, np.array([rng.integers(number.start, number.stop) for number in parts], np.int64)
         )
@@ -97,9 +96,8 @@ class TextTask(StoredTask):
 
     def left_out(self) -> str:
         """Says which results are left out in validation and test, and why; "" if none is."""
-        return next(
-            filter(None, (self.counts(split).left_out for split in self.evaluation_splits)), ""
-        )
+        reasons = (self.counts(split).left_out for split in self.evaluation_splits)
+        return next(filter(None, reasons), "")
 
     def codec(self) -> Codec:
         return Codec.of(self.tokenizer)
@@ -150,9 +148,8 @@ class WordTask(StoredTask):
         self, config: Any, vocabulary: Vocabulary, fields: Mapping[str, Mapping[str, np.ndarray]]
     ):
         self.vocabulary, self._fields = vocabulary, fields
-        super().__init__(
-            config, vocab_size=len(vocabulary), lengths=dict.fromkeys(SPLITS, config.length)
-        )
+        lengths = dict.fromkeys(SPLITS, config.length)
+        super().__init__(config, vocab_size=len(vocabulary), lengths=lengths)
 
     def size(self, split: str) -> int:
         """The number of windows of L words that cover the text without overlap."""
@@ -160,17 +157,15 @@ class WordTask(StoredTask):
 
     def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
         length = self.length(split)
-        return Stream(
-            self._fields[split], batch_size, length, lambda batch: self._finish(split, batch)
-        )
+        fields = self._fields[split]
+        return Stream(fields, batch_size, length, lambda batch: self._finish(split, batch))
 
     def take(self, split: str, indices: np.ndarray) -> Batch:
         return self._windows(split, indices * self.length(split))
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        return self._windows(
-            split, drawn(rng, n, max(1, self._words(split) - self.length(split) + 1))
-        )
+        starts = max(1, self._words(split) - self.length(split) + 1)
+        return self._windows(split, drawn(rng, n, starts))
 
     def baselines(
         self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int

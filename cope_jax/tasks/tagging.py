@@ -76,9 +76,8 @@ class Tagging(StoredTask):
 
         def __post_init__(self):
             check_at_least(1, "tagging", length=self.length)
-            check_at_least(
-                3, "tagging", max_characters=self.max_characters, max_pieces=self.max_pieces
-            )
+            sizes = {"max_characters": self.max_characters, "max_pieces": self.max_pieces}
+            check_at_least(3, "tagging", **sizes)
             check(
                 not (self.data_dir and self.file),
                 "tagging accepts data_dir or file, not both: set one of them",
@@ -163,14 +162,11 @@ class Tagging(StoredTask):
     def baselines(
         self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int
     ) -> list[Baseline]:
-        tags = np.concatenate(
-            [batch["targets"][batch["weights"] > 0] for batch in batches("train")]
-        )
+        tags = np.concatenate([b["targets"][b["weights"] > 0] for b in batches("train")])
         most, results = np.bincount(tags).argmax(), []
         for split in self.evaluation_splits:
-            right = np.concatenate(
-                [(b["targets"] == most)[b["weights"] > 0] for b in batches(split)]
-            )
+            pairs = ((b["targets"], b["weights"] > 0) for b in batches(split))
+            right = np.concatenate([targets[counts] == most for targets, counts in pairs])
             results += [
                 Baseline(split, "tags", "most frequent tag", float(right.mean()), "token_error"),
                 Baseline(
@@ -192,11 +188,9 @@ class Tagging(StoredTask):
         return float(np.mean(self._targets[split] == guesses))
 
     def saved_files(self) -> dict[str, str]:
-        return (
-            {"vocab.txt": self._pieces.text}
-            if self._pieces
-            else {"words.txt": self.vocabulary.text}
-        )
+        if self._pieces:
+            return {"vocab.txt": self._pieces.text}
+        return {"words.txt": self.vocabulary.text}
 
     def _words(self, split: str) -> list[str]:
         return [word for sentence in self._sentences[split] for word in sentence.words]
@@ -228,9 +222,8 @@ class _Words:
             "characters": self._table_UC[np.where(real_BL, self._kinds[indices_BL], 0)],
         }
         if self.vectors is not None:
-            batch["vectors"] = (
-                self.vectors[indices_BL].astype(np.float32) * real_BL[..., None, None]
-            )
+            vectors = self.vectors[indices_BL].astype(np.float32)
+            batch["vectors"] = vectors * real_BL[..., None, None]
         return batch
 
 
@@ -257,9 +250,8 @@ class _Pieces:
         flat_BP = begin_B1 + np.arange(self._length) - 1
         last_B1 = end_B1 - begin_B1 + 1
         inside_BP = (flat_BP >= begin_B1) & (flat_BP < end_B1)
-        inputs_BP = np.where(
-            inside_BP, self._flat[np.where(inside_BP, flat_BP, 0)], self._special.pad
-        )
+        pieces_BP = self._flat[np.where(inside_BP, flat_BP, 0)]
+        inputs_BP = np.where(inside_BP, pieces_BP, self._special.pad)
         inputs_BP[:, 0] = self._special.cls
         np.put_along_axis(inputs_BP, last_B1, self._special.sep, axis=1)
         return {

@@ -129,9 +129,8 @@ class Task(Persistent, abc.ABC):
     @property
     def max_length(self) -> int:
         """The longest `length` over all fixed and sweep splits."""
-        return max(
-            self.length(split) for split in (*self.splits, *(split for _, split in self.sweep))
-        )
+        splits = (*self.splits, *(split for _, split in self.sweep))
+        return max(self.length(split) for split in splits)
 
     def length(self, split: str) -> int:
         """L, the number of inputs of a sequence of `split`. ConfigError for an unknown split."""

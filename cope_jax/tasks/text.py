@@ -183,9 +183,8 @@ class Text(TextTask):
 
     def example_options(self) -> dict[str, Any]:
         carried = ("data_dir", "globs", "vocab", "vocab_size")
-        return {
-            name: value for name, value in super().example_options().items() if name not in carried
-        }
+        options = super().example_options()
+        return {name: options[name] for name in options if name not in carried}
 
     @classmethod
     def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
@@ -241,9 +240,8 @@ def _tokenizer(config: Text.Config, corpora: Mixture) -> Tokenizer:
         return loading.load(config.tokenizer, config.vocab)
     if config.tokenizer not in loading.FILES:
         return loading.train(config.tokenizer, ())
-    texts = Texts(
-        corpora.fingerprint("train")["sha256"], functools.partial(corpora.documents, "train")
-    )
+    digest = corpora.fingerprint("train")["sha256"]
+    texts = Texts(digest, functools.partial(corpora.documents, "train"))
     return _trained(texts, config.tokenizer, config.vocab_size)
 
 

@@ -95,8 +95,7 @@ class VariableTracking(QuestionTask):
         spare = size - 4 * len(written)
         breaks = np.sort(rng.integers(spare + 1, size=len(written)))
         gaps = np.diff(breaks, prepend=0, append=spare)
-        text = "".join(
-            NOISE * gap + statement for gap, statement in zip(gaps, [*written, ""], strict=True)
-        )
+        pieces = zip(gaps, [*written, ""], strict=True)
+        text = "".join(NOISE * gap + statement for gap, statement in pieces)
         asked = int(rng.integers(config.chains))
         return f"{text}?{values[asked]}", "".join(chains[asked])

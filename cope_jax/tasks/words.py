@@ -72,9 +72,7 @@ class Words(WordTask):
     def __init__(self, config: Config):
         texts = {split: _read(config, split) for split in SPLITS}
         vocabulary = word_level.Vocabulary.build(texts["train"], config.vocab_size)
-        fields = {
-            split: _fields(vocabulary, text, config.backward) for split, text in texts.items()
-        }
+        fields = {split: _fields(vocabulary, texts[split], config.backward) for split in SPLITS}
         super().__init__(config, vocabulary, fields)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -103,9 +101,6 @@ def _fields(
     numbers = vocabulary.encode([wikitext.EOS, *text])
     for prefix, read in (("", numbers), ("backward_", numbers[::-1]))[: 2 if backward else 1]:
         weights = np.ones(len(text), np.float32)
-        fields |= {
-            f"{prefix}inputs": read[:-1],
-            f"{prefix}targets": read[1:],
-            f"{prefix}weights": weights,
-        }
+        columns = {"inputs": read[:-1], "targets": read[1:], "weights": weights}
+        fields |= {f"{prefix}{name}": column for name, column in columns.items()}
     return fields

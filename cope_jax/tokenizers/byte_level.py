@@ -101,9 +101,8 @@ class BPE:
         self._text = None
         if added is not None and not added.special:  # else the name in a text would end the text
             self._text = tokenizer.to_str()  # which stays as it is, because runs keep its digest
-            tokenizer.add_special_tokens(
-                [type(added)(self.end_name, special=True, normalized=False)]
-            )
+            end = type(added)(self.end_name, special=True, normalized=False)
+            tokenizer.add_special_tokens([end])
         self._size = max(vocabulary.values()) + 1
         if self._size > 2 * len(vocabulary) + 2**16:  # a model would have a row for each number
             raise ConfigError(

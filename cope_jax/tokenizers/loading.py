@@ -107,11 +107,8 @@ def _meaning(tokenizer: Tokenizer) -> Any:
         return tokenizer.text, tokenizer.end
     content = json.loads(tokenizer.text)
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
-    return (
-        {**dict(content["model"]["vocab"]), **added},
-        content["model"].get("merges"),
-        tokenizer.end,
-    )
+    vocabulary = {**content["model"]["vocab"], **added}
+    return vocabulary, content["model"].get("merges"), tokenizer.end
 
 
 def _end_beside(path: epath.Path, vocabulary: Mapping[str, int]) -> str | None:

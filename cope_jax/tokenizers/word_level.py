@@ -54,9 +54,8 @@ class Vocabulary:
                 f"a vocabulary of {size} has no room beyond {', '.join(reserved)}: set a larger size"
             )
         counts = collections.Counter(text)
-        kept = (
-            word for word, count in counts.items() if count >= min_count and word not in reserved
-        )
+        words = (word for word, count in counts.items() if count >= min_count)
+        kept = (word for word in words if word not in reserved)
         ordered = sorted(kept, key=lambda word: (-counts[word], word))
         return cls([*reserved, *ordered][:size])
 
@@ -166,9 +165,8 @@ class Words:
         """
         del tokens
         known = self.vocabulary
-        unknown = sum(
-            word == EOS or (word != UNKNOWN and word not in known) for word in text.split()
-        )
+        words = (word for word in text.split() if word != UNKNOWN)
+        unknown = sum(word == EOS or word not in known for word in words)
         spaced, bare = re.search(r" \n|\n ", text), re.search(r"\S\n|\n\S|\n\n", text)
         return unknown, int(unknown > 0 or bool(_OTHER_SPACE.search(text)) or bool(spaced and bare))
 

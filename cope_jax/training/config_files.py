@@ -198,14 +198,12 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
       options: the task's options that differ from its defaults.
       **overrides: fields of `ExperimentConfig` that differ from its defaults, as nested dicts.
     """
-    model = MODELS.get(
-        overrides.get("model", {}).get("name", ExperimentConfig().model.name)
-    ).Options()
+    name = overrides.get("model", {}).get("name", ExperimentConfig().model.name)
+    model = MODELS.get(name).Options()
     config = _fields(ExperimentConfig(model=model))
     config.task = {"name": task, "options": _fields(tasks.TASKS.get(task).Config())}
-    config.encodings = {
-        name: _fields(encodings.ENCODINGS.get(name).Config()) for name in encodings.names()
-    }
+    kinds = {name: encodings.ENCODINGS.get(name) for name in encodings.names()}
+    config.encodings = {name: _fields(kind.Config()) for name, kind in kinds.items()}
     config.paper = overrides.pop("paper", {})
     config.lock()
     config.update({"task": {"options": dict(options or {})}, **overrides})

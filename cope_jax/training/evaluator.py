@@ -1,5 +1,6 @@
 """Measures the losses and errors of models on fixed splits."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,9 +60,7 @@ class Evaluator:
             split: length if apart and task.as_trained(split) else longest
             for split, length in lengths.items()
         }
-        times_of = {
-            split: rows[split] // length if apart else 1 for split, length in lengths.items()
-        }
+        times_of = {split: rows[split] // lengths[split] if apart else 1 for split in splits}
         self._batches: dict[str, list[dict[str, Any]]] = {}
         for split, examples in splits.items():
             times = times_of[split]
@@ -84,9 +83,8 @@ class Evaluator:
         self._carry = runs.stack([carry] * runs.width)
         # The compiler chooses the sharding of the carry; the metrics must be complete in every
         # process.
-        self._measure = jax.jit(
-            runs.lift(learner.metrics, shared=1), out_shardings=(program.whole, None)
-        )
+        measure = runs.lift(learner.metrics, shared=1)
+        self._measure = jax.jit(measure, out_shardings=(program.whole, None))
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
@@ -112,19 +110,15 @@ class Evaluator:
             sums, carry = self._measure(params, carry, self._program.place_whole(batch))
             measured.append(jax.device_get(sums))
         runs = zip(*(self._program.seed_batch.unstack(sums) for sums in measured), strict=True)
-        return [
-            self._task.reported_metrics(split, self._with_loss(mean_errors(run))) for run in runs
-        ]
+        errors = (self._with_loss(mean_errors(run)) for run in runs)
+        return [self._task.reported_metrics(split, of_seed) for of_seed in errors]
 
     def _with_loss(self, errors: Errors) -> Errors:
         """Adds `loss`, the sum of several losses; puts common metrics first, for tables."""
         if "loss" not in errors:
             errors = {"loss": sum(errors[name] for name in self._program.learner.losses), **errors}
-        first = {
-            name: errors[name]
-            for name in ("loss", "token_error", "sequence_error")
-            if name in errors
-        }
+        common = ("loss", "token_error", "sequence_error")
+        first = {name: errors[name] for name in common if name in errors}
         return first | errors
 
 
@@ -140,7 +134,7 @@ def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
             old = totals.get(name, (0.0, 0.0))
             totals[name] = old[0] + float(value), old[1] + float(weight)
     return {
-        name: value / weight if weight else float("nan") for name, (value, weight) in totals.items()
+        name: value / weight if weight else math.nan for name, (value, weight) in totals.items()
     }
 
 

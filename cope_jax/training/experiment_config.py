@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from cope_jax import tasks
 from cope_jax.encodings import ENCODINGS, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
@@ -28,6 +29,10 @@ class TaskConfig:
 
     def __post_init__(self):
         check_fields(self, "task")
+
+    def create(self) -> Task:
+        """The task with these options."""
+        return tasks.create(self.name, **self.options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,9 +332,8 @@ class ExperimentConfig:
                 TASKS.get(self.task.name).Config, self.task.options, self.task.name
             )
             recipe["task"]["options"] = dataclasses.asdict(task_config)
-        used = (
-            [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
-        )
+        parts = EncodingConfig.parse(self.encoding).parts if with_encoding else ()
+        used = [name for name, _ in parts]
         recipe["encodings"] = {
             name: dataclasses.asdict(configure(ENCODINGS.get(name).Config, options, name))
             for name, options in self.encodings.items()

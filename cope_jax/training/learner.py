@@ -71,9 +71,8 @@ class Learner:
         model = self._create(nnx.Rngs(model_key))
         params = overlay(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
         carry = model.initial_carry(self.batch_size)
-        return TrainState(
-            jnp.zeros((), jnp.int32), params, self.optimizer.init(params), run_key, carry
-        )
+        step, memory = jnp.zeros((), jnp.int32), self.optimizer.init(params)
+        return TrainState(step, params, memory, run_key, carry)
 
     def sample_positions(self, key: Array, batch: int, length: int) -> Any:
         """Positions of `batch` sequences, `[B, L]` or `[1, L]`, from the sampler."""
@@ -133,12 +132,10 @@ class Learner:
         """
         positions_key, dropout_key = jax.random.split(key)
         batch = self._pad(self.with_positions(positions_key, batch))
-        measured, carry = self.metrics(
-            params, carry, batch, dropout_key if self.model.stochastic else None
-        )
-        totals = (
-            {name: weight for name, (_, weight) in measured.items()} if totals is None else totals
-        )
+        dropout_key = dropout_key if self.model.stochastic else None
+        measured, carry = self.metrics(params, carry, batch, dropout_key)
+        if totals is None:
+            totals = {name: weight for name, (_, weight) in measured.items()}
         means = [measured[name][0] / jnp.maximum(totals[name], 1.0) for name in self.losses]
         return sum(means[1:], means[0]), (measured, carry)
 
@@ -215,10 +212,8 @@ class Learner:
             updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
             learning_rate = applied_rate(self.schedule, state.opt_state)
         frozen = getattr(self.model, "frozen_modules", ())
-        updates = {
-            **updates,
-            **{name: jax.tree.map(jnp.zeros_like, updates[name]) for name in frozen},
-        }
+        zeros = {name: jax.tree.map(jnp.zeros_like, updates[name]) for name in frozen}
+        updates = {**updates, **zeros}
         norms = {"grad_norm": optax.tree.norm(grads), "update_norm": optax.tree.norm(updates)}
         metrics = {**losses, **norms, "learning_rate": learning_rate}
         finite = (

@@ -95,9 +95,8 @@ class Run:
     def _until_saved(self, stop: GracefulStop) -> tuple[TrainState, float]:
         """Trains to the last step, and waits until the last checkpoint is on disk."""
         with contextlib.ExitStack() as stack:
-            checkpoints = Checkpoints(
-                self.workdir / "checkpoints", self.job.keep, self.job.keep_best
-            )
+            folder, job = self.workdir / "checkpoints", self.job
+            checkpoints = Checkpoints(folder, job.keep, job.keep_best)
             stack.enter_context(checkpoints)
             state, step, seconds = self._start(checkpoints)
             first = jax.process_index() == 0
@@ -171,9 +170,8 @@ class Run:
                 checkpoints.save(step, state, progress, score)
             if requested:
                 checkpoints.wait()
-                message = (
-                    f"stopped at step {step} of {config.steps}; rerun the same command to resume"
-                )
+                at = f"step {step} of {config.steps}"
+                message = f"stopped at {at}; rerun the same command to resume"
                 raise Interrupted(message, stop.number or 0)
         return state, time.perf_counter() - started
 
@@ -215,11 +213,8 @@ class Run:
                 name: float(np.mean(values[finite])) if finite.any() else None
                 for name, values in series.items()
             }
-            row: dict[str, Any] = {
-                "step": step + self.config.steps_per_dispatch,
-                "seed": seed,
-                **means,
-            }
+            row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed}
+            row |= means
             rows.append(row | ({"skipped": skipped.tolist()} if skipped.size else {}))
             losses.append(np.nan if means["loss"] is None else means["loss"])
         return rows, losses

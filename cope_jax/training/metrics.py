@@ -41,9 +41,8 @@ class Unit:
         (1, 2, 3)
         """
         greatest = max((abs(value) for value in shown if math.isfinite(value)), default=0.0)
-        return self.decimals + (
-            0 if greatest == 0 or greatest >= 1 else 1 if greatest >= 0.01 else 2
-        )
+        more = 0 if greatest == 0 or greatest >= 1 else 1 if greatest >= 0.01 else 2
+        return self.decimals + more
 
 
 SHARE = Unit(100.0, "%", 100.0, 1)
@@ -138,9 +137,7 @@ class MetricsWriter:
             self._board: Any
             if tracker == trackers.TENSORBOARD:
                 self._board = _Board(directory, step + 1)
-                several = {
-                    seed: _Board(directory / f"seed_{seed}", step + 1) for seed in self._labels
-                }
+                several = {s: _Board(directory / f"seed_{s}", step + 1) for s in self._labels}
                 self._boards = several or dict.fromkeys(seeds, self._board)
                 self._labels = {}
                 if config is not None and step == 0:

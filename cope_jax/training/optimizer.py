@@ -51,11 +51,8 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
             schedule, weight_decay=config.weight_decay, mask=_MASKS[config.decayed], **moments
         ),
     }[config.name]()
-    clip = (
-        optax.identity()
-        if config.clip_norm is None
-        else optax.clip_by_global_norm(config.clip_norm)
-    )
+    norm = config.clip_norm
+    clip = optax.identity() if norm is None else optax.clip_by_global_norm(norm)
     return optax.chain(clip, update)
 
 

@@ -39,9 +39,9 @@ class SeedBatch:
 
     def stack(self, trees: Sequence[PyTree]) -> PyTree:
         """Stacks the trees of all seeds, as the lifted functions expect them."""
-        return (
-            trees[0] if self.width == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
-        )
+        if self.width == 1:
+            return trees[0]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
     def unstack(self, tree: PyTree) -> list[PyTree]:
         """The inverse of `stack`."""
@@ -68,14 +68,12 @@ class Program:
         self.mesh = mesh
         self._lead = (None,) * (seed_batch.width > 1)
         self.whole = NamedSharding(mesh, PartitionSpec())
-        self.batch_sharding = self._sharding(
-            PartitionSpec(None, learner.model.layout.batch or None)
-        )
+        rows = learner.model.layout.batch or None
+        self.batch_sharding = self._sharding(PartitionSpec(None, rows))
         self._by_rows = NamedSharding(mesh, PartitionSpec(learner.model.layout.batch or None))
         self.state_shardings = self._state_shardings()
-        self._init = jax.jit(
-            seed_batch.lift(learner.init, shared=1), out_shardings=self.state_shardings
-        )
+        init = seed_batch.lift(learner.init, shared=1)
+        self._init = jax.jit(init, out_shardings=self.state_shardings)
         self._train_steps = jax.jit(
             seed_batch.lift(learner.train_steps),
             in_shardings=(self.state_shardings, self.batch_sharding),
@@ -159,9 +157,8 @@ class Program:
     def _state_shardings(self) -> TrainState:
         variables = self.learner.variables()
         specs = sharding.parameter_specs(variables, self.mesh.shape)
-        opt_specs = sharding.optimizer_specs(
-            self.learner.optimizer, nnx.to_pure_dict(variables), specs
-        )
+        shapes = nnx.to_pure_dict(variables)
+        opt_specs = sharding.optimizer_specs(self.learner.optimizer, shapes, specs)
         whole: Any = PartitionSpec()
         carry = jax.tree.map(
             lambda _: PartitionSpec(self.learner.model.layout.batch or None),

@@ -35,9 +35,8 @@ def parameter_table(params: PyTree) -> rich.table.Table:
         leaves = jax.tree.leaves_with_path({name: module})
         for path, leaf in leaves:
             shape = ", ".join(map(str, leaf.shape))
-            table.add_row(
-                checksum.name(path), shape, str(leaf.dtype), _split(leaf), *_amount([leaf])
-            )
+            kind = str(leaf.dtype)
+            table.add_row(checksum.name(path), shape, kind, _split(leaf), *_amount([leaf]))
         if len(leaves) > 1:
             table.add_row(f"{name}, all", "", "", "", *_amount(module), style="bold")
             table.add_section()
@@ -88,9 +87,8 @@ def summarise(params: PyTree, facts: Mapping[str, str] = types.MappingProxyType(
 
 def bytes_a_device(tree: PyTree) -> int:
     """Bytes on one device of arrays or shapes; without a sharding, all their bytes."""
-    return sum(
-        math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
-    )
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _local_shape(leaf: Any) -> Sequence[int]:

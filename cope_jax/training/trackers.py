@@ -54,11 +54,8 @@ class Tracker:
             if not step or not path.exists():
                 write_atomically(path, secrets.token_hex(8))
             number = path.read_text(encoding="utf-8")
-            options = {
-                "project": "cope_jax",
-                "name": f"{shown(directory)} {number}",
-                "config": config,
-            }
+            options = {"project": "cope_jax", "config": config}
+            options |= {"name": f"{shown(directory)} {number}"}
             options |= {"id": number, "dir": str(directory), "resume": "allow"}
             self._run = self._call(_begin, module, options)
 

@@ -83,9 +83,8 @@ def tfidf_svm(
         from sklearn.svm import LinearSVC
 
         vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, sublinear_tf=True)
-        return (
-            make_pipeline(vectorizer, LinearSVC(random_state=0)).fit(texts, labels).predict(tests)
-        )
+        pipeline = make_pipeline(vectorizer, LinearSVC(random_state=0))
+        return pipeline.fit(texts, labels).predict(tests)
 
     return classify
 
@@ -115,9 +114,7 @@ class CrossValidation:
     def by_fold(self, metric: str) -> np.ndarray:
         """The values of one field of `Metrics`, one for each fold."""
         pairs = zip(self.labels, self.predictions, strict=True)
-        return np.array(
-            [getattr(metrics(labels, predicted), metric) for labels, predicted in pairs]
-        )
+        return np.array([getattr(metrics(truth, guess), metric) for truth, guess in pairs])
 
     def pooled(self) -> Metrics:
         """The metrics over the test texts of all folds together."""

@@ -52,9 +52,8 @@ def scores_by_layer(
         raise NothingToPlot(
             "there are no scores by layer to plot: give at least one score and one layer"
         )
-    figure = Figure(
-        figsize=(COLUMN_WIDTH + 0.25 * max(0, len(layers) - 5), 2.6), layout="constrained"
-    )
+    width = COLUMN_WIDTH + 0.25 * max(0, len(layers) - 5)
+    figure = Figure(figsize=(width, 2.6), layout="constrained")
     axes = figure.subplots()
     for number, (name, runs) in enumerate(scores.items()):
         places = np.arange(len(layers)) + 0.06 * (number - (len(scores) - 1) / 2)
@@ -123,9 +122,8 @@ def mix_weights(
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("share of the mix (%)")
     seeds = max(map(len, weights.values()))
-    caption = caption or (
-        f"mean of {seeds} seeds; bars: standard deviation" if seeds > 1 else "1 seed"
-    )
+    spread = f"mean of {seeds} seeds; bars: standard deviation" if seeds > 1 else "1 seed"
+    caption = caption or spread
     legend(figure, axes, title, caption)
     return figure
 
@@ -209,21 +207,15 @@ def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
             "relpos": (0, 0.5),
         }
         beside: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "annotation_clip": False}
-        beside |= {
-            "fontsize": 6.5,
-            "color": "0.35",
-            "ha": "left",
-            "va": "center",
-            "arrowprops": joined,
-        }
+        beside |= {"fontsize": 6.5, "color": "0.35", "ha": "left", "va": "center"}
+        beside["arrowprops"] = joined
         axes.annotate(name, (1, 100 * value), (1.05, last), **beside)
 
 
 def _layer_axis(axes: Axes, layers: Sequence[str], room: float) -> None:
     """Labels the axis with names of layers; rotates names that do not fit into `room` inches."""
     fit = 1.2 * CHARACTER * len(layers) * max(map(len, layers)) <= room
-    aslant: dict[str, Any] = (
-        {} if fit else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    )
+    turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    aslant = {} if fit else turned
     axes.set_xticks(range(len(layers)), list(layers), **aslant)
     axes.set_xlabel("layer")

@@ -141,13 +141,9 @@ def _moments(x_NJD: np.ndarray, block: int = 8192) -> tuple[np.ndarray, np.ndarr
     never changes, 1 replaces its standard deviation.
     """
     blocks = range(0, len(x_NJD), block)
-    mean = np.sum(
-        [x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks], axis=0
-    ) / len(x_NJD)
-    square = np.sum(
-        [((x_NJD[i : i + block] - mean) ** 2).sum(axis=0) for i in blocks], axis=0
-    ) / len(x_NJD)
-    std = np.sqrt(square)
-    return mean.astype(np.float32), np.where(std > 1e-6 * (1 + np.abs(mean)), std, 1).astype(
-        np.float32
-    )
+    sums = [x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks]
+    mean = np.sum(sums, axis=0) / len(x_NJD)
+    squares = [((x_NJD[i : i + block] - mean) ** 2).sum(axis=0) for i in blocks]
+    std = np.sqrt(np.sum(squares, axis=0) / len(x_NJD))
+    std = np.where(std > 1e-6 * (1 + np.abs(mean)), std, 1)
+    return mean.astype(np.float32), std.astype(np.float32)

@@ -208,9 +208,8 @@ def choose_sentences(
     At most max(1, `most` // 2) of them have the word. Raises ConfigError if no sentence of the text
     has the word.
     """
-    having = [
-        number for number, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)
-    ]
+    wanted = word.lower()
+    having = [n for n, sentence in enumerate(text) if wanted in map(str.lower, sentence)]
     if not having:
         raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")
     rng = np.random.default_rng(seed)
@@ -224,9 +223,8 @@ def table(comparison: Comparison, layers: Sequence[str] | None = None) -> Table:
 
     If `layers` is None, the table has all layers.
     """
-    rows = [
-        ("any sentence", "static", [f"{word} {cosine:.2f}" for word, cosine in comparison.static])
-    ]
+    static = [f"{word} {cosine:.2f}" for word, cosine in comparison.static]
+    rows = [("any sentence", "static", static)]
     for query, by_layer in zip(comparison.queries, comparison.contextual, strict=True):
         for layer in by_layer if layers is None else layers:
             rows.append(

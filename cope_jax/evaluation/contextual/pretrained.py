@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual.embedders import embed
@@ -46,9 +45,8 @@ def lowercase(loaded: Loaded) -> bool:
 def _cased(folder: Path) -> bool:
     """True if over 1 % of the pieces of a vocabulary have capital letters."""
     pieces = bert_files.vocabulary(folder) if (folder / bert_files.VOCABULARY).exists() else ()
-    return 100 * sum(
-        piece != piece.lower() and not piece.startswith("[") for piece in pieces
-    ) > len(pieces)
+    upper = [piece for piece in pieces if piece != piece.lower() and not piece.startswith("[")]
+    return 100 * len(upper) > len(pieces)
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
@@ -59,9 +57,8 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
     """
     loaded = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)
-    embedder: ModelEmbedder = loaded.model().embedder(
-        loaded.folder, lowercase=lowercase(loaded), name=name
-    )
+    model, lower = loaded.model(), lowercase(loaded)
+    embedder: ModelEmbedder = model.embedder(loaded.folder, lowercase=lower, name=name)
     return embedder
 
 
@@ -89,7 +86,7 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
         raise ConfigError(
             f"{model} does not contain {title}: choose a run or a published model of {title}"
         )
-    task: Any = tasks.create(config.task.name, **config.task.options)
+    task: Any = config.task.create()
     folder.mkdir(parents=True, exist_ok=True)
     for split in task.splits:
         vectors = embed(embedder, task.sentences(split), chunk=512, label=f"vectors of {split}")

@@ -61,9 +61,8 @@ class Probing:
         improve on layer 0. Tenney et al. (arXiv 1905.05950).
         """
         gains = np.diff(np.asarray(self.cumulative, np.float64))
-        return (
-            float(np.arange(1, len(gains) + 1) @ gains / gains.sum()) if gains.sum() > 0 else None
-        )
+        total = gains.sum()
+        return float(np.arange(1, len(gains) + 1) @ gains / total) if total > 0 else None
 
 
 def probe_layers(
@@ -200,9 +199,8 @@ def table(probing: Probing, size: int, title: str) -> Table:
     The columns are accuracy with interval, accuracy on the control task, selectivity, and share of
     the mix.
     """
-    rows = [
-        [f"none: {name}", share(value), *[MISSING] * 3] for name, value in probing.baselines.items()
-    ]
+    floors = probing.baselines.items()
+    rows = [[f"none: {name}", share(value), *[MISSING] * 3] for name, value in floors]
     for score, weight in zip(probing.scores, probing.mix, strict=True):
         accuracy = share(score.accuracy, wilson_interval(score.accuracy, size))
         rows.append(
@@ -253,9 +251,7 @@ def _finding(task: str, probing: Probing, size: int, best: int, candidates: Sequ
     score = probing.scores[best].accuracy
     low, high = wilson_interval(score, size)
     overlapping = [f"layer {layer}" for layer in candidates if layer != best]
-    near = (
-        f"overlapping with {', '.join(overlapping)}" if overlapping else "overlapping with no other"
-    )
+    near = f"overlapping with {', '.join(overlapping) or 'no other'}"
     interval = f"interval {100 * low:.1f} to {100 * high:.1f}"
     return f"{task} are best in layer {best} ({100 * score:.1f} %, {interval}, {near})"
 

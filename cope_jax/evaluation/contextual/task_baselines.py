@@ -108,9 +108,8 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
                 *figures,
             ]
         )
-    return Table(
-        title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3
-    )
+    headings = ("split", "measure", "without context", "baseline", "run")
+    return Table(title, headings, rows, text_columns=3)
 
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:

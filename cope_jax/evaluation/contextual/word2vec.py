@@ -53,10 +53,7 @@ def train_word2vec(
         raise ConfigError("word2vec needs gensim: run pip install 'cope-jax[text]'") from error
     options = dataclasses.asdict(config)
     width, lowercase = options.pop("width"), options.pop("lowercase")
-    text = [
-        [word.lower() for word in sentence] if lowercase else list(sentence)
-        for sentence in sentences
-    ]
+    text = [list(map(str.lower, words) if lowercase else words) for words in sentences]
     # Python's own hash differs from process to process.
     options["hashfxn"] = lambda word: zlib.crc32(str(word).encode())
     model = Word2Vec(vector_size=width, sg=1, workers=1, **options)

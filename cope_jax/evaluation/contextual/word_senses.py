@@ -71,9 +71,8 @@ def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[
         indices if len(indices) <= most else rng.choice(indices, most, replace=False)
         for _, indices in sorted(_places(occurrences).items())
     ]
-    return [
-        occurrences[index] for index in sorted(int(index) for indices in kept for index in indices)
-    ]
+    chosen = sorted(int(index) for indices in kept for index in indices)
+    return [occurrences[index] for index in chosen]
 
 
 def read_occurrences(
@@ -84,12 +83,8 @@ def read_occurrences(
     Lemmas with fewer than two senses in training are left out, because they need no disambiguation.
     """
     occurrences = CORPORA[corpus](data_dir)
-    senses = senses_by_frequency(
-        [occurrence for occurrence in occurrences if occurrence.split == "train"]
-    )
-    ambiguous = [
-        occurrence for occurrence in occurrences if len(senses.get(occurrence.lemma, ())) > 1
-    ]
+    senses = senses_by_frequency([o for o in occurrences if o.split == "train"])
+    ambiguous = [o for o in occurrences if len(senses.get(o.lemma, ())) > 1]
     chosen = [
         cap([occurrence for occurrence in ambiguous if occurrence.split == split], most)
         for split, most in (("train", train), ("test", test))
@@ -115,9 +110,7 @@ def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> li
     If the lemma is not in training, the prediction is None, which always counts as an error.
     """
     senses = senses_by_frequency(train)
-    return [
-        senses[occurrence.lemma][0] if occurrence.lemma in senses else None for occurrence in test
-    ]
+    return [senses[o.lemma][0] if o.lemma in senses else None for o in test]
 
 
 def nearest_mean(
@@ -164,9 +157,8 @@ def k_nearest(
         cosines = normalise(queries_MD) @ normalise(own_ND).T
         last = min(k, len(labels))
         bound = np.partition(cosines, -last, axis=1)[:, -last, None]
-        votes = (cosines >= bound - TIE).astype(np.float32) @ np.eye(senses, dtype=np.float32)[
-            labels
-        ]
+        kinds = np.eye(senses, dtype=np.float32)[labels]
+        votes = (cosines >= bound - TIE).astype(np.float32) @ kinds
         return _first_best(votes)
 
     return _by_lemma(train, train_ND, test, test_MD, predict)

@@ -72,10 +72,9 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     rng = np.random.default_rng(0)
     bound = head_scores.chance(gates_LHN.reshape(-1, gates_LHN.shape[-1]), has_N, rng)
     heads = head_scores.rank(gates_LHN, has_N, tokens_N, rng)
-    top = [
-        head_scores.top_tokens(gates_LHN[head.layer, head.head], words_N.tolist(), 3)
-        for head in heads
-    ]
+    texts = words_N.tolist()
+    gates = (gates_LHN[head.layer, head.head] for head in heads)
+    top = [head_scores.top_tokens(gates_N, texts, 3) for gates_N in gates]
     top_tokens = [" ".join(f"{word!r} {gate:.2f}" for word, gate in tokens) for tokens in top]
     return TextGates(heads, bound, top_tokens, len(tokens_N), gates_LHBL, parts_BL[0])
 

@@ -210,9 +210,8 @@ def strips(seen: Inspection, width: int) -> Text:
                 name: values[layer, head, seen.query, : len(tokens)]
                 for name, values in seen.maps.items()
             }
-            shades_M = (
-                rows[seen.shading] if gates else rows[seen.shading] / rows[seen.shading].max()
-            )
+            shades_M = rows[seen.shading]
+            shades_M = shades_M if gates else shades_M / shades_M.max()
             means = [
                 f"{token!r}{FIRM}{mean:.2f}"
                 for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
@@ -277,18 +276,15 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
     lines = -(-len(tokens) // PER_ROW)
     columns = min(len(tokens), PER_ROW)
     longest = max(map(len, tokens))
-    size = (
-        max(COLUMN_WIDTH, TEXT_WIDTH * columns / PER_ROW),
-        1.1 + lines * (1.1 + 0.075 * longest),
-    )
+    width = max(COLUMN_WIDTH, TEXT_WIDTH * columns / PER_ROW)
+    size = (width, 1.1 + lines * (1.1 + 0.075 * longest))
     figure = Figure(figsize=size, layout="constrained")
     for number, axes in enumerate(figure.subplots(lines, 1, squeeze=False)[:, 0]):
         places = range(number * PER_ROW, min(len(tokens), (number + 1) * PER_ROW))
         colours = [COLOURS[0] if tokens[index] in chosen.tokens else "0.65" for index in places]
         axes.bar(places, rows[seen.shading][places.start : places.stop], 0.8, color=colours)
-        axes.set_xticks(
-            places, [tokens[index] for index in places], rotation=90 if longest > 2 else 0
-        )
+        named = [tokens[index] for index in places]
+        axes.set_xticks(places, named, rotation=90 if longest > 2 else 0)
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(places.start - 0.6, places.start + columns - 0.4)
         axes.set_ylim(0, 1)
@@ -326,9 +322,8 @@ def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
     labels = seen.tokens if side >= LABEL * length else ()
     size = (max(COLUMN_WIDTH, side * columns + 0.9), (side + 0.25) * lines * len(seen.layers) + 0.7)
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(
-        lines * len(seen.layers), columns, sharex=True, sharey=True, squeeze=False
-    )
+    shape = lines * len(seen.layers), columns
+    panels = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
     visible_LM = np.tril(np.ones((length, length), bool))
     shown = seen.maps[name][np.ix_(seen.layers, seen.heads)][..., visible_LM]
     scale = {"vmin": min(0.0, float(shown.min())), "vmax": max(1.0, float(shown.max()))}
@@ -350,9 +345,8 @@ def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
             )
     figure.suptitle(title, fontsize=8)
     figure.supylabel("query", fontsize=8)
-    figure.colorbar(
-        image, ax=panels, label=name, shrink=min(1.0, 2.0 / (side * len(panels))), aspect=12
-    )
+    shrink = min(1.0, 2.0 / (side * len(panels)))
+    figure.colorbar(image, ax=panels, label=name, shrink=shrink, aspect=12)
     add_caption(figure, f"columns: keys; frame: query {seen.query} ({seen.tokens[seen.query]})")
     return figure
 

@@ -52,9 +52,8 @@ def page(seen: "Inspection", title: str) -> str:
             )
         },
     }
-    data = json.dumps(finite(content), allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
+    data = text.replace("<", "\\u003c")
     text = (importlib.resources.files(__package__) / "viewer.html").read_text(encoding="utf-8")
     return text.replace("@@TITLE@@", html.escape(title)).replace("@@DATA@@", data)
 
@@ -62,9 +61,8 @@ def page(seen: "Inspection", title: str) -> str:
 def frame(seen: "Inspection") -> str:
     """The page as a part of another page, such as a notebook."""
     inner = html.escape(page(seen, f"predicts {seen.predicted}"), quote=True)
-    return (
-        f'<iframe srcdoc="{inner}" style="width:100%;height:34rem;border:0" title="gates"></iframe>'
-    )
+    style = "width:100%;height:34rem;border:0"
+    return f'<iframe srcdoc="{inner}" style="{style}" title="gates"></iframe>'
 
 
 def _rounded(values: np.ndarray) -> list[float]:

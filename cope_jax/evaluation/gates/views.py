@@ -39,9 +39,8 @@ def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[s
     if clear:
         counts = Counter(head.best for head in clear).most_common()
         whose = "Its best feature" if len(clear) == 1 else "Their best features"
-        lines.append(
-            f"{whose}: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}."
-        )
+        features = ", ".join(f"{_named(name)} ({count})" for name, count in counts)
+        lines.append(f"{whose}: {features}.")
     unseen = [
         _named(name)
         for name in (heads[0].aucs if heads else ())
@@ -115,9 +114,8 @@ def feature_map(heads: Sequence[HeadScore], title: str = "") -> Figure:
     names = [*ordered[0].aucs, "token"]
     values = np.array([[*head.aucs.values(), np.nan] for head in ordered])
     explained = np.array([[*(np.nan for _ in head.aucs), head.identity] for head in ordered])
-    figure = Figure(
-        figsize=(0.5 * len(names) + 2.4, 0.2 * len(ordered) + 1.5), layout="constrained"
-    )
+    size = (0.5 * len(names) + 2.4, 0.2 * len(ordered) + 1.5)
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     # Shows where there is no value.
     axes.patch.set(facecolor="0.93", edgecolor="0.6", hatch="//////", linewidth=0)
@@ -145,16 +143,14 @@ def write(folder: Path, heads: Sequence[HeadScore], title: str = "") -> list[Pat
     with (folder / "heads.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         numbers = ("auc", "low", "high", "gate_there", "gate_elsewhere", "identity")
-        writer.writerow(
-            ["layer", "head", "best", *numbers, *(f"auc {name}" for name in heads[0].aucs)]
-        )
+        features = (f"auc {name}" for name in heads[0].aucs)
+        writer.writerow(["layer", "head", "best", *numbers, *features])
         for head in heads:
             best = head.aucs.get(head.best, float("nan"))
             means = (head.mean_with, head.mean_without, head.identity)
             values = (best, *head.interval, *means, *head.aucs.values())
-            writer.writerow(
-                [head.layer, head.head, head.best, *(f"{value:.6g}" for value in values)]
-            )
+            figures = (f"{value:.6g}" for value in values)
+            writer.writerow([head.layer, head.head, head.best, *figures])
     return [folder / "heads.csv", save(feature_map(heads, title), folder / "features.png")]
 
 

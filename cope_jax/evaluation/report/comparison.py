@@ -137,9 +137,8 @@ def _markdown_table(
     for label, *cells in shown.rows:
         firsts = (cell.partition("\n") for cell in cells)
         label = f"*{label.strip()}*" if label == _PAPER else f"`{label}`"
-        rows.append(
-            [label, *(first + line + rest.replace("\n", " ") for first, line, rest in firsts)]
-        )
+        lines = (first + line + rest.replace("\n", " ") for first, line, rest in firsts)
+        rows.append([label, *lines])
     headings = [*shown.headings[:-2], "parameters", "time"]
     name = shown.title.partition(":")[0]
     title = f"**{name}**, {words(metric)}{unit_of(metric).suffix(' in ')}, lower is better. {shown.caption}."
@@ -148,10 +147,8 @@ def _markdown_table(
 
 def _caption(records: Sequence[Record]) -> str:
     """The caption: steps, seeds, and the content of a cell."""
-    steps, seeds = (
-        sorted({record["step"] for record in records}),
-        {record["seed"] for record in records},
-    )
+    steps = sorted({record["step"] for record in records})
+    seeds = {record["seed"] for record in records}
     if not records:
         return "Nothing measured yet"
     trained = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"

@@ -78,11 +78,8 @@ def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
     """The tables of records, each with its `setting`; `tasks` has the task of each setting."""
     rows = headlines(records, tasks)
     fixed = [row for row in rows if row.get("kind", "split") == "split"]
-    unit = (
-        SHARE
-        if all(unit_of(task.metric).scale == SHARE.scale for task in tasks.values())
-        else PLAIN
-    )
+    scales = {unit_of(task.metric).scale for task in tasks.values()}
+    unit = SHARE if scales == {SHARE.scale} else PLAIN
     views = views_of(fixed)
     return Tables(
         tasks,
@@ -123,9 +120,8 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     examples: dict[str, int] = {}
     for row in rows:
         if row["split"] in splits:
-            values_of.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(
-                row["value"]
-            )
+            seeds = values_of.setdefault(row["encoding"], {})
+            seeds.setdefault(row["seed"], []).append(row["value"])
             examples[row["split"]] = row.get("examples", 0)
     errors = {
         name: {seed: fmean(values) for seed, values in seeds.items()}
@@ -164,9 +160,8 @@ def cells_of(
     cells = {}
     for heading, column in columns.items():
         marked = best(column)
-        decimals = unit.places(
-            unit.scale * fmean(seeds.values()) for seeds in column.errors.values()
-        )
+        means = (unit.scale * fmean(seeds.values()) for seeds in column.errors.values())
+        decimals = unit.places(means)
         cells[heading] = {
             name: _cell(seeds, name in marked, unit, decimals, spread)
             for name, seeds in column.errors.items()

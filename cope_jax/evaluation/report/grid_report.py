@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cope_jax import tasks
 from cope_jax.evaluation.report import grid_cells, page, results_table
 from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.evaluation.report.plot_style import save
@@ -57,10 +56,8 @@ def write(
     line = "; ".join([*filter(None, facts), page.versions(grid.environment(state.finished))])
     rows = ({**row, "setting": names[row["setting"]]} for row in curves(grid, state.finished))
     written = page.write(grid.workdir / "report.html", title, tables, rows, runs, line)
-    return tables, [
-        written,
-        write_atomically(grid.workdir / "table.tex", results_table.latex(tables)),
-    ]
+    latex = write_atomically(grid.workdir / "table.tex", results_table.latex(tables))
+    return tables, [written, latex]
 
 
 def write_all(grid: Grid, state: State, budget: str = "") -> list[Path]:
@@ -70,7 +67,7 @@ def write_all(grid: Grid, state: State, budget: str = "") -> list[Path]:
     `budget` says what was searched.
     """
     settings = {cell.setting: cell.config.task for cell in state.finished}
-    made = {setting: tasks.create(task.name, **task.options) for setting, task in settings.items()}
+    made = {setting: task.create() for setting, task in settings.items()}
     total = len(state.finished) + len(state.failed) + len(state.left)
     facts = (f"{len(state.finished)} of {total} cells finished, {len(state.failed)} failed", budget)
     title = grid.workdir.resolve().name

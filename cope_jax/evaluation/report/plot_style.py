@@ -49,9 +49,8 @@ def legend(figure: Figure, axes: Axes, title: str = "", caption: str = "") -> No
     handles, labels = axes.get_legend_handles_labels()
     width, height = figure.get_size_inches()
     title = textwrap.fill(title, int(width / (1.3 * CHARACTER)))
-    columns = min(
-        len(labels), max(1, int(width / (0.36 + CHARACTER * max(map(len, labels), default=0))))
-    )
+    widest = CHARACTER * max(map(len, labels), default=0)
+    columns = min(len(labels), max(1, int(width / (0.36 + widest))))
     lines = -(-len(labels) // max(1, columns))
     figure.set_size_inches(width, height + 0.14 * (max(0, lines - 1) + len(title.splitlines())))
     # The title belongs to the legend, because a title of the figure would overlap a legend outside
@@ -186,9 +185,7 @@ def band(
     **options: Any,
 ) -> None:
     """Draws a line through the means at each x, in a band from the lowest to the highest value."""
-    lowest, highest, means = (
-        [float(f(at_x)) for at_x in values] for f in (np.min, np.max, np.mean)
-    )
+    lowest, highest, means = ([float(f(at)) for at in values] for f in (np.min, np.max, np.mean))
     axes.fill_between(x, lowest, highest, color=look["color"], alpha=0.15, linewidth=0)
     axes.plot(x, means, zorder=3, **look, **options)
 
@@ -208,14 +205,12 @@ def over_seeds(rows: Sequence[Mapping[str, Any]], marks: str, by: str = "encodin
     >>> over_seeds([{"encoding": "cope", "step": 4000, "seed": seed} for seed in (0, 1)], "bars: standard deviation")
     '4,000 steps; mean of 2 seeds; bars: standard deviation'
     """
-    groups = [
-        [row for row in rows if row.get(by) == name] for name in {row.get(by): 0 for row in rows}
-    ]
+    names = {row.get(by): 0 for row in rows}
+    groups = [[row for row in rows if row.get(by) == name] for name in names]
     steps = [max(row["step"] for row in group) for group in groups]
     seeds = [len({row["seed"] for row in group}) for group in groups]
     trained, number = (
         " to ".join(f"{n:,}" for n in sorted({min(group), max(group)})) for group in (steps, seeds)
     )
-    return f"{trained} steps; " + (
-        f"mean of {number} seeds; {marks}" if max(seeds) > 1 else "1 seed"
-    )
+    mean = f"mean of {number} seeds; {marks}" if max(seeds) > 1 else "1 seed"
+    return f"{trained} steps; {mean}"

@@ -96,9 +96,8 @@ def error_by_split(
     axes.set_xticks(range(len(splits)), [words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
     # Bars begin at 0.
-    _error_axis(
-        axes, task, [0.0, *(value for seed_errors in errors.values() for value in seed_errors)]
-    )
+    values = [value for seed_errors in errors.values() for value in seed_errors]
+    _error_axis(axes, task, [0.0, *values])
     legend(figure, axes, _title(task, model), _caption(task, records, encodings, splits))
     return figure
 
@@ -114,11 +113,8 @@ def error_by_length(
     the previous one.
     """
     errors = _errors(task, records, encodings, [split for _, split in task.sweep])
-    points = [
-        (value, split)
-        for value, split in task.sweep
-        if any((e, split) in errors for e in encodings)
-    ]
+    measured = {split for _, split in errors}
+    points = [(value, split) for value, split in task.sweep if split in measured]
     if not points:
         raise NothingToPlot(
             "no split of the task's sweep was measured: set evaluation.sweep_examples above 0"
@@ -155,9 +151,8 @@ def learning_curves(
     task: Task, curves: Sequence[Record], encodings: Sequence[str], model: str = ""
 ) -> Figure:
     """Plots the mean error against training steps, by split; bands span all seeds."""
-    rows = [
-        row for row in curves if row["encoding"] in encodings and row.get(task.metric) is not None
-    ]
+    rows = [row for row in curves if row["encoding"] in encodings]
+    rows = [row for row in rows if row.get(task.metric) is not None]
     splits = [split for split in task.splits if select(rows, split=split)]
     if not splits:
         raise NothingToPlot(
@@ -208,9 +203,8 @@ def _errors(
         for encoding in encodings:
             rows = select(records, encoding=encoding, split=split, metric=task.metric)
             if rows:
-                errors[encoding, split] = [
-                    unit_of(task.metric).scale * row["value"] for row in rows
-                ]
+                scale = unit_of(task.metric).scale
+                errors[encoding, split] = [scale * row["value"] for row in rows]
     return errors
 
 
@@ -239,10 +233,8 @@ def _points(
     at = [x for x, _, _ in shown]
     axes.plot(at, means, label=label, clip_on=False, zorder=3, **look)
     if stds.any():
-        bars = [
-            np.minimum(stds, means),
-            np.minimum(stds, np.inf if highest is None else highest - means),
-        ]
+        above = np.inf if highest is None else highest - means
+        bars = [np.minimum(stds, means), np.minimum(stds, above)]
         axes.errorbar(
             at,
             means,

@@ -19,9 +19,8 @@ def markdown(tables: Tables) -> str:
         results_table(view, tables.encodings, columns, "`").markdown()
         for view, columns in tables.cells.items()
     ]
-    return (
-        "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {escaped(_metrics(tables))}"]) + "\n"
-    )
+    metrics = escaped(_metrics(tables))
+    return "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {metrics}"]) + "\n"
 
 
 def latex(tables: Tables) -> str:
@@ -57,9 +56,8 @@ def results_table(
 ) -> Table:
     """A row for each name, with `quote` around it, and a column of cells for each heading."""
     cells = [[column.get(name) for column in columns.values()] for name in rows]
-    texts = [
-        [f"{quote}{name}{quote}", *map(_text, row)] for name, row in zip(rows, cells, strict=True)
-    ]
+    pairs = zip(rows, cells, strict=True)
+    texts = [[f"{quote}{name}{quote}", *map(_text, row)] for name, row in pairs]
     bold = {
         (n, m)
         for n, row in enumerate(cells)
@@ -74,9 +72,8 @@ def picture(tables: Tables, title: str) -> Figure:
     """The tables as a picture, one next to the other; the colour of a cell is its error."""
     names, views = tables.encodings, len(tables.cells)
     widest = max(map(len, tables.cells.values()))
-    figure = Figure(
-        figsize=(1.2 + 0.42 * widest * views, 1.0 + 0.25 * len(names)), layout="constrained"
-    )
+    size = (1.2 + 0.42 * widest * views, 1.0 + 0.25 * len(names))
+    figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize=9)
     panels = figure.subplots(1, views, sharey=True, squeeze=False)[0]
     for axes, (view, columns) in zip(panels, tables.cells.items(), strict=True):

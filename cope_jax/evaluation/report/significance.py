@@ -151,9 +151,8 @@ def differences(
     }
     if not tested:
         return {}
-    corrected = stats.false_discovery_control(
-        [compared.p for compared in tested.values()], method="bh"
-    )
+    ps = [compared.p for compared in tested.values()]
+    corrected = stats.false_discovery_control(ps, method="bh")
     return {
         pair: dataclasses.replace(compared, shown=bool(p <= 1 - CONFIDENCE))
         for (pair, compared), p in zip(tested.items(), corrected, strict=True)

@@ -53,9 +53,8 @@ class Table:
             show_header=any(self.headings),
         )
         for number, heading in enumerate(self.headings):
-            longest = max(
-                (len(line) for row in self.rows for line in row[number].split("\n")), default=0
-            )
+            lines = (line for row in self.rows for line in row[number].split("\n"))
+            longest = max(map(len, lines), default=0)
             shown.add_column(
                 escape(heading),
                 justify="left" if number < self.text_columns else "right",

@@ -118,9 +118,8 @@ class HarnessModel:
             before = self.lost.get(request.task_name, (0, 0))
             self.lost[request.task_name] = before[0] + words, before[1] + changed
             texts.append(_windows(tokens, self.length))
-        results = iter(
-            self._score([window for text in texts for window in text], "loglikelihood_rolling")
-        )
+        windows = [window for text in texts for window in text]
+        results = iter(self._score(windows, "loglikelihood_rolling"))
         return [sum(next(results)[0] for _ in text) for text in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
@@ -143,15 +142,12 @@ class HarnessModel:
         with Progress(len(requests), "text", label="generate_until", leave=False) as progress:
             for settings, numbers in groups.items():
                 room = self.length - settings.new_tokens
-                prompts = {
-                    number: self._tokens(requests[number].args[0])[-room:] for number in numbers
-                }
+                prompts = {n: self._tokens(requests[n].args[0])[-room:] for n in numbers}
                 order = sorted(numbers, key=lambda number: -len(prompts[number]))
                 for start in range(0, len(order), self._rows):
                     batch = order[start : start + self._rows]
-                    rows = self._generate(
-                        [prompts[number] for number in batch], batch, settings, room
-                    )
+                    chosen = [prompts[number] for number in batch]
+                    rows = self._generate(chosen, batch, settings, room)
                     for number, text in zip(batch, rows, strict=True):
                         texts[number] = text
                     progress.advance(len(batch))
@@ -222,9 +218,8 @@ class HarnessModel:
         room: int,
     ) -> list[str]:
         """Continues one batch. `numbers` are those of the requests."""
-        rows = [
-            Continuation(self._codec.decode, prompt.tolist(), settings.until) for prompt in prompts
-        ]
+        decode, until = self._codec.decode, settings.until
+        rows = [Continuation(decode, prompt.tolist(), until) for prompt in prompts]
         # The last row again, so that each batch has the same shape.
         missing = self._rows - len(prompts)
         parts = generate_stream(

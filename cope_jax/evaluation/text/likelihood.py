@@ -145,9 +145,8 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
     with Progress(count, "token", label=label, leave=False) as progress:
         for batch in windows.batches(batch_size):
             counts = batch["entries"] >= 0
-            nats[batch["entries"][counts]] = np.asarray(
-                _losses(graphdef, state, batch), np.float64
-            )[counts]
+            loss_BL = np.asarray(_losses(graphdef, state, batch), np.float64)
+            nats[batch["entries"][counts]] = loss_BL[counts]
             seen[batch["entries"][counts]] = batch["positions"][counts] + 1
             progress.advance(int(counts.sum()))
     if not np.isfinite(nats).all():
@@ -160,9 +159,8 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
 
 def check_length(model: Any, length: int) -> None:
     """Raises ConfigError if windows of this length are longer than a table of the encoding."""
-    check_positions(
-        model, length, f"windows of {length} tokens are too long", "ask for shorter ones"
-    )
+    mistake = f"windows of {length} tokens are too long"
+    check_positions(model, length, mistake, "ask for shorter ones")
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -61,9 +61,8 @@ def read(
 
 def check_length(model: Any, task: TextTask, split: str, length: int) -> None:
     """ConfigError if a table of the encoding is too short for windows of `length` tokens."""
-    longest = max(
-        int(np.diff(_bounds(task, entries)).max()) for entries in task.token_streams(split)
-    )
+    bounds = (_bounds(task, entries) for entries in task.token_streams(split))
+    longest = max(int(np.diff(ends).max()) for ends in bounds)
     likelihood.check_length(model, min(length, longest))
 
 
@@ -100,9 +99,8 @@ def figures_table(records: Sequence[Record]) -> Table:
     for length in lengths(records):
         selected = select(records, length=length)
         cells = [_cell([row[name] for row in selected]) for name in figures]
-        rows.append(
-            [str(length), str(selected[0]["stride"]), f"{selected[0]['known_tokens']:.1f}", *cells]
-        )
+        stride, seen = selected[0]["stride"], selected[0]["known_tokens"]
+        rows.append([str(length), str(stride), f"{seen:.1f}", *cells])
     headings = ["length", "stride", "tokens seen", *map(words, figures)]
     left_out = Counts(
         **{field.name: first.get(field.name, 0) for field in dataclasses.fields(Counts)}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cope_jax import tasks
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, StorageError, storage_reason
 from cope_jax.runs import records as recording
@@ -92,9 +91,7 @@ class Grid:
                     EncodingConfig.parse(cell.config.encoding, cell.config.encodings)
                     options = json.dumps(recipe["task"])
                     if options not in made:
-                        made[options] = tasks.create(
-                            cell.config.task.name, **cell.config.task.options
-                        )
+                        made[options] = cell.config.task.create()
                     create_learner(cell.config, made[options])
             except ConfigError as error:
                 raise ConfigError(f"cell {cell.name}: {error}") from error
@@ -186,9 +183,7 @@ class Grid:
             config, key = cell.config, repr(cell.config)
             if key not in experiments:
                 if repr(config.task) not in made:
-                    made = {
-                        repr(config.task): tasks.create(config.task.name, **config.task.options)
-                    }
+                    made = {repr(config.task): config.task.create()}
                 experiments = {key: Experiment(config, made[repr(config.task)])}
             # The peak of memory includes that of all earlier runs of this process, so only the
             # first run has one.
@@ -275,6 +270,5 @@ class Grid:
         if not times:
             return None
         means = {key: sum(values) / len(values) for key, values in times.items()}
-        return sum(
-            means.get((c.setting, c.label), means.get((c.setting,), means[()])) for c in waiting
-        )
+        known = (means.get((c.setting, c.label), means.get((c.setting,))) for c in waiting)
+        return sum(means[()] if mean is None else mean for mean in known)

@@ -63,10 +63,8 @@ def read(path: str) -> list[Cell]:
 
 def _reason(error: Exception) -> str:
     """The error in one line, with its line in the grid file."""
-    reason = (
-        getattr(error, "strerror", None)
-        or f"{type(error).__name__}: {' '.join(str(error).split())}"
-    )
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    reason = getattr(error, "strerror", None) or text
     lines = [
         str(frame.lineno)
         for frame in traceback.extract_tb(error.__traceback__)

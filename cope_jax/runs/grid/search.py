@@ -38,9 +38,8 @@ def trials(cells: Iterable[Cell]) -> list[Cell]:
         for values in _combinations(cell):
             setting = f"{cell.setting} search {_named(values)}".strip()
             data = {"training.data_seed": SEED}
-            trial = dataclasses.replace(
-                _with(cell, {**values, **data}), seeds=(SEED,), setting=setting
-            )
+            trial = _with(cell, {**values, **data})
+            trial = dataclasses.replace(trial, seeds=(SEED,), setting=setting)
             known.setdefault(trial.name, trial)
     return list(known.values())
 
@@ -60,11 +59,9 @@ def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
         )
         losses[tuple(values.items())] = loss if math.isfinite(loss) else math.inf
     best = min(losses, key=lambda values: losses[values], default=())
-    return (
-        (_with(cell, dict(best)), dict(best))
-        if losses.get(best, math.inf) < math.inf
-        else (cell, {})
-    )
+    if losses.get(best, math.inf) < math.inf:
+        return _with(cell, dict(best)), dict(best)
+    return cell, {}
 
 
 def left(trials: Grid, only_failed: bool = False) -> list[Cell]:
@@ -77,16 +74,14 @@ def left(trials: Grid, only_failed: bool = False) -> list[Cell]:
 def _diverged(trial: Cell, workdir: Path) -> bool:
     """True if the loss of a trial was not finite, which is a result and not a failure."""
     file = trial.folder(workdir) / FAILED
-    return (
-        file.exists() and workdirs.read_json(file, status=int)["status"] == STATUS[NonFiniteError]
-    )
+    diverged = STATUS[NonFiniteError]
+    return file.exists() and workdirs.read_json(file, status=int)["status"] == diverged
 
 
 def blocked(cells: Iterable[Cell], tried: State, workdir: Path) -> State:
     """The cells that wait for trials: failed if a trial has failed, else left."""
-    lines = {
-        trial.name: line for trial, line in tried.failed.items() if not _diverged(trial, workdir)
-    }
+    failed = tried.failed.items()
+    lines = {trial.name: line for trial, line in failed if not _diverged(trial, workdir)}
     left = {trial.name for trial in tried.left}
     waiting = State([], {}, [])
     for cell in cells:
