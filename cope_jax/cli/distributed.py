@@ -52,9 +52,8 @@ def join() -> None:
     JAX does if it loses a process. The other processes may only be late, so the same command can be
     run again. Raises ConfigError for incomplete flags.
     """
-    given: dict[str, Any] = {
-        name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")
-    }
+    names = ("coordinator", "num_processes", "process_id")
+    given: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
     explicit = any(value is not None for value in given.values())
     if explicit and None in given.values():
         raise ConfigError(

@@ -90,9 +90,8 @@ def clear_errors() -> Iterator[None]:
 
 def _out_of_memory(error: Exception) -> bool:
     from_device = isinstance(error, jax.errors.JaxRuntimeError)
-    return isinstance(error, MemoryError) or (
-        from_device and bool(re.search("(?i)out of memory", str(error)))
-    )
+    full = from_device and re.search("(?i)out of memory", str(error))
+    return isinstance(error, MemoryError) or bool(full)
 
 
 def _lost_process(error: Exception) -> bool:

@@ -24,7 +24,6 @@ from typing import Any
 
 from absl import flags
 
-from cope_jax import tasks
 from cope_jax.cli import common_flags, config_flags, jobs, outputs
 from cope_jax.cli.flag_values import check_names, with_options
 from cope_jax.errors import ConfigError
@@ -84,9 +83,8 @@ def main() -> None:
     """Trains and tests the systems on folds that are not done yet, then shows all results."""
     check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
-    config = with_options(
-        config_flags.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value
-    )
+    options = {"data_dir": _CORPORA_DIR.value, "file": _INPUT.value}
+    config = with_options(config_flags.read_config(_CONFIG.value), **options)
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]
     if not systems:
         raise ConfigError(
@@ -95,11 +93,8 @@ def main() -> None:
         )
     folds = divide(config)
     with workdirs.Workdir(workdir).locked():
-        show(
-            workdir,
-            {name: cross_validate(name, config, folds, workdir) for name in systems},
-            folds[0].classes,
-        )
+        validations = {name: cross_validate(name, config, folds, workdir) for name in systems}
+        show(workdir, validations, folds[0].classes)
 
 
 def is_there(system: str) -> bool:
@@ -117,10 +112,8 @@ def is_there(system: str) -> bool:
 def divide(config: ExperimentConfig) -> list[Any]:
     """One task for every fold of every repeat."""
     numbers = itertools.product(range(_REPEATS.value), range(config.task.options["folds"]))
-    return [
-        tasks.create(config.task.name, **config.task.options | {"repeat": r, "fold": f})
-        for r, f in numbers
-    ]
+    folds = (with_options(config, repeat=repeat, fold=fold) for repeat, fold in numbers)
+    return [config.task.create() for config in folds]
 
 
 def cross_validate(
@@ -128,10 +121,10 @@ def cross_validate(
 ) -> classification.CrossValidation:
     """Predicts the test messages of every fold with a system that is trained on the other folds."""
     if classify := classification.CLASSIFIERS.get(system):
-        predictions = [
-            classify(task.texts("train"), task.labels("train"), task.texts("test"))
-            for task in folds
-        ]
+        trained = (
+            (task.texts("train"), task.labels("train"), task.texts("test")) for task in folds
+        )
+        predictions = [classify(*texts) for texts in trained]
     else:
         model = pretrained.MINILM if system.startswith("minilm") else _MODEL.value
         head = pretrained.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")

@@ -94,11 +94,8 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
     labels = list(dict.fromkeys(cell.label for cell in grid.cells))
     records, paths = grid.records(), grid.write_results()
     paper = {} if is_changed() else config.paper
-    paths.append(
-        write_atomically(
-            grid.workdir / "table.md", comparison.markdown(task, records, labels, paper)
-        )
-    )
+    text = comparison.markdown(task, records, labels, paper)
+    paths.append(write_atomically(grid.workdir / "table.md", text))
     model, title = config.model.name, ", ".join(filter(None, (task.name, config.variant)))
     _, (page, latex) = grid_report.write(grid, grid.state(), {"": task}, title)
     curves = list(grid_report.curves(grid, grid.cells))

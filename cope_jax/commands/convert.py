@@ -216,9 +216,8 @@ def config_text(values: Mapping[str, Any]) -> str:
         *((f"{field}=", value) for field, value in fields.items()),
     ]:
         indent = " " * (8 + len(begin))
-        arguments += f"        {begin}{pprint.pformat(value, sort_dicts=False)},\n".replace(
-            "\n ", f"\n{indent} "
-        )
+        written = f"        {begin}{pprint.pformat(value, sort_dicts=False)},\n"
+        arguments += written.replace("\n ", f"\n{indent} ")
     return _FILE.format(arguments=arguments)
 
 
@@ -239,7 +238,5 @@ def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def _shapes(config: Any) -> dict[Any, Any]:
-    return {
-        path: leaf.shape
-        for path, leaf in safetensors_io.shapes(models.MODELS.get(config.name), config).items()
-    }
+    shapes = safetensors_io.shapes(models.MODELS.get(config.name), config)
+    return {path: leaf.shape for path, leaf in shapes.items()}

@@ -98,12 +98,8 @@ def main() -> None:
             Path(_OUT.value).open("a").close()  # so that an error comes before the model is loaded
     generator = text_model.load(Path(_MODEL.value), _SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
-    longest = (
-        max(len(tokens) for _, tokens in prompts)
-        + len(generator.codec.begin)
-        + _MAX_NEW_TOKENS.value
-        - 1
-    )
+    longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin)
+    longest += _MAX_NEW_TOKENS.value - 1
     print(generator.title, file=sys.stderr)
     if longest > generator.length:
         print(

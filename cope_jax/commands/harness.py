@@ -68,18 +68,11 @@ def main() -> None:
     with workdirs.Workdir(folder.output).locked(workdirs.MEASURING):
         results = _measure(lm, manager)
         records, left_out = harness_model.records(results, model.lost)
-        rows = [
-            [r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)]
-            for r in records
-        ]
+        figures = ((figure(r["value"], 4), figure(r["standard_error"], 4)) for r in records)
+        rows = [[r["task"], r["metric"], *both] for r, both in zip(records, figures, strict=True)]
         caption = "; ".join(f"{task}: {note}" for task, note in left_out.items())
-        table = Table(
-            title,
-            ["task", "metric", "value", "± standard error"],
-            rows,
-            caption=caption,
-            text_columns=2,
-        )
+        headings = ["task", "metric", "value", "± standard error"]
+        table = Table(title, headings, rows, caption=caption, text_columns=2)
         content = {"records": records, "step": folder.step, "settings": _settings(model.length)}
         paths = outputs.write(folder.output, "harness", content, table.markdown())
     wide_console().print(table.rich())
@@ -135,9 +128,5 @@ def _settings(length: int) -> dict[str, Any]:
     """Settings on which the results depend, except the model."""
     import lm_eval
 
-    return {
-        "length": length,
-        "fewshot": _FEWSHOT.value,
-        "limit": _LIMIT.value,
-        "lm_eval": lm_eval.__version__,
-    }
+    settings = {"length": length, "fewshot": _FEWSHOT.value, "limit": _LIMIT.value}
+    return settings | {"lm_eval": lm_eval.__version__}

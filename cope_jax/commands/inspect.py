@@ -128,10 +128,8 @@ def show_maps(
     console.print(maps.strips(seen, console.width), soft_wrap=True)
 
     def write(folder: Path) -> list[Path]:
-        return [
-            *maps.write_heat_maps(folder, seen, title),
-            viewer.write(folder / "report.html", seen, title),
-        ]
+        page = viewer.write(folder / "report.html", seen, title)
+        return [*maps.write_heat_maps(folder, seen, title), page]
 
     return write
 
@@ -168,10 +166,8 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     seen = dataclasses.replace(seen, tokens=tuple(scored.pieces[: len(tokens_L)]))
 
     def write(folder: Path) -> list[Path]:
-        return [
-            *views.write(folder, scored.heads, title),
-            viewer.write(folder / "report.html", seen, title),
-        ]
+        page = viewer.write(folder / "report.html", seen, title)
+        return [*views.write(folder, scored.heads, title), page]
 
     return write
 
@@ -203,7 +199,6 @@ def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
         raise ConfigError(
             f"--example must be below {examples}, the number of examples that the run was evaluated on"
         )
-    batch = task.dataset(
-        _SPLIT.value or task.evaluation_splits[0], examples, run.experiment.training.data_seed
-    )
+    split, seed = _SPLIT.value or task.evaluation_splits[0], run.experiment.training.data_seed
+    batch = task.dataset(split, examples, seed)
     return batch["inputs"][example, : int(np.flatnonzero(batch["weights"][example])[-1]) + 1]

@@ -47,10 +47,8 @@ def main() -> None:
             folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
             texts = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
         elif kind == "configs":
-            texts = {
-                name: with_variants(name, text)
-                for name, text in _documents(config_files.families()).items()
-            }
+            documents = _documents(config_files.families())
+            texts = {name: with_variants(name, text) for name, text in documents.items()}
         else:
             texts = _documents({name: run.COMMANDS / f"{name}.py" for name in run.command_names()})
         if not texts:  # an installed package has no grids
@@ -58,11 +56,8 @@ def main() -> None:
         width = 2 + max(map(len, texts))
         columns, margin = shutil.get_terminal_size().columns, " " * (width + 2)
         rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in texts.items())
-        blocks.append(
-            "\n".join(
-                [kind, *(textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)]
-            )
-        )
+        filled = (textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)
+        blocks.append("\n".join([kind, *filled]))
     print("\n\n".join(blocks) or "nothing to list: only a checkout of the repository has grids")
 
 

@@ -117,9 +117,8 @@ def main() -> None:
             find_neighbours(models, queries, text, corpus, workdir)
     else:
         models = load_models(_MODELS.value)
-        train, test = word_senses.read_occurrences(
-            _CORPUS.value, _CORPORA_DIR.value, _TRAIN.value, _TEST.value
-        )
+        counts = _TRAIN.value, _TEST.value
+        train, test = word_senses.read_occurrences(_CORPUS.value, _CORPORA_DIR.value, *counts)
         with workdirs.Workdir(workdir).locked():
             show_senses(score_models(models, train, test), train, test, workdir)
 
@@ -161,9 +160,8 @@ def static_vectors(sentences: Sequence[Sentence]) -> dict[str, Any]:
     """Trains word2vec on the sentences. In a small text, it also learns words that occur once."""
     words = sum(map(len, sentences))
     print(f"word2vec: {_EPOCHS.value} epochs of {words:,} words", file=sys.stderr)
-    return train_word2vec(
-        sentences, Word2VecConfig(epochs=_EPOCHS.value, min_count=5 if words >= LARGE else 1)
-    )
+    config = Word2VecConfig(epochs=_EPOCHS.value, min_count=5 if words >= LARGE else 1)
+    return train_word2vec(sentences, config)
 
 
 def find_neighbours(
@@ -223,15 +221,11 @@ def score_models(
         ContextFree(vectors, "word2vec, word"),
         ContextMean(vectors, "word2vec, context"),
     ]
-    scores_of = {
-        "no vectors": [
-            word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))
-        ]
-    }
+    baseline = word_senses.most_frequent(train, test)
+    scores_of = {"no vectors": [word_senses.score("most frequent", "", test, baseline)]}
     for model in (*static, *models):
-        _, *scores_of[model.name] = word_senses.disambiguate(
-            model, train, test, k=_K.value, label="occurrences"
-        )
+        scored = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
+        _, *scores_of[model.name] = scored
     return scores_of
 
 
@@ -254,23 +248,14 @@ def show_senses(
                     share(score.macro, macro),
                 ]
             )
-            figures = {
-                "micro": score.micro,
-                "macro": score.macro,
-                "micro_interval": micro,
-                "macro_interval": macro,
-            }
+            figures: dict[str, Any] = {"micro": score.micro, "macro": score.macro}
+            figures |= {"micro_interval": micro, "macro_interval": macro}
             records.append({"model": name, **dataclasses.asdict(score), **figures})
     sizes = f"{_CORPUS.value}: {len(train):,} known occurrences, {len(test):,} to predict"
     title = f"correct senses, in % [95 % interval]; {sizes}"
     table = Table(title, ("model", "layer", "method", "micro", "macro"), rows, text_columns=3)
-    content = {
-        "corpus": _CORPUS.value,
-        "train": len(train),
-        "test": len(test),
-        "k": _K.value,
-        "scores": records,
-    }
+    content = {"corpus": _CORPUS.value, "train": len(train), "test": len(test)}
+    content |= {"k": _K.value, "scores": records}
     paths = outputs.write(workdir, "senses", content, table.markdown())
     layers = {
         name: list(dict.fromkeys(score.layer for score in scores))

@@ -113,9 +113,8 @@ def show(run: LoadedRun, task: TextTask, records: Sequence[Record], first: int) 
     """
     console, workdir = wide_console(), run.output
     console.print(perplexity_report.figures_table(records).rich())
-    console.print(
-        perplexity_report.positions_table([row for row in records if row["length"] == first]).rich()
-    )
+    rows = [row for row in records if row["length"] == first]
+    console.print(perplexity_report.positions_table(rows).rich())
     paths = [workdir / "perplexity.json"]
     model = f"{run.name} with {run.experiment.encoding}, trained on {task.name}"
     figure = perplexity_report.loss_by_position(records, model)

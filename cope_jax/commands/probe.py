@@ -124,17 +124,11 @@ def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probin
     """Computes the vectors of a task, in half precision, and probes all layers."""
 
     def read(side: list[Occurrence]) -> tuple[np.ndarray, list[str], list[str]]:
-        sentences, places = (
-            [occurrence.words for occurrence in side],
-            [occurrence.index for occurrence in side],
-        )
+        sentences, places = [o.words for o in side], [o.index for o in side]
         label = f"{name}, {side[0].split}"
         vectors = occurrence_vectors(model, sentences, places, dtype=np.float16, label=label)
-        return (
-            vectors,
-            [occurrence.lemma for occurrence in side],
-            [occurrence.sense for occurrence in side],
-        )
+        lemmas, senses = ([getattr(o, name) for o in side] for name in ("lemma", "sense"))
+        return vectors, lemmas, senses
 
     train, test = task
     return probe_layers(model.name, model.layers, read(train), read(test), config)
@@ -195,9 +189,8 @@ def plot(
     }
     caption = f"tested on {', '.join(f'{size:,} {task}' for task, size in sizes.items())}; bars: 95 % intervals"
     title = f"{name}, linear probes"
-    figure = contextual_plots.scores_by_layer(
-        layers, lines, baselines, intervals, title=title, caption=caption
-    )
+    texts = {"title": title, "caption": caption}
+    figure = contextual_plots.scores_by_layer(layers, lines, baselines, intervals, **texts)
     weights = {task: [probing_of_task.mix] for task, probing_of_task in by_task.items()}
     mixes = contextual_plots.mix_weights(
         layers, weights, title=f"{name}, probe on all layers", caption="one probe per task"

@@ -79,11 +79,9 @@ def main() -> None:
     if stopped is not None:
         raise stopped
     if state.failed or state.left:
-        again = (
-            "rerun without --only_failed"
-            if _ONLY_FAILED.value and state.left
-            else "rerun the same command"
-        )
+        again = "rerun the same command"
+        if _ONLY_FAILED.value and state.left:
+            again = "rerun without --only_failed"
         counts = ((len(state.failed), "failed"), (len(state.left), "not trained yet"))
         parts = [f"{count} cell{'s' * (count > 1)} {outcome}" for count, outcome in counts if count]
         print(
@@ -114,11 +112,9 @@ def announce(total: int, grid: Grid, state: State, todo: list[Cell]) -> None:
     line = f"{', '.join(counts)}, {len(todo)} to train, {at_a_time} at a time"
     seconds = grid.seconds_left(todo, state.finished)
     if todo:
-        time = (
-            "unknown until a cell is finished"
-            if seconds is None
-            else tqdm.format_interval(seconds / at_a_time)
-        )
+        time = "unknown until a cell is finished"
+        if seconds is not None:
+            time = tqdm.format_interval(seconds / at_a_time)
         line += f"; estimated time of training: {time}"
     print(line, file=sys.stderr)
 

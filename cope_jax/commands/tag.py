@@ -112,9 +112,8 @@ def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
 
 def read_config(holder: Any) -> ExperimentConfig:
     """The config of a flag, on the sentences of the other flags."""
-    return with_options(
-        config_flags.read_config(holder.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value
-    )
+    config = config_flags.read_config(holder.value)
+    return with_options(config, data_dir=_CORPORA_DIR.value, file=_INPUT.value)
 
 
 def create_configs(
@@ -132,8 +131,9 @@ def create_configs(
     for name in systems:
         if name.startswith("bert"):
             config = read_config(_BERT_CONFIG)
+            frozen = name == "bert_frozen"
             config = pretrained.on_encoder(
-                config, models["bert"], frozen=name == "bert_frozen", vocabulary="pieces"
+                config, models["bert"], frozen=frozen, vocabulary="pieces"
             )
             if name == "bert_frozen":
                 mixed = dataclasses.replace(config.model, layers="mix")

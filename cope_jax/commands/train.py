@@ -56,6 +56,5 @@ def main() -> None:
     records = experiment.train(workdir, [_SEED.value], profile=profile, verbose=True)
     if processes.is_first():
         print_errors(experiment, records)
-        outputs.list_run(
-            workdir, ("result.json", "metrics.jsonl", "TensorBoard"), workdir, config.model.name
-        )
+        files = ("result.json", "metrics.jsonl", "TensorBoard")
+        outputs.list_run(workdir, files, workdir, config.model.name)

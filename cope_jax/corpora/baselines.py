@@ -70,9 +70,8 @@ def unigram_cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Bat
     total = count = 0.0
     for batch in batches:
         for prefix, p_V in known.items():
-            total -= float(
-                batch[f"{prefix}weights"].ravel() @ np.log(p_V)[batch[f"{prefix}targets"].ravel()]
-            )
+            weights, targets = (batch[f"{prefix}{name}"].ravel() for name in ("weights", "targets"))
+            total -= float(weights @ np.log(p_V)[targets])
             count += float(batch[f"{prefix}weights"].sum())
     return total / count
 
@@ -96,9 +95,8 @@ def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
     for side in (0, 1):
         rows, indices = np.nonzero(counted_BL & (batch["segments"] == side))
         pieces = batch["inputs"][rows, indices]
-        counts.append(
-            coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr()
-        )
+        shape = (len(counted_BL), vocab_size)
+        counts.append(coo_array((np.ones(len(rows)), (rows, pieces)), shape).tocsr())
     return counts
 
 

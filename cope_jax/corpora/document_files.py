@@ -318,10 +318,8 @@ def _document(text: Any, where: str, field: str) -> Iterator[Piece]:
 def _kind(value: Any) -> str:
     kinds = {type(None): "null", list: "a list", dict: "an object", str: "a string"}
     kinds[bool] = "a truth value"
-    return kinds.get(
-        type(value),
-        f"a number ({value})" if isinstance(value, int | float) else type(value).__name__,
-    )
+    other = f"a number ({value})" if isinstance(value, int | float) else type(value).__name__
+    return kinds.get(type(value), other)
 
 
 def rooted(pattern: str) -> tuple[Any, str]:

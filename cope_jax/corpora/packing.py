@@ -108,9 +108,8 @@ def lay_out(
             fields["targets"][here] = tokens[start + 1 : start + size + 1]
             fields["positions"][here] = np.arange(size)
             fields["segments"][here] = segment
-            fields["entries"][number, begin + context : begin + size] = np.arange(
-                start + context, start + size
-            )
+            counted = slice(begin + context, begin + size)
+            fields["entries"][number, counted] = np.arange(start + context, start + size)
             begin += size
     return fields
 
@@ -168,14 +167,11 @@ class Packed:
         With "documents", there are also `segments` and `positions` `[n, L]`. Segments are numbered
         from 1 in each example. All fields are padded with 0.
         """
-        rows = [
-            range(int(self._rows[index]), int(self._rows[index + 1]))
-            for index in np.asarray(indices).tolist()
-        ]
+        bounds = ((self._rows[index], self._rows[index + 1]) for index in np.asarray(indices))
+        rows = [range(int(begin), int(end)) for begin, end in bounds]
         fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
-        entries_BL, segments_BL, positions_BL = (
-            fields.pop(name) for name in ("entries", "segments", "positions")
-        )
+        names = ("entries", "segments", "positions")
+        entries_BL, segments_BL, positions_BL = (fields.pop(name) for name in names)
         counts_BL = (entries_BL >= 0) & (self._every | self._entries.counted[entries_BL])
         batch = {**fields, "weights": counts_BL.astype(np.float32)}
         return (

@@ -150,11 +150,9 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 
 @READERS.register("code")
 def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    folder = (
-        source_code.standard_library()
-        if data_dir is None
-        else pathlib.Path(data_folder(data_dir)) / "code"
-    )
+    folder = source_code.standard_library()
+    if data_dir is not None:
+        folder = pathlib.Path(data_folder(data_dir)) / "code"
     patterns = tuple(globs) or source_code.PYTHON
     stamp = source_code.stamp
     return lambda split: _tree(folder, patterns, stamp(folder, patterns)).documents(split)

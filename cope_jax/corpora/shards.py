@@ -167,10 +167,8 @@ def records(
     first = set(entries.bounds.tolist() if packing == "documents" else [0])
     for begin, end in itertools.pairwise(rows.tolist()):
         starts, sizes = pieces.starts[begin:end], pieces.sizes[begin:end]
-        spans = [
-            range(start, start + size)
-            for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
-        ]
+        pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
+        spans = [range(start, start + size) for start, size in pairs]
         counted = np.concatenate([entries.counted[span.start : span.stop] for span in spans])
         idle = np.array([], np.int64) if every else np.flatnonzero(~counted)
         flags = np.array([_FIRST * (span.start in first) for span in spans])
@@ -203,16 +201,13 @@ class Example:
         used = int(self.sizes.sum())
         numbers = np.repeat(np.arange(len(self.sizes)), self.sizes)
         places = np.arange(used) + numbers  # each earlier piece has one token more than inputs
-        fields = {
-            name: np.zeros(length, np.int32)
-            for name in ("inputs", "targets", "segments", "positions")
-        }
+        names = ("inputs", "targets", "segments", "positions")
+        fields = {name: np.zeros(length, np.int32) for name in names}
         fields["inputs"][:used] = self.tokens[places]
         fields["targets"][:used] = self.tokens[places + 1]
         fields["segments"][:used] = numbers + 1
-        fields["positions"][:used] = np.arange(used) - np.repeat(
-            np.cumsum(self.sizes) - self.sizes, self.sizes
-        )
+        starts = np.cumsum(self.sizes) - self.sizes
+        fields["positions"][:used] = np.arange(used) - np.repeat(starts, self.sizes)
         weights = np.zeros(length, np.float32)
         weights[:used] = 1
         weights[self.idle] = 0
@@ -274,9 +269,8 @@ class Shards:
             )
         number = bisect.bisect_right(self._ends[split], index)
         shard = self._of[split][number]
-        return self._read(shard, [index - self._ends[split][number] + shard.examples])[0].fields(
-            self.manifest.length
-        )
+        within = index - self._ends[split][number] + shard.examples
+        return self._read(shard, [within])[0].fields(self.manifest.length)
 
     def stream(self, shard: Shard) -> TokenStream:
         """The text of a shard. `bounds` are those of documents, or of the stream."""

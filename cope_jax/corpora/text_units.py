@@ -62,8 +62,6 @@ class Counts:
         """
         if self.unknown:
             return f"no perplexity per word, no bits per byte: the tokenizer loses words ({self.unknown:,})"
-        return (
-            f"no bits per byte: the tokenizer changes bytes of texts ({self.changed:,})"
-            if self.changed
-            else ""
-        )
+        if self.changed:
+            return f"no bits per byte: the tokenizer changes bytes of texts ({self.changed:,})"
+        return ""

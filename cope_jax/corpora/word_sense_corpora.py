@@ -70,9 +70,8 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
             raise ConfigError(
                 f"{path}, line {number} must have a word, split, sense, index and sentence: fix the line"
             )
-        occurrences.append(
-            Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1]))
-        )
+        lemma, split, sense, index, _ = columns
+        occurrences.append(Occurrence(words, int(index), lemma, sense, cast(Split, split)))
     return occurrences
 
 

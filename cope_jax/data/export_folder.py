@@ -111,9 +111,8 @@ def reports_of(out: epath.Path, unit: int) -> list[dict[str, Any]]:
 
 
 def _read_report(file: epath.Path) -> dict[str, Any]:
-    report = read_object(
-        file, "delete it and rerun the command", shards=list, sums=dict, pieces=int, last=bool
-    )
+    kinds: dict[str, type] = {"shards": list, "sums": dict, "pieces": int, "last": bool}
+    report = read_object(file, "delete it and rerun the command", **kinds)
     if any(
         not isinstance(shard, dict) or not {"file", "size"} <= shard.keys()
         for shard in report["shards"]

@@ -87,11 +87,8 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     ['tinyshakespeare/input.txt']
     """
     root = pathlib.Path(data_dir)
-    return [
-        name
-        for name in source.files
-        if not any((root / f"{name}{end}").exists() for end in ("", ".gz"))
-    ]
+    paths = {name: (root / name, root / f"{name}.gz") for name in source.files}
+    return [name for name, both in paths.items() if not any(path.exists() for path in both)]
 
 
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:

@@ -85,11 +85,9 @@ def train_iterator(
 
         def drawn(i: int) -> Batch:
             batch = task.sample(np.random.default_rng([*entropy, i]), batch_size)
-            return (
-                {name: array[rows] for name, array in batch.items()}
-                if len(rows) < batch_size
-                else batch
-            )
+            if len(rows) == batch_size:
+                return batch
+            return {name: array[rows] for name, array in batch.items()}
 
         dataset = batches.map(drawn)
     else:

@@ -111,18 +111,10 @@ def export(
         return read_manifest(out)
     try:
         tokenizer = _tokenizer(source, out, vocabulary, given, identity)
-        units = [
-            unit
-            for unit in range(index, len(source.weights), hosts)
-            if all_reports(out, unit) is None
-        ]
-        _write_units(
-            source,
-            out,
-            _Job(vocabulary.kind, str(out / tokenizer.file), options, identity),
-            units,
-            workers,
-        )
+        mine = range(index, len(source.weights), hosts)
+        units = [unit for unit in mine if all_reports(out, unit) is None]
+        job = _Job(vocabulary.kind, str(out / tokenizer.file), options, identity)
+        _write_units(source, out, job, units, workers)
         reports = [all_reports(out, unit) for unit in range(len(source.weights))]
         if None in reports:
             return None

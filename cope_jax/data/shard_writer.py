@@ -97,18 +97,10 @@ class Chunk:
             documents.clear()
             sums[split] = {"tokens": int(entries.counted.sum()), **self._sums[split]}
             if len(entries):
-                made = records(
-                    entries,
-                    options.length,
-                    options.packing,
-                    len(self._tokenizer),
-                    every=split == "train",
-                )
-                shards.append(
-                    dataclasses.asdict(
-                        _write_shard(out, f"{split}-{name}", split, made, len(entries))
-                    )
-                )
+                size, every = len(self._tokenizer), split == "train"
+                made = records(entries, options.length, options.packing, size, every=every)
+                shard = _write_shard(out, f"{split}-{name}", split, made, len(entries))
+                shards.append(dataclasses.asdict(shard))
         return {"shards": shards, "sums": sums}
 
 

@@ -26,10 +26,8 @@ from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
 
 VERSION = "1.0.0"
-_CLASSES = {
-    f"{kind.__module__}.{kind.__name__}"
-    for kind in (tfds.features.FeaturesDict, tfds.features.Tensor)
-}
+_KINDS = (tfds.features.FeaturesDict, tfds.features.Tensor)
+_CLASSES = {f"{kind.__module__}.{kind.__name__}" for kind in _KINDS}
 _CHUNK = 1024  # number of examples that are made from files at a time
 
 
@@ -68,10 +66,8 @@ def write(
     if not sizes:
         raise ConfigError(f"no split to write: give sizes for some of {', '.join(task.splits)}")
     if _path(task, data_dir).exists():
-        existing = {
-            name: info.num_examples
-            for name, info in _open(task, data_dir, seed).info.splits.items()
-        }
+        infos = _open(task, data_dir, seed).info.splits
+        existing = {name: info.num_examples for name, info in infos.items()}
         if existing != dict(sizes):
             raise ConfigError(
                 f"{data_dir} holds {task.name} in other sizes, {existing}: choose another data_dir"
@@ -288,7 +284,5 @@ def _difference(wanted: dict[str, Any], existing: dict[str, Any]) -> str:
     others = [f"{name} differs" for name in files if here.get(name) != there.get(name)]
     wanted, existing = ({"seed": side["seed"], **side["options"]} for side in (wanted, existing))
     differ = sorted(key for key in wanted | existing if wanted.get(key) != existing.get(key))
-    return ", ".join(
-        [f"{key} is {existing.get(key)} there and {wanted.get(key)} here" for key in differ]
-        + others
-    )
+    options = [f"{key} is {existing.get(key)} there and {wanted.get(key)} here" for key in differ]
+    return ", ".join(options + others)

@@ -117,10 +117,8 @@ def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
     for kind, (option, form) in _SCALINGS.items():
         if (value := getattr(rope, option)) is not None:
             numbers = value if isinstance(value, tuple) else (value,)
-            scaling = {
-                "rope_type": kind,
-                **{name: number for (name, *_), number in zip(form, numbers, strict=False)},
-            }
+            names = zip(form, numbers, strict=False)
+            scaling = {"rope_type": kind, **{name: number for (name, *_), number in names}}
     if scaling and _LENGTH in scaling:
         scaling[_LENGTH] = int(scaling[_LENGTH])
     if rope.yarn is not None and rope.magnitude is not None:

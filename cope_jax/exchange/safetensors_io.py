@@ -47,9 +47,8 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{path} lacks {field.name!r}: use a complete config")
-    return configure(
-        kind, {field.name: values[field.name] for field in fields if field.name in values}, path
-    )
+    known = {field.name: values[field.name] for field in fields if field.name in values}
+    return configure(kind, known, path)
 
 
 def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:

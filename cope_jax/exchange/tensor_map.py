@@ -23,11 +23,8 @@ from cope_jax.storage.files import read_object
 ADAPTER = "adapter_config.json"
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
 """Output layer in transformers → our embedding, to which an output layer may be tied."""
-_LEAVES = {
-    **dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"),
-    "bias": "bias",
-    "bias_V": "bias",
-}
+_LEAVES = dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight")
+_LEAVES |= {"bias": "bias", "bias_V": "bias"}
 """Names of parameters in our modules → names in transformers."""
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
@@ -154,9 +151,8 @@ class Format:
         for entry in self._entries(wanted):
             if entry.name.startswith(self.optional) and entry.name not in tensors:
                 continue
-            parts = _parts(
-                entry, [wanted[path] for path in entry.paths], tensors, folder, config.num_layers
-            )
+            shapes = [wanted[path] for path in entry.paths]
+            parts = _parts(entry, shapes, tensors, folder, config.num_layers)
             params |= zip(entry.paths, parts, strict=True)
         for theirs, ours in self.tied.items():
             tied = tensors.pop(theirs, None)
@@ -212,11 +208,8 @@ class Format:
                 f"the format {self.kind} cannot represent this config ({error}): choose the format cope_jax"
             ) from error
         # An option of a part that the format lacks is not in `said`.
-        changed = [
-            name
-            for name, value in asked.items()
-            if name not in self.free and said.get(name, value) != value
-        ]
+        decided = {name: value for name, value in asked.items() if name not in self.free}
+        changed = [name for name, value in decided.items() if said.get(name, value) != value]
         lost = [f"{name}={asked[name]!r}" for name in changed]
         if lost:
             raise ConfigError(
@@ -235,11 +228,8 @@ class Format:
             for leaf, end in _LEAVES.items():
                 paths = [f"{module}/{leaf}".lstrip("/") for module in ours.split(" ")]
                 if paths[0] in wanted:
-                    yield _Entry(
-                        f"{theirs}.{end}",
-                        paths,
-                        leaf == "kernel" and not theirs.startswith(self.plain),
-                    )
+                    transposed = leaf == "kernel" and not theirs.startswith(self.plain)
+                    yield _Entry(f"{theirs}.{end}", paths, transposed)
 
 
 def _parts(

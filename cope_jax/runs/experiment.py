@@ -219,9 +219,8 @@ class Experiment:
             )
         step, params, seconds = run.restored
         program, _ = self._side_by_side(len(run.seeds))
-        return self.records(
-            run.seeds, jax.device_put(params, program.state_shardings.params), step, seconds
-        )
+        placed = jax.device_put(params, program.state_shardings.params)
+        return self.records(run.seeds, placed, step, seconds)
 
     def records(
         self, seeds: Sequence[int], params: PyTree, step: int, seconds: float
@@ -308,10 +307,8 @@ class Experiment:
             print(f"all parameters: {shown(path)}", file=sys.stderr)
         unused = jax.device_count() - self.program.mesh.size
         if unused:
-            print(
-                f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused",
-                file=sys.stderr,
-            )
+            line = f"job.mesh leaves {unused} of {jax.device_count()} devices unused"
+            print(f"warning: {line}", file=sys.stderr)
 
     def _start(self) -> PyTree:
         """The parameters to start from."""
@@ -321,9 +318,8 @@ class Experiment:
     def _curve(
         self, evaluator: Evaluator, seeds: Sequence[int], state: TrainState, step: int
     ) -> list[dict[str, Any]]:
-        measured = evaluator(
-            state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples
-        )
+        splits, examples = self.task.evaluation_splits, self.config.evaluation.curve_examples
+        measured = evaluator(state.params, splits, examples)
         return [
             {"step": step, "seed": seed, "split": split, **errors}
             for split, runs in measured.items()

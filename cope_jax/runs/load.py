@@ -156,10 +156,8 @@ class LoadedRun(Loaded):
 
     def _create_task(self) -> Task:
         chosen = self.experiment.task
-        return tasks.create(
-            chosen.name,
-            **tasks.TASKS.get(chosen.name).with_saved_files(chosen.options, self.folder),
-        )
+        kind = tasks.TASKS.get(chosen.name)
+        return tasks.create(chosen.name, **kind.with_saved_files(chosen.options, self.folder))
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -300,9 +298,8 @@ def find(folder: str | Path | None) -> Path:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    about = read_object(
-        folder / RUN, "convert the run again", config=dict, seeds=list, step=int, seconds=float
-    )
+    kinds: dict[str, type] = {"config": dict, "seeds": list, "step": int, "seconds": float}
+    about = read_object(folder / RUN, "convert the run again", **kinds)
     check_seeds(about["seeds"], folder / RUN)
     return about
 

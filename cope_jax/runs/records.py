@@ -135,9 +135,8 @@ def commit() -> str | None:
         return None
 
     def output(*command: str) -> str:
-        return subprocess.run(
-            [git, "-C", str(root), *command], check=True, capture_output=True, text=True
-        ).stdout
+        whole = [git, "-C", str(root), *command]
+        return subprocess.run(whole, check=True, capture_output=True, text=True).stdout
 
     try:
         changed = output("status", "--porcelain", "--untracked-files=no")

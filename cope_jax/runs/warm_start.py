@@ -46,11 +46,8 @@ def start(
     loaded, model = load(folder), learner.model
     folder, config, params = loaded.folder, loaded.config, jax.device_get(loaded.params())
     same = task.same_saved_files(folder)
-    surplus = (
-        (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
-        if same
-        else 0
-    )
+    sizes = [getattr(each, "vocab_size", 0) or 0 for each in (config, model)]
+    surplus = sizes[0] - sizes[1] if same else 0
     if surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
     stored, wanted = flatten_dict(params), flatten_dict(nnx.to_pure_dict(learner.variables()))
@@ -117,11 +114,8 @@ def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any,
     """
     config = dataclasses.replace(config, vocab_size=vocab_size)
     shapes, stored = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
-    kept = {
-        name: stored[name][tuple(map(slice, leaf.shape))]
-        for name, leaf in shapes.items()
-        if name in stored
-    }
+    common = {name: leaf.shape for name, leaf in shapes.items() if name in stored}
+    kept = {name: stored[name][tuple(map(slice, shape))] for name, shape in common.items()}
     return config, unflatten_dict(kept)
 
 

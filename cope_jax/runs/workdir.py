@@ -176,10 +176,8 @@ class Workdir:
         options, kind = config.task.options, tasks.TASKS.get(config.task.name)
         if self.has_checkpoints():
             kept = kind.with_saved_files(options, self.path)
-            options = {
-                **options,
-                **{name: value for name, value in kept.items() if options.get(name) is None},
-            }
+            unset = {name: value for name, value in kept.items() if options.get(name) is None}
+            options = {**options, **unset}
         return tasks.create(config.task.name, **options)
 
     def keep_files(self, task: Task) -> None:
@@ -195,11 +193,8 @@ class Workdir:
                 f"{' and '.join(task.saved_files())} in {self.path} does not match the current data: restore the "
                 "original data, or choose another --workdir"
             )
-        missing = {
-            name: text
-            for name, text in task.saved_files().items()
-            if not (self.path / name).exists()
-        }
+        files = task.saved_files()
+        missing = {name: files[name] for name in files if not (self.path / name).exists()}
         write_files(self.path, missing | task.data_digest())
 
     def check_sources(self, task: Task, splits: Iterable[str]) -> None:
@@ -340,7 +335,6 @@ def _first_difference(stored: Any, wanted: Any, where: str) -> str:
                 or name not in wanted
                 or json.dumps(stored[name]) != json.dumps(wanted[name])
             ):
-                return _first_difference(
-                    stored.get(name), wanted.get(name), f"{where}.{name}" if where else name
-                )
+                path = f"{where}.{name}" if where else name
+                return _first_difference(stored.get(name), wanted.get(name), path)
     return f"{where} ({json.dumps(stored)}, not {json.dumps(wanted)})"

@@ -87,9 +87,8 @@ class Bucket:
         with self.clear_errors():
             first = self._path + prefix
             span = tensorstore.KvStore.KeyRange(first, _after(first))
-            return sorted(
-                name.decode().removeprefix(self._path) for name in self._objects.list(span).result()
-            )
+            names = (name.decode() for name in self._objects.list(span).result())
+            return sorted(name.removeprefix(self._path) for name in names)
 
     def remove(self, prefix: str) -> None:
         """Removes all objects that begin with `prefix`."""
@@ -106,9 +105,8 @@ class Bucket:
         """
         import tensorstore
 
-        return tensorstore.open(
-            {"driver": "zarr3"}, kvstore=self._objects / f"{self._path}{name}/", **options
-        )
+        store = self._objects / f"{self._path}{name}/"
+        return tensorstore.open({"driver": "zarr3"}, kvstore=store, **options)
 
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:

@@ -113,13 +113,8 @@ class Lock:
     def _sign(self, number: int, expected: bytes) -> bytes | None:
         """Writes a sign of life; returns its generation, or None if another has the lock."""
         holder = f"process {os.getpid()} on {socket.gethostname()}"
-        sign = {
-            "holder": holder,
-            "process": os.getpid(),
-            "machine": machine(),
-            "token": self.token,
-            "number": number,
-        }
+        sign = {"holder": holder, "process": os.getpid(), "machine": machine()}
+        sign |= {"token": self.token, "number": number}
         return self.bucket.write(self.name, json.dumps(sign).encode(), expected)
 
 

@@ -61,11 +61,8 @@ class CheckpointBucket:
         self._writer = concurrent.futures.ThreadPoolExecutor(1)
 
     def steps(self) -> list[int]:
-        names = (
-            name.removesuffix(f"/{COMPLETE}")
-            for name in self._bucket.names()
-            if name.endswith(f"/{COMPLETE}")
-        )
+        marker = f"/{COMPLETE}"
+        names = (n.removesuffix(marker) for n in self._bucket.names() if n.endswith(marker))
         return [step for step in map(step_of, names) if step is not None]
 
     def remove_unfinished(self) -> None:
@@ -94,10 +91,8 @@ class CheckpointBucket:
     def save(
         self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]
     ) -> Any:
-        leaves = {
-            checksum.name(path): _data(leaf)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        }
+        paths = jax.tree_util.tree_leaves_with_path(state)
+        leaves = {checksum.name(path): _data(leaf) for path, leaf in paths}
         written_here = {
             name: [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
             for name, leaf in leaves.items()

@@ -128,9 +128,8 @@ class Mirror:
 
     def above(self, levels: int) -> "Mirror":
         """The mirror of a folder above."""
-        return dataclasses.replace(
-            self, folder=self.folder.parents[levels - 1], bucket=self.bucket.above(levels)
-        )
+        folder = self.folder.parents[levels - 1]
+        return dataclasses.replace(self, folder=folder, bucket=self.bucket.above(levels))
 
     def check_lock(self) -> None:
         """StorageError if another command has the lock of the run with these checkpoints."""

@@ -42,7 +42,6 @@ def kind_of_cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    facts = sorted(
-        {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    )
+    starts = ("model name", "flags", "Features", "CPU part")
+    facts = sorted({line for line in lines if line.startswith(starts)})
     return f"{platform.machine()}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"

@@ -116,10 +116,8 @@ class Addition(SyntheticTask):
             operands = [_number(digits_of[:size]) for digits_of, size in padded]
             longest = len(str(max(operands)))
             lengths = [longest if coupled else len(str(operand)) for operand in operands]
-            written = [
-                str(operand).zfill(length)
-                for operand, length in zip(operands, lengths, strict=True)
-            ]
+            pairs = zip(operands, lengths, strict=True)
+            written = [str(operand).zfill(length) for operand, length in pairs]
             total = str(sum(operands)).zfill(longest + 1 if coupled else 0)
             step = 1 if coupled else -1
             text = [
@@ -136,11 +134,9 @@ class Addition(SyntheticTask):
             positions[row, : len(text)] = places_of_text
             weights[row, len(text) - len(total) - 1 : len(text)] = True
         batch = next_token_batch(tokens, weights[:, 1:])
-        return (
-            batch
-            if self.config.positions == "consecutive"
-            else {**batch, "positions": positions[:, :-1]}
-        )
+        if self.config.positions == "consecutive":
+            return batch
+        return {**batch, "positions": positions[:, :-1]}
 
 
 def _number(digits: np.ndarray) -> int:

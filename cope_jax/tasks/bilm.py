@@ -85,9 +85,8 @@ class BiLM(WordTask):
         words = (word for sentence in texts["train"] for word in sentence)
         vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))
         self.max_characters = config.max_characters
-        self._splits = {
-            split: _Split(text, vocabulary, config.max_characters) for split, text in texts.items()
-        }
+        longest = config.max_characters
+        self._splits = {split: _Split(text, vocabulary, longest) for split, text in texts.items()}
         fields = {split: text.fields for split, text in self._splits.items()}
         super().__init__(config, vocabulary, fields)
 
@@ -105,10 +104,8 @@ class _Split:
     ):
         kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))
         indices = {word: index for index, word in enumerate(kinds, start=3)}
-        marks = [
-            chars.sentence_mark(mark, max_characters)
-            for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)
-        ]
+        ends = (chars.BEGIN_SENTENCE, chars.END_SENTENCE)
+        marks = [chars.sentence_mark(mark, max_characters) for mark in ends]
         padding = np.zeros((1, max_characters), np.int32)
         words_UC = chars.characters(kinds, max_characters)
         self.table_UC = np.concatenate([padding, np.stack(marks), words_UC])

@@ -106,9 +106,8 @@ class Counting(SyntheticTask):
         levels |= {f"pass_{weight:g}": weight for weight in c.ood_pass_weights}
         points = sorted({max(1, round(c.pass_weight * factor)) for factor in (0.2, 0.5, 1, 1.5, 2)})
         vocabulary = ("<pad>", "=", ";", "++;", "pass;", "print", *variables, *numbers)
-        super().__init__(
-            config, vocabulary=vocabulary, levels=levels, sweep=[(point, point) for point in points]
-        )
+        sweep = [(point, point) for point in points]
+        super().__init__(config, vocabulary=vocabulary, levels=levels, sweep=sweep)
 
     def _length(self, level: float) -> int:
         return min(self.config.block_length, 4 * self.config.max_operations + 2)
@@ -142,9 +141,8 @@ class Counting(SyntheticTask):
         happens = np.arange(c.max_operations) < lengths[:, None]
         tokens[:, :-1] = np.where(happens[:, :, None], forms[operations], ABSENT)
         tokens[:, :-1, 0] += np.where(tokens[:, :-1, 0] == word["a"], targets, 0)
-        tokens[:, -1, :3] = np.stack(
-            [np.full(n, word["print"]), word["a"] + asked, word["0"] + answer], axis=1
-        )
+        question = [np.full(n, word["print"]), word["a"] + asked, word["0"] + answer]
+        tokens[:, -1, :3] = np.stack(question, axis=1)
         return self._batch(tokens[is_set.any(1)].reshape(-1, 4 * (c.max_operations + 1)))
 
     def _batch(self, tokens: np.ndarray) -> Batch:

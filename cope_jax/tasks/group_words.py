@@ -109,11 +109,9 @@ def _elements(group: str) -> list[Permutation]:
             for by in range(5)
         ]
     everything = list(itertools.permutations(range(int(group[1]))))
-    return (
-        everything
-        if group.startswith("S")
-        else [element for element in everything if _is_even(element)]
-    )
+    if group.startswith("S"):
+        return everything
+    return [element for element in everything if _is_even(element)]
 
 
 def _cycle(size: int, by: int) -> Permutation:

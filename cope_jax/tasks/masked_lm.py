@@ -108,9 +108,8 @@ class MaskedLM(Task):
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
         self._splits = {split: _Text(text[split], self.wordpiece) for split in SPLITS}
-        super().__init__(
-            config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(SPLITS, config.length)
-        )
+        lengths = dict.fromkeys(SPLITS, config.length)
+        super().__init__(config, vocab_size=len(self.wordpiece), lengths=lengths)
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         length, text, special = self.length(split), self._splits[split], self.wordpiece
@@ -156,9 +155,8 @@ class MaskedLM(Task):
         special = self.wordpiece
         train = self.dataset("train", examples, seed)
         most = np.bincount(train["next"]).argmax()
-        classifier = BagOfWords(
-            self.vocab_size, [special.pad, special.cls, special.sep, special.mask]
-        ).fit(train)
+        uncounted = [special.pad, special.cls, special.sep, special.mask]
+        classifier = BagOfWords(self.vocab_size, uncounted).fit(train)
         results = []
         for split in self.evaluation_splits:
             test = _joined(batches(split))
@@ -212,10 +210,8 @@ class _Text:
     """
 
     def __init__(self, text: list[list[tuple[str, ...]]], wordpiece: WordPiece):
-        encoded = [
-            [wordpiece.encode_words(sentence)[0] for sentence in document if sentence]
-            for document in text
-        ]
+        encode = wordpiece.encode_words
+        encoded = [[encode(sentence)[0] for sentence in document if sentence] for document in text]
         encoded = [document for document in encoded if document]
         if len(encoded) < 2:
             raise ConfigError(

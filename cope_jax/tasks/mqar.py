@@ -118,9 +118,8 @@ class Mqar(SyntheticTask):
         targets, weights = inputs.copy(), np.zeros(inputs.shape, np.float32)
         for row in range(n):
             keys, values = self._pairs(rng, int(level))
-            inputs[row] = targets[row] = rng.choice(
-                np.setdiff1d(np.arange(self.vocab_size), keys), size=length
-            )
+            others = np.setdiff1d(np.arange(self.vocab_size), keys)
+            inputs[row] = targets[row] = rng.choice(others, size=length)
             pairs = zip(keys, values, strict=True)
             written = [token for key, value in pairs for token in (*key, value)]
             if self.config.form == "forgetting":

@@ -62,13 +62,12 @@ class Navigation(SyntheticTask):
         p_empty: float = 0.5
 
         def __post_init__(self):
-            check_at_least(
-                1,
-                "navigation",
-                dimensions=self.dimensions,
-                max_run=self.max_run,
-                objects=self.objects,
-            )
+            sizes = {
+                "dimensions": self.dimensions,
+                "max_run": self.max_run,
+                "objects": self.objects,
+            }
+            check_at_least(1, "navigation", **sizes)
             check_at_least(2, "navigation", steps=self.steps, side=self.side)
             check(
                 self.dimensions <= len(AXES),
@@ -91,12 +90,8 @@ class Navigation(SyntheticTask):
     def __init__(self, config: Config):
         steps, axes = config.steps, AXES[: config.dimensions]
         self._run = config.max_run or (10 if config.dimensions == 1 else 3)
-        levels = {
-            "train": steps,
-            "in_distribution": steps,
-            "dense": max(2, steps // 2),
-            "sparse": 2 * steps,
-        }
+        levels = {"train": steps, "in_distribution": steps}
+        levels |= {"dense": max(2, steps // 2), "sparse": 2 * steps}
         points = {levels["dense"], (levels["dense"] + steps) // 2, steps, 3 * steps // 2, 2 * steps}
         super().__init__(
             config,

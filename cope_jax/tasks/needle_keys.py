@@ -72,10 +72,8 @@ class NeedleKeys(QuestionTask):
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         config = self.config
         keys = [string.ascii_uppercase[letter] for letter in rng.permutation(26)[: config.keys]]
-        numbers = [
-            "".join(map(str, digits))
-            for digits in rng.integers(10, size=(config.keys, config.digits))
-        ]
+        digits = rng.integers(10, size=(config.keys, config.digits))
+        numbers = ["".join(map(str, row)) for row in digits]
         spare = size - config.keys * (config.digits + 2)
         gaps = np.diff(np.sort(rng.integers(spare + 1, size=config.keys)), prepend=0, append=spare)
         needles = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]

@@ -27,11 +27,9 @@ class Persistent:
         if files := self._own_file() or self._own_files():
             return ", ".join(files)
         data_dir = getattr(self.config, "data_dir", "")
-        return (
-            "the small built-in sample, because data_dir is not set"
-            if data_dir is None
-            else str(data_dir)
-        )
+        if data_dir is None:
+            return "the small built-in sample, because data_dir is not set"
+        return str(data_dir)
 
     def saved_files(self) -> dict[str, str]:
         """The files that a run needs, such as a vocabulary, by name. Default: no files."""

@@ -116,9 +116,8 @@ class Probes(QuestionTask):
             index = int(rng.integers(1, size + 1))
             return f"FO:{digits}#{index:04d}", digits[-index]
         if kind == "needle":
-            return f"N:{digits}", "".join(
-                str(int(digit in digits[:index])) for index, digit in enumerate(digits)
-            )
+            seen = (int(digit in digits[:index]) for index, digit in enumerate(digits))
+            return f"N:{digits}", "".join(map(str, seen))
         if kind == "induction":
             return f"I:{digits}", "".join(_successor(digits[: index + 1]) for index in range(size))
         queried, *others = (string.ascii_lowercase[letter] for letter in rng.permutation(26))

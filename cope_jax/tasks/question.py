@@ -70,9 +70,8 @@ class QuestionTask(SyntheticTask):
         tokens = np.full((n, self._length(level) + 1), len(self.vocabulary) - 1, np.int32)
         weights = np.zeros(tokens.shape, bool)
         for row, size in enumerate(rng.integers(sizes.start, sizes.stop, size=n).tolist()):
-            question, answer = (
-                [self._numbers[symbol] for symbol in text] for text in self._question(rng, size)
-            )
+            texts = self._question(rng, size)
+            question, answer = ([self._numbers[symbol] for symbol in text] for text in texts)
             begin, end = len(question) + 1, len(question) + 1 + len(answer)
             tokens[row, :end] = [*question, self._numbers[EQUALS], *answer]
             weights[row, begin:end] = True

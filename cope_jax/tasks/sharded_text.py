@@ -168,10 +168,8 @@ class ShardedText(TextTask):
             return ()
         weights = self.config.weights or (1.0,) * len(self.config.folders)
         ends = [0, *itertools.accumulate(shards.size(split) for shards in self._parts)]
-        return tuple(
-            (weight, range(*end))
-            for weight, end in zip(weights, itertools.pairwise(ends), strict=True)
-        )
+        ranges = (range(*end) for end in itertools.pairwise(ends))
+        return tuple(zip(weights, ranges, strict=True))
 
     def blocks(self, split: str) -> Blocks:
         ranges, start = [], 0
@@ -193,9 +191,8 @@ class ShardedText(TextTask):
                     rows.append(shards.take(split, index))
                     break
                 index -= shards.size(split)
-        names = ("inputs", "targets", "weights") + (
-            () if self.crosses_documents else ("segments", "positions")
-        )
+        names: tuple[str, ...] = ("inputs", "targets", "weights")
+        names += () if self.crosses_documents else ("segments", "positions")
         if not rows:
             blank = self._parts[0].take(split, 0)
             return {name: blank[name][None][:0] for name in names}
@@ -226,11 +223,8 @@ class ShardedText(TextTask):
 
     def example_options(self) -> dict[str, Any]:
         options: Mapping[str, Any] = super().example_options()
-        return {
-            name: value
-            for name, value in options.items()
-            if name not in ("folders", "vocab", "window")
-        }
+        carried = ("folders", "vocab", "window")
+        return {name: value for name, value in options.items() if name not in carried}
 
     def _digests(self) -> dict[str, Any]:
         return {"manifests": [shards.manifest.digest for shards in self._parts]}

@@ -75,9 +75,8 @@ class Sorting(QuestionTask):
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         if self.config.form == "single":
             chosen = rng.permutation(len(SINGLE))[:size]
-            return "".join(SINGLE[letter] for letter in chosen), "".join(
-                SINGLE[letter] for letter in sorted(chosen)
-            )
+            question, answer = ("".join(SINGLE[n] for n in of) for of in (chosen, sorted(chosen)))
+            return question, answer
         numbers = rng.choice(np.arange(10, 10_000), size=size, replace=False).tolist()
         return "".join(f"{number}," for number in numbers), "".join(
             f"{number}," for number in sorted(numbers)

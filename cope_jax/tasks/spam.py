@@ -98,11 +98,8 @@ class Spam(StoredTask):
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
-        super().__init__(
-            config,
-            vocab_size=len(self.wordpiece),
-            lengths=dict.fromkeys(self.indices, config.length),
-        )
+        lengths = dict.fromkeys(self.indices, config.length)
+        super().__init__(config, vocab_size=len(self.wordpiece), lengths=lengths)
         self._fields = {split: self._encoded(split) for split in self.splits}
 
     def texts(self, split: str) -> list[str]:
@@ -159,8 +156,7 @@ def _divide(labels: np.ndarray, config: Spam.Config) -> tuple[np.ndarray, np.nda
             config.train <= most,
             f"spam.train must be at most {most}: leave it out for all {len(train)} messages",
         )
-        subset = model_selection.StratifiedShuffleSplit(
-            1, train_size=config.train, random_state=config.repeat
-        )
+        options = {"train_size": config.train, "random_state": config.repeat}
+        subset = model_selection.StratifiedShuffleSplit(1, **options)
         train = np.sort(train[next(subset.split(train, labels[train]))[0]])
     return train, test

@@ -58,9 +58,8 @@ class StoredTask(Task):
         check_request(rng, n)
         shares = weights / weights.sum()
         parts = [mixture[number][1] for number in rng.choice(len(mixture), n, p=shares)]
-        return self.take(
-            split, np.array([rng.integers(number.start, number.stop) for number in parts], np.int64)
-        )
+        indices = [rng.integers(chosen.start, chosen.stop) for chosen in parts]
+        return self.take(split, np.array(indices, np.int64))
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         return self.take(split, first(n, self.size(split), f"the split {split!r} of {self.name}"))

@@ -117,9 +117,8 @@ class SyntheticTask(Task):
         >>> task.show(task.dataset("train", 1))
         'k0 2 k0→2 0 k0→0 1 k0→1 0'
         """
-        columns = zip(
-            *(batch[name][row].tolist() for name in ("inputs", "targets", "weights")), strict=True
-        )
+        rows = (batch[name][row].tolist() for name in ("inputs", "targets", "weights"))
+        columns = zip(*rows, strict=True)
         texts = self.vocabulary
         return " ".join(
             texts[token] + f"→{texts[target]}" * (weight > 0) for token, target, weight in columns

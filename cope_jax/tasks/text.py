@@ -117,9 +117,8 @@ class Text(TextTask):
         self._packed: dict[str, Mixed] = {}
         self.window_length = config.length
         self.crosses_documents = config.packing == "stream"
-        super().__init__(
-            config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length)
-        )
+        lengths = dict.fromkeys(SPLITS, config.length)
+        super().__init__(config, vocab_size=len(self.tokenizer), lengths=lengths)
         self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
 
     @functools.cached_property
@@ -163,11 +162,8 @@ class Text(TextTask):
     def origin(self) -> str:
         source = self._corpora.fingerprint("train")
         size = f"{source['documents']:,} documents of {source['bytes']:,} bytes to train on"
-        return "; ".join(
-            filter(
-                None, (f"{self.config.corpus} from {self._corpora.place}: {size}", self.left_out())
-            )
-        )
+        source_line = f"{self.config.corpus} from {self._corpora.place}: {size}"
+        return "; ".join(filter(None, (source_line, self.left_out())))
 
     def data_digest(self) -> dict[str, str]:
         sources = {split: self._corpora.fingerprint(split) for split in SPLITS}

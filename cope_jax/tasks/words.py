@@ -87,11 +87,8 @@ class Words(WordTask):
 def _read(config: Words.Config, split: str) -> list[str]:
     if config.corpus == "wikitext-2":
         return wikitext.words(config.data_dir, split)
-    return [
-        word
-        for sentence in conllu.read(config.data_dir, split)
-        for word in (*sentence.words, wikitext.EOS)
-    ]
+    sentences = conllu.read(config.data_dir, split)
+    return [word for sentence in sentences for word in (*sentence.words, wikitext.EOS)]
 
 
 def _fields(

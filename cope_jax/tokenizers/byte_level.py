@@ -43,10 +43,8 @@ class Bytes:
 
     def decode(self, tokens: np.ndarray) -> str:
         """The text of the bytes. Invalid UTF-8 becomes �; `end` becomes `<|endoftext|>`."""
-        pieces = (
-            END.encode() if token == self.end else bytes([token])
-            for token in np.asarray(tokens).tolist()
-        )
+        numbers = np.asarray(tokens).tolist()
+        pieces = (END.encode() if token == self.end else bytes([token]) for token in numbers)
         return b"".join(pieces).decode("utf-8", "replace")
 
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
@@ -56,9 +54,8 @@ class Bytes:
     @property
     def text(self) -> str:
         """A `tokenizer.json` without pairs, for any program with the library `tokenizers`."""
-        return BPE.create(
-            {character: byte for byte, character in enumerate(alphabet())} | {END: self.end}, []
-        ).text
+        numbers = {character: byte for byte, character in enumerate(alphabet())}
+        return BPE.create(numbers | {END: self.end}, []).text
 
 
 class BPE:

@@ -43,9 +43,8 @@ class WordPiece:
         self.lowercase = lowercase
         self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
         if len(self._numbers) < len(self.pieces):
-            first, twice = next(
-                line for line in enumerate(self.pieces) if self._numbers[line[1]] != line[0]
-            )
+            numbered = enumerate(self.pieces)
+            first, twice = next(line for line in numbered if self._numbers[line[1]] != line[0])
             last = self._numbers[twice]
             raise ConfigError(
                 f"the vocabulary has {twice!r} on line {first + 1} and on line {last + 1}: fetch the file again (do "
@@ -89,9 +88,8 @@ class WordPiece:
         for word, count in counts.items():
             for character in word:
                 characters[character] += count
-        alphabet = sorted(characters, key=lambda character: (-characters[character], character))[
-            :_MAX_ALPHABET
-        ]
+        by_count = sorted(characters, key=lambda character: (-characters[character], character))
+        alphabet = by_count[:_MAX_ALPHABET]
         least = len(SPECIALS) + 2 * len(alphabet)
         if vocab_size < least:
             raise ConfigError(
@@ -106,9 +104,8 @@ class WordPiece:
             show_progress=False,
         )
         tokenizer.model = models.WordPiece(unk_token="[UNK]")
-        tokenizer.train_from_iterator(
-            (f"{word} " * count for word, count in sorted(counts.items())), trainer
-        )
+        lines = (f"{word} " * count for word, count in sorted(counts.items()))
+        tokenizer.train_from_iterator(lines, trainer)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         return cls(sorted(vocabulary, key=vocabulary.__getitem__), lowercase=lowercase)
 

@@ -56,10 +56,8 @@ class Evaluator:
         apart = task.packable and not jax.tree.leaves(carry)
         lengths = {split: task.length(split) for split in splits}
         longest = max(lengths.values(), default=0)
-        rows = {
-            split: length if apart and task.as_trained(split) else longest
-            for split, length in lengths.items()
-        }
+        kept = {split for split in splits if apart and task.as_trained(split)}
+        rows = {split: lengths[split] if split in kept else longest for split in splits}
         times_of = {split: rows[split] // lengths[split] if apart else 1 for split in splits}
         self._batches: dict[str, list[dict[str, Any]]] = {}
         for split, examples in splits.items():

@@ -67,11 +67,8 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_fields(self, "optimizer")
-        numbers = {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if not isinstance(value, str)
-        }
+        values = dataclasses.asdict(self).items()
+        numbers = {name: value for name, value in values if not isinstance(value, str)}
         check_at_least(0, "optimizer", **numbers)
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(
@@ -309,10 +306,8 @@ class ExperimentConfig:
         >>> ExperimentConfig.from_mapping({"model": {"tape": 48, "block": {"qk_norm": True}}}).variant
         'tape=48, qk_norm'
         """
-        return ", ".join(
-            name if value is True else f"{name}={value}"
-            for name, value in self.model.variant().items()
-        )
+        options = self.model.variant().items()
+        return ", ".join(name if value is True else f"{name}={value}" for name, value in options)
 
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
         """The settings that decide a run's results, as nested dicts.
@@ -328,9 +323,8 @@ class ExperimentConfig:
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"], recipe["training"]["readers"]
         if self.task.name in TASKS:
-            task_config: Any = configure(
-                TASKS.get(self.task.name).Config, self.task.options, self.task.name
-            )
+            kind = TASKS.get(self.task.name).Config
+            task_config: Any = configure(kind, self.task.options, self.task.name)
             recipe["task"]["options"] = dataclasses.asdict(task_config)
         parts = EncodingConfig.parse(self.encoding).parts if with_encoding else ()
         used = [name for name, _ in parts]

@@ -24,10 +24,8 @@ MOST_TOKENS = 2**24
 def batch_shapes(task: Task, rows: int, split: str = "train") -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and types of a batch of `split` with `rows` rows."""
     example = task.sample(np.random.default_rng(0), 1, split)
-    return {
-        name: jax.ShapeDtypeStruct((rows, *field.shape[1:]), field.dtype)
-        for name, field in example.items()
-    }
+    shapes = {name: ((rows, *field.shape[1:]), field.dtype) for name, field in example.items()}
+    return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
 
 
 def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE) -> Learner:

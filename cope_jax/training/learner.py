@@ -174,9 +174,8 @@ class Learner:
                 name: layout.constrain(x, "batch", *(None,) * (x.ndim - 1))
                 for name, x in rows.items()
             }
-            (loss, (measured, carry)), grads = grad(
-                params, rows, jax.random.fold_in(key, number), carry, totals
-            )
+            of_rows = grad(params, rows, jax.random.fold_in(key, number), carry, totals)
+            (loss, (measured, carry)), grads = of_rows
             return jax.tree.map(jnp.add, sums, (loss, measured, grads)), carry
 
         start = jax.tree.map(jnp.zeros_like, (jnp.zeros((), jnp.float32), whole, params))
@@ -188,9 +187,9 @@ class Learner:
     def _parts(self, loss: Array, measured: dict[str, SumAndWeight]) -> dict[str, Array]:
         """Returns `loss` and, if the loss has several parts, each part's mean, by name."""
         names = self.losses if len(self.losses) > 1 else ()
-        return {name: measured[name][0] / jnp.maximum(measured[name][1], 1.0) for name in names} | {
-            "loss": loss
-        }
+        parts = ((name, measured[name]) for name in names)
+        means = {name: total / jnp.maximum(weight, 1.0) for name, (total, weight) in parts}
+        return means | {"loss": loss}
 
     def train_step(
         self, state: TrainState, batch: dict[str, Array]

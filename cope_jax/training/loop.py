@@ -158,11 +158,10 @@ class Run:
                 curve = self.evaluate(state, step)
                 metrics.write(curve)
                 bar.write(f"step {step:,}: {headline(curve, self.metric)}")
-                score = float(
-                    np.mean(
-                        [next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]
-                    )
-                )
+                firsts = [
+                    next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds
+                ]
+                score = float(np.mean(firsts))
             requested = stop.requested()
             if last or requested or step % config.checkpoint_every == 0:
                 progress = {"data": indices, "seconds": time.perf_counter() - started}

@@ -76,9 +76,8 @@ def headline(rows: Iterable[Mapping[str, Any]], metric: str) -> str:
     places = unit.places(means.values())
     shown = (f"{split} {mean:,.{places}f}{unit.suffix(' ')}" for split, mean in means.items())
     seeds = max(map(len, by_split.values()), default=0)
-    return f"{metric.replace('_', ' ')} {', '.join(shown)}" + (
-        f" (mean of {seeds} seeds)" if seeds > 1 else ""
-    )
+    mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
+    return f"{metric.replace('_', ' ')} {', '.join(shown)}{mean}"
 
 
 class MetricsWriter:
@@ -167,9 +166,8 @@ class MetricsWriter:
             self._file.flush()
         with clear_storage_errors(self.path.parent):
             for row in rows:
-                labels = self._labels.get(row["seed"], []) + [
-                    v for v in row.values() if isinstance(v, str) and v
-                ]
+                texts = [value for value in row.values() if isinstance(value, str) and value]
+                labels = [*self._labels.get(row["seed"], ()), *texts]
                 for name, value in row.items():
                     if isinstance(value, float):
                         self._boards[row["seed"]].add("/".join([*labels, name]), value, row["step"])

@@ -175,8 +175,6 @@ def _placed(start: Any, shardings: Any) -> Any:
     """Places nested dicts of parameters by their shardings, or by one sharding."""
     if isinstance(start, Mapping):
         inner = shardings if isinstance(shardings, Mapping) else None
-        return {
-            name: _placed(value, shardings if inner is None else inner[name])
-            for name, value in start.items()
-        }
+        of = {name: shardings if inner is None else inner[name] for name in start}
+        return {name: _placed(value, of[name]) for name, value in start.items()}
     return jax.device_put(start, shardings)

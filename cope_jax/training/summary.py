@@ -79,9 +79,8 @@ def summarise(params: PyTree, facts: Mapping[str, str] = types.MappingProxyType(
     for name, fact in facts.items():
         table.add_row(name, fact)
     text = io.StringIO()
-    rich.console.Console(file=text, width=120, color_system=None).print(
-        parameter_table(params), table, sep="\n"
-    )
+    console = rich.console.Console(file=text, width=120, color_system=None)
+    console.print(parameter_table(params), table, sep="\n")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 

@@ -159,9 +159,8 @@ def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: fl
 def peak_memory(devices: Iterable[Any]) -> float:
     """The peak memory of a device, in GiB; on a CPU, which reports none, of this process."""
     memory = _memory(device for device in devices if device.process_index == jax.process_index())
-    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-        1024 if sys.platform == "darwin" else 1
-    )
+    unit = 1024 if sys.platform == "darwin" else 1
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     return memory.get("memory_peak_gib", kibibytes / 2**20)
 
 

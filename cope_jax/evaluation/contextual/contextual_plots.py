@@ -102,19 +102,14 @@ def mix_weights(
         places = np.arange(len(layers)) + (number - (len(weights) - 1) / 2) * width
         means, stds = _moments(runs)
         ends = [np.minimum(stds, means), stds] if stds.any() else None
-        look = {
-            "color": line(number)["color"],
-            "ecolor": "0.25",
-            "capsize": 2,
-            "error_kw": {"elinewidth": 0.9},
-        }
+        look = {"color": line(number)["color"], "ecolor": "0.25", "capsize": 2}
+        look["error_kw"] = {"elinewidth": 0.9}
         bars = axes.bar(places, means, 0.9 * width, yerr=ends, label=name, alpha=0.75, **look)
         if needed <= TEXT_WIDTH:
             # Keeps numbers readable on the line of equal shares.
             halo = [withStroke(linewidth=2, foreground="white")]
-            axes.bar_label(
-                bars, [f"{mean:.1f}" for mean in means], padding=2, fontsize=6, path_effects=halo
-            )
+            texts = [f"{mean:.1f}" for mean in means]
+            axes.bar_label(bars, texts, padding=2, fontsize=6, path_effects=halo)
     axes.set_ylim(0, None)
     axes.margins(y=0.1)
     _baselines(axes, {"equal": 1 / len(layers)})

@@ -49,11 +49,8 @@ class Probe:
         classes = []
         for start in range(0, len(x_NJD), block):
             x = (x_NJD[start : start + block].astype(np.float32) - self.mean_JD) / self.std_JD
-            classes.append(
-                np.argmax(
-                    np.einsum("njd,j->nd", x, self.mix_J) @ self.kernel_DV + self.bias_V, axis=1
-                )
-            )
+            mixed = np.einsum("njd,j->nd", x, self.mix_J)
+            classes.append(np.argmax(mixed @ self.kernel_DV + self.bias_V, axis=1))
         return np.concatenate(classes) if classes else np.zeros(0, np.int64)
 
     def accuracy(self, x_NJD: np.ndarray, labels_N: np.ndarray) -> float:

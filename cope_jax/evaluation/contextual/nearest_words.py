@@ -35,12 +35,8 @@ class Neighbour:
 
     def record(self) -> dict[str, Any]:
         """The fields for JSON."""
-        return {
-            "word": self.word,
-            "cosine": self.cosine,
-            "place": self.place,
-            "sentence": " ".join(self.sentence),
-        }
+        fields = {"word": self.word, "cosine": self.cosine, "place": self.place}
+        return {**fields, "sentence": " ".join(self.sentence)}
 
     def context(self, words: int = 5, mark: str = "*") -> str:
         """The word between two marks, with up to `words` words on each side.
@@ -80,14 +76,12 @@ class OccurrenceIndex:
             )
         self.embedder = embedder
         self.sentences = [tuple(sentence) for sentence in sentences[:kept]]
-        self._rows = np.array(
-            [(s, i) for s, words in enumerate(self.sentences) for i in range(len(words))], np.int32
-        )
+        sizes = enumerate(map(len, self.sentences))
+        self._rows = np.array([(s, i) for s, size in sizes for i in range(size)], np.int32)
         self._words = np.array([self.sentences[s][i].lower() for s, i in self._rows])
         vectors = embed(embedder, self.sentences, label=label)
-        self._units_JND = np.concatenate(
-            [normalise(own_JLD).astype(np.float16) for own_JLD in vectors], axis=1
-        )
+        units = [normalise(own_JLD).astype(np.float16) for own_JLD in vectors]
+        self._units_JND = np.concatenate(units, axis=1)
 
     def __len__(self) -> int:
         """The number of words in the index."""
@@ -227,9 +221,8 @@ def table(comparison: Comparison, layers: Sequence[str] | None = None) -> Table:
     rows = [("any sentence", "static", static)]
     for query, by_layer in zip(comparison.queries, comparison.contextual, strict=True):
         for layer in by_layer if layers is None else layers:
-            rows.append(
-                (query.context(), layer, [f"{n.cosine:.2f} {n.context()}" for n in by_layer[layer]])
-            )
+            near = [f"{n.cosine:.2f} {n.context()}" for n in by_layer[layer]]
+            rows.append((query.context(), layer, near))
     cells = [[source, layer, "\n".join(near) or MISSING] for source, layer, near in rows]
     title = f"nearest neighbours of {comparison.word!r}: static, and in context by {comparison.embedder}"
     return Table(title, ("source", "layer", "nearest, with the cosine"), cells, text_columns=3)

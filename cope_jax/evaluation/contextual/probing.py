@@ -166,9 +166,8 @@ def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0
 
     def draw(word: str) -> str:
         digest = hashlib.blake2b(f"{seed} {word}".encode(), digest_size=8).digest()
-        return counts[
-            int(np.searchsorted(ends[:-1], int.from_bytes(digest, "big") / 2**64, side="right"))
-        ][0]
+        share = int.from_bytes(digest, "big") / 2**64
+        return counts[int(np.searchsorted(ends[:-1], share, side="right"))][0]
 
     drawn = {word: draw(word) for word in set(words)}
     return [drawn[word] for word in words]
@@ -180,10 +179,8 @@ def record(probing: Probing, size: int) -> dict[str, Any]:
     plain = dataclasses.asdict(probing)
     plain["floors"] = plain.pop("baselines")
     for score, layer_score in zip(plain["scores"], probing.scores, strict=True):
-        score |= {
-            "interval": wilson_interval(layer_score.accuracy, size),
-            "selectivity": layer_score.selectivity,
-        }
+        interval = wilson_interval(layer_score.accuracy, size)
+        score |= {"interval": interval, "selectivity": layer_score.selectivity}
     layers = [score.layer for score in probing.scores]
     return plain | {
         "best_layer": layers[best],

@@ -59,9 +59,8 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
     for split, metric, value in triples:
         if value is not None:
             values.setdefault((split, metric), []).append(value)
-    return {
-        key: statistics.mean(seed_values) for key, seed_values in values.items()
-    }, source if values else None
+    means = {key: statistics.mean(of_seeds) for key, of_seeds in values.items()}
+    return means, source if values else None
 
 
 def measure(
@@ -79,9 +78,8 @@ def measure(
             return None
         return float(np.exp(value)) if baseline.measure == "perplexity" else 1 - value
 
-    baselines = task.baselines(
-        lambda split: _batches(task, split, config), examples, config.training.data_seed
-    )
+    seed = config.training.data_seed
+    baselines = task.baselines(lambda split: _batches(task, split, config), examples, seed)
     return [BesideRun(baseline, run(baseline)) for baseline in baselines]
 
 

@@ -156,7 +156,6 @@ class ContextMean(ContextFree):
             count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
             others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD
             # For a single word the difference may be rounding error, which is not a direction.
-            means.append(
-                np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32)
-            )
+            means_1LD = others_1LD / np.maximum(count_1L1, 1)
+            means.append(np.where(count_1L1 > 0, means_1LD, 0).astype(np.float32))
         return means

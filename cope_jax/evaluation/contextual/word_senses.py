@@ -129,9 +129,8 @@ def nearest_mean(
     def predict(
         own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray
     ) -> np.ndarray:
-        means = np.stack(
-            [own_ND[labels == sense].astype(np.float64).mean(axis=0) for sense in range(senses)]
-        )
+        groups = (own_ND[labels == sense].astype(np.float64) for sense in range(senses))
+        means = np.stack([group_ND.mean(axis=0) for group_ND in groups])
         return _first_best(normalise(queries_MD) @ normalise(means).T)
 
     return _by_lemma(train, train_ND, test, test_MD, predict)

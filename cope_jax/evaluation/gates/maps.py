@@ -206,10 +206,8 @@ def strips(seen: Inspection, width: int) -> Text:
     ]
     for layer in seen.layers:
         for head in seen.heads:
-            rows = {
-                name: values[layer, head, seen.query, : len(tokens)]
-                for name, values in seen.maps.items()
-            }
+            query = (layer, head, seen.query, slice(len(tokens)))
+            rows = {name: values[query] for name, values in seen.maps.items()}
             shades_M = rows[seen.shading]
             shades_M = shades_M if gates else shades_M / shades_M.max()
             means = [
@@ -219,9 +217,8 @@ def strips(seen: Inspection, width: int) -> Text:
             if len(means) > NAMED:
                 means = [*means[: NAMED // 2], "…", *means[-NAMED // 2 :]]
             named = f"layer {layer}, head {head}"
-            text = textwrap.fill(
-                f"{named}  mean {seen.shading}: {', '.join(means)}", width, subsequent_indent="  "
-            )
+            line = f"{named}  mean {seen.shading}: {', '.join(means)}"
+            text = textwrap.fill(line, width, subsequent_indent="  ")
             lines.append(Text.assemble("\n", (text[: len(named)], "bold"), text[len(named) :]))
             lines.append(strip(tokens, shades_M, rows.get("positions"), width))
     return Text("\n").join(lines)
@@ -296,11 +293,8 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
                 axes.text(index, 1.06, f"{rows['positions'][index]:.1f}", ha="center", **above)
     axes.get_xticklabels()[-1].set_fontweight("bold")
     query = f"query {seen.query} {tokens[-1]!r} (bold) predicts {seen.predicted!r}, probability {seen.probability:.2f}"
-    head = (
-        textwrap.fill(line, int(size[0] / (1.3 * CHARACTER)))
-        for line in (title, query, chosen.says)
-        if line
-    )
+    width = int(size[0] / (1.3 * CHARACTER))
+    head = (textwrap.fill(line, width) for line in (title, query, chosen.says) if line)
     figure.suptitle("\n".join(head), fontsize=8)
     add_caption(
         figure,
@@ -338,11 +332,8 @@ def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
             axes.set_yticks(range(len(labels)), labels, fontsize=5)
             axes.tick_params(length=0, pad=1)
             corner = (-0.5, seen.query - 0.5)
-            axes.add_patch(
-                Rectangle(
-                    corner, seen.query + 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=0.8
-                )
-            )
+            frame: dict[str, Any] = {"fill": False, "edgecolor": COLOURS[1], "linewidth": 0.8}
+            axes.add_patch(Rectangle(corner, seen.query + 1, 1, **frame))
     figure.suptitle(title, fontsize=8)
     figure.supylabel("query", fontsize=8)
     shrink = min(1.0, 2.0 / (side * len(panels)))

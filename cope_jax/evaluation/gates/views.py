@@ -41,11 +41,8 @@ def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[s
         whose = "Its best feature" if len(clear) == 1 else "Their best features"
         features = ", ".join(f"{_named(name)} ({count})" for name, count in counts)
         lines.append(f"{whose}: {features}.")
-    unseen = [
-        _named(name)
-        for name in (heads[0].aucs if heads else ())
-        if all(head.best != name for head in clear)
-    ]
+    names = heads[0].aucs if heads else ()
+    unseen = [_named(name) for name in names if all(head.best != name for head in clear)]
     if clear and unseen:
         lines.append(f"No head has {' or '.join(unseen)} as its best feature.")
     lines += [
@@ -85,9 +82,8 @@ def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> 
         value, (low, high) = head.aucs.get(head.best, float("nan")), head.interval
         means = [figure(mean) for mean in (head.mean_with, head.mean_without, head.identity)]
         interval = f"{figure(low, 3)}–{figure(high, 3)}"
-        rows.append(
-            [str(head.layer), str(head.head), head.best, figure(value, 3), interval, *means, widest]
-        )
+        names = [str(head.layer), str(head.head), head.best]
+        rows.append([*names, figure(value, 3), interval, *means, widest])
         bold += [(number, column) for column in range(len(headings)) if value > bound]
     return Table("", headings, rows, text_columns=len(headings), bold=bold)
 
@@ -122,11 +118,8 @@ def feature_map(heads: Sequence[HeadScore], title: str = "") -> Figure:
     shown = axes.imshow(values, cmap="RdBu_r", vmin=0, vmax=1, aspect="auto")
     share = axes.imshow(explained, cmap="Greens", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(
-        range(len(ordered)),
-        [f"layer {head.layer}, head {head.head}" for head in ordered],
-        fontsize=6,
-    )
+    labels = [f"layer {head.layer}, head {head.head}" for head in ordered]
+    axes.set_yticks(range(len(ordered)), labels, fontsize=6)
     axes.tick_params(length=0)
     figure.colorbar(shown, ax=axes, label="AUC", shrink=0.8)
     figure.colorbar(share, ax=axes, label="variance explained by token", shrink=0.8)

@@ -49,9 +49,8 @@ def table(
         if name == _PAPER:
             texts, costs = [paper[above].get(split, MISSING) for split in splits], ["", ""]
         rows.append([name, *texts, *costs])
-    variant = "".join(
-        f", {name}" for name in dict.fromkeys(record.get("variant") for record in records) if name
-    )
+    variants = dict.fromkeys(record.get("variant") for record in records)
+    variant = "".join(f", {name}" for name in variants if name)
     title = f"{task.name}{variant}: {words(metric)}{unit.suffix(', ')} (lower is better)"
     caption = _caption(records)
     errors = [
@@ -106,10 +105,8 @@ def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:
 def _column(records: Sequence[Record], metric: str, names: Sequence[tuple[int, str]]) -> list[str]:
     """Formats a metric for each (seed, split) in `names`, all with the same number of decimals."""
     unit = unit_of(metric)
-    values = {
-        (row["seed"], row["split"]): unit.scale * row["value"]
-        for row in select(records, metric=metric)
-    }
+    rows = select(records, metric=metric)
+    values = {(row["seed"], row["split"]): unit.scale * row["value"] for row in rows}
     decimals = unit.places(values[name] for name in names if name in values)
     shown = {
         name: "not finite" if math.isnan(value) else f"{value:,.{decimals}f}"

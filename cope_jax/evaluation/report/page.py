@@ -95,9 +95,8 @@ def write(
 @functools.cache
 def library() -> str:
     """The library of charts, as text of a script."""
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
-        "</script", "<\\/script"
-    )
+    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    return script.replace("</script", "<\\/script")
 
 
 LEGEND = (

@@ -62,13 +62,8 @@ def legend(figure: Figure, axes: Axes, title: str = "", caption: str = "") -> No
         "handlelength": 1.8,
         "borderaxespad": 0.2,
     }
-    figure.legend(
-        handles,
-        labels,
-        loc="outside upper center",
-        ncols=-(-len(labels) // max(1, lines)),
-        **options,
-    )
+    ncols = -(-len(labels) // max(1, lines))
+    figure.legend(handles, labels, loc="outside upper center", ncols=ncols, **options)
     add_caption(figure, caption)
 
 
@@ -172,9 +167,8 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(
-        hashlib.blake2b(text.encode(), digest_size=4, salt=SALT).digest(), "big"
-    ) % len(COLOURS)
+    digest = hashlib.blake2b(text.encode(), digest_size=4, salt=SALT).digest()
+    return int.from_bytes(digest, "big") % len(COLOURS)
 
 
 def band(
@@ -209,8 +203,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]], marks: str, by: str = "encodin
     groups = [[row for row in rows if row.get(by) == name] for name in names]
     steps = [max(row["step"] for row in group) for group in groups]
     seeds = [len({row["seed"] for row in group}) for group in groups]
-    trained, number = (
-        " to ".join(f"{n:,}" for n in sorted({min(group), max(group)})) for group in (steps, seeds)
-    )
+    ends = (sorted({min(counts), max(counts)}) for counts in (steps, seeds))
+    trained, number = (" to ".join(f"{count:,}" for count in counts) for counts in ends)
     mean = f"mean of {number} seeds; {marks}" if max(seeds) > 1 else "1 seed"
     return f"{trained} steps; {mean}"

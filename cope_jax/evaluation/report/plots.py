@@ -127,22 +127,17 @@ def error_by_length(
     for number, (encoding, look) in enumerate(looks(encodings).items()):
         # Set aside, because many errors are exactly 0 or 100 %.
         aside = 0.008 * (number - (len(encodings) - 1) / 2)
-        places = (
-            values * (values[-1] / values[0]) ** aside
-            if doubling
-            else values + aside * np.ptp(values)
-        )
+        if doubling:
+            places = values * (values[-1] / values[0]) ** aside
+        else:
+            places = values + aside * np.ptp(values)
         seed_errors = [errors.get((encoding, split), []) for _, split in points]
         _points(axes, places, seed_errors, look, encoding, spread=0.0, highest=highest)
     level_axis(axes, [(value, task.as_trained(split)) for value, split in points])
     axes.set_xlabel(task.sweep_label)
     _error_axis(axes, task, [value for seed_errors in errors.values() for value in seed_errors])
-    legend(
-        figure,
-        axes,
-        _title(task, model),
-        _caption(task, records, encodings, [split for _, split in points]),
-    )
+    caption = _caption(task, records, encodings, [split for _, split in points])
+    legend(figure, axes, _title(task, model), caption)
     return figure
 
 
@@ -160,10 +155,8 @@ def learning_curves(
         )
     columns = min(len(splits), 3)
     lines = -(-len(splits) // columns)
-    figure = Figure(
-        figsize=(max(COLUMN_WIDTH, TEXT_WIDTH * columns / 3), 0.4 + 1.8 * lines),
-        layout="constrained",
-    )
+    size = (max(COLUMN_WIDTH, TEXT_WIDTH * columns / 3), 0.4 + 1.8 * lines)
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for split, axes in zip(splits, panels, strict=False):
         for encoding, look in looks(encodings).items():
@@ -235,22 +228,13 @@ def _points(
     if stds.any():
         above = np.inf if highest is None else highest - means
         bars = [np.minimum(stds, means), np.minimum(stds, above)]
-        axes.errorbar(
-            at,
-            means,
-            yerr=bars,
-            fmt="none",
-            color=look["color"],
-            elinewidth=0.9,
-            capsize=2,
-            clip_on=False,
-        )
+        thin: dict[str, Any] = {"elinewidth": 0.9, "capsize": 2, "clip_on": False}
+        axes.errorbar(at, means, yerr=bars, fmt="none", color=look["color"], **thin)
     for x, seed_errors, _ in shown:
         if len(seed_errors) > 1:
             seeds = x + np.linspace(-spread / 2, spread / 2, len(seed_errors))
-            axes.scatter(
-                seeds, seed_errors, s=6, color=look["color"], alpha=0.5, linewidths=0, clip_on=False
-            )
+            dots = {"s": 6, "color": look["color"], "alpha": 0.5, "linewidths": 0}
+            axes.scatter(seeds, seed_errors, clip_on=False, **dots)
 
 
 def _curve(

@@ -15,10 +15,8 @@ from cope_jax.evaluation.report.table import MISSING, Table, escaped, words
 
 def markdown(tables: Tables) -> str:
     """The tables of errors as GitHub Markdown, with a legend."""
-    parts = [
-        results_table(view, tables.encodings, columns, "`").markdown()
-        for view, columns in tables.cells.items()
-    ]
+    views = tables.cells.items()
+    parts = [results_table(view, tables.encodings, cells, "`").markdown() for view, cells in views]
     metrics = escaped(_metrics(tables))
     return "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {metrics}"]) + "\n"
 
@@ -79,13 +77,10 @@ def picture(tables: Tables, title: str) -> Figure:
     for axes, (view, columns) in zip(panels, tables.cells.items(), strict=True):
         headings = [heading for heading in columns if heading != RANK]
         shown = [[columns[heading].get(name) for heading in headings] for name in names]
-        values = [
-            [math.nan if cell is None or cell.mean is None else cell.mean for cell in row]
-            for row in shown
-        ]
-        axes.imshow(
-            np.array(values), COLOURS, vmin=0, vmax=1 if tables.unit.symbol else None, aspect="auto"
-        )
+        means = [[cell and cell.mean for cell in row] for row in shown]
+        values = [[math.nan if mean is None else mean for mean in row] for row in means]
+        highest = 1 if tables.unit.symbol else None
+        axes.imshow(np.array(values), COLOURS, vmin=0, vmax=highest, aspect="auto")
         axes.set_title(view)
         axes.set_xticks(range(len(headings)), headings, rotation=90)
         axes.set_yticks(range(len(names)), names)

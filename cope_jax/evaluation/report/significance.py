@@ -144,11 +144,8 @@ def differences(
     all differences that are shown, at most one in twenty is expected to be due to chance.
     """
     pairs = itertools.combinations(errors, 2)
-    tested = {
-        (a, b): compared
-        for a, b in pairs
-        if (compared := difference(errors[a], errors[b], examples))
-    }
+    compared_of = {(a, b): difference(errors[a], errors[b], examples) for a, b in pairs}
+    tested = {pair: compared for pair, compared in compared_of.items() if compared}
     if not tested:
         return {}
     ps = [compared.p for compared in tested.values()]

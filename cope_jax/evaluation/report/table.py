@@ -123,9 +123,8 @@ def share(value: float | None, interval: Sequence[float] = ()) -> str:
     >>> share(0.5), share(0.5, (0.4, 0.6))
     ('50.0', '50.0 [40.0, 60.0]')
     """
-    return figure(value, 1, 100) + (
-        f" [{', '.join(figure(end, 1, 100) for end in interval)}]" if interval else ""
-    )
+    ends = ", ".join(figure(end, 1, 100) for end in interval)
+    return figure(value, 1, 100) + (f" [{ends}]" if interval else "")
 
 
 def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> str:
@@ -137,9 +136,8 @@ def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> 
     summary = summarise(scale * value for value in values if not math.isnan(value))
     if summary is None:
         return MISSING
-    return figure(summary.mean, decimals) + (
-        "" if summary.std is None else f" ± {summary.std:.{decimals}f}"
-    )
+    std = "" if summary.std is None else f" ± {summary.std:.{decimals}f}"
+    return figure(summary.mean, decimals) + std
 
 
 def words(name: str) -> str:

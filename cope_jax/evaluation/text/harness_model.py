@@ -278,9 +278,8 @@ def load(
         )
         batch_size = max(1, tokens // length) if tokens else 16
     codec = generator.codec
-    return HarnessModel(
-        generator.model, codec, length, ends=codec.ends or codec.begin, batch_size=batch_size
-    )
+    ends = codec.ends or codec.begin
+    return HarnessModel(generator.model, codec, length, ends=ends, batch_size=batch_size)
 
 
 def as_lm(model: HarnessModel) -> Any:

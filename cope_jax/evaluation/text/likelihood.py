@@ -54,9 +54,9 @@ class Windows:
         for start in range(0, len(self), size):
             batch = self.take(range(start, min(start + size, len(self))))
             missing = ((0, size - len(batch["inputs"])), (0, 0))
+            values = {name: blank.get(name, 0) for name in batch}
             yield {
-                name: np.pad(x, missing, constant_values=blank.get(name, 0))
-                for name, x in batch.items()
+                name: np.pad(x, missing, constant_values=values[name]) for name, x in batch.items()
             }
 
 

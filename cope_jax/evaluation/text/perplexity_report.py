@@ -50,9 +50,8 @@ def read(
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
-        windows = sliding(
-            entries.tokens, length, stride, max(1, min(width, len(entries))), _bounds(task, entries)
-        )
+        row = max(1, min(width, len(entries)))
+        windows = sliding(entries.tokens, length, stride, row, _bounds(task, entries))
         measured = losses(model, windows, batch_size, label)
         nats.append(measured.nats[entries.counted])
         seen.append(measured.seen[entries.counted])
@@ -102,9 +101,8 @@ def figures_table(records: Sequence[Record]) -> Table:
         stride, seen = selected[0]["stride"], selected[0]["known_tokens"]
         rows.append([str(length), str(stride), f"{seen:.1f}", *cells])
     headings = ["length", "stride", "tokens seen", *map(words, figures)]
-    left_out = Counts(
-        **{field.name: first.get(field.name, 0) for field in dataclasses.fields(Counts)}
-    ).left_out
+    names = (field.name for field in dataclasses.fields(Counts))
+    left_out = Counts(**{name: first.get(name, 0) for name in names}).left_out
     caption = "; ".join(filter(None, (whole_text_note(records), left_out)))
     return Table(f"{first['split']}: {counts}", headings, rows, caption=caption)
 
@@ -167,14 +165,8 @@ def by_length(records: Sequence[Record], metric: str, trained: int, model: str =
     ]
     axes.plot(lengths(records), [np.mean(seed_values) for seed_values in values], **line(0))
     for length, seed_values in zip(lengths(records), values, strict=True):
-        axes.scatter(
-            [length] * len(seed_values),
-            seed_values,
-            s=6,
-            color=line(0)["color"],
-            alpha=0.5,
-            linewidths=0,
-        )
+        dots = {"s": 6, "color": line(0)["color"], "alpha": 0.5, "linewidths": 0}
+        axes.scatter([length] * len(seed_values), seed_values, **dots)
     level_axis(axes, [(length, length == trained) for length in lengths(records)])
     axes.set_xlabel("length of the context")
     axes.set_ylabel(words(metric))

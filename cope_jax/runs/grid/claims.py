@@ -41,9 +41,8 @@ def gpus() -> list[str]:
     if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in given.split(",") if name]
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True
-        ).stdout
+        command = ["nvidia-smi", "--list-gpus"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return []
     return [str(number) for number in range(len(listed.splitlines()))]

@@ -154,10 +154,8 @@ class Grid:
             cells = [cell for cell in self.cells if not self._result(cell).exists()]
             if cells and processes.is_first():
                 slots = min(jobs if engine is None else engine.slots, len(cells))
-                print(
-                    f"{len(cells)} of {len(self.cells)} cells to train, {slots} at a time",
-                    file=sys.stderr,
-                )
+                line = f"{len(cells)} of {len(self.cells)} cells to train, {slots} at a time"
+                print(line, file=sys.stderr)
         if not cells:
             return
         finished = finished or (lambda: None)
@@ -169,10 +167,8 @@ class Grid:
         except (Interrupted, KeyboardInterrupt):
             if processes.is_first():
                 count = sum(self._result(cell).exists() for cell in self.cells)
-                print(
-                    f"{count} of {len(self.cells)} cells in {shown(self.workdir)} are finished",
-                    file=sys.stderr,
-                )
+                line = f"{count} of {len(self.cells)} cells in {shown(self.workdir)} are finished"
+                print(line, file=sys.stderr)
             raise
 
     def _train_here(self, cells: Sequence[Cell], finished: Callable[[], object]) -> None:

@@ -65,9 +65,6 @@ def _reason(error: Exception) -> str:
     """The error in one line, with its line in the grid file."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     reason = getattr(error, "strerror", None) or text
-    lines = [
-        str(frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.name == "get_cells"
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [str(frame.lineno) for frame in frames if frame.name == "get_cells"]
     return f"line {lines[-1]}: {reason}" if lines else str(reason)

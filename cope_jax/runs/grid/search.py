@@ -53,10 +53,8 @@ def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
     losses = {}
     for trial, values in zip(trials([cell]), _combinations(cell), strict=True):
         records = workdirs.read_records(trial.folder(workdir) / "result.json")
-        loss = next(
-            (row["value"] for row in records if row["metric"] == "loss" and row["kind"] == "split"),
-            math.inf,
-        )
+        rows = (row for row in records if row["metric"] == "loss" and row["kind"] == "split")
+        loss = next((row["value"] for row in rows), math.inf)
         losses[tuple(values.items())] = loss if math.isfinite(loss) else math.inf
     best = min(losses, key=lambda values: losses[values], default=())
     if losses.get(best, math.inf) < math.inf:
@@ -125,10 +123,8 @@ def _combinations(cell: Cell) -> list[dict[str, Any]]:
             )
         if any(value in values[:index] for index, value in enumerate(values)):
             raise ConfigError(f"search of {cell.name}: {field} has a value twice, {values!r}")
-    return [
-        dict(zip(cell.search, values, strict=True))
-        for values in itertools.product(*cell.search.values())
-    ]
+    combinations = itertools.product(*cell.search.values())
+    return [dict(zip(cell.search, values, strict=True)) for values in combinations]
 
 
 def _with(cell: Cell, values: Mapping[str, Any]) -> Cell:

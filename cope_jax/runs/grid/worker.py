@@ -38,9 +38,8 @@ def main() -> None:
     threading.Thread(target=_stop_with_input, daemon=True).start()
     claims.claim_all(int(cores), int(devices))
     if not claims.wait_for(Path(folder, ".lock")):
-        print(
-            f"another process trains in {folder}, such as a job of an earlier command: rerun when it has ended"
-        )
+        line = "such as a job of an earlier command: rerun when it has ended"
+        print(f"another process trains in {folder}, {line}")
         sys.exit(IN_USE)
     # Now, because JAX counts cores and devices when it starts.
     from cope_jax.runs.grid.cell import Cell
