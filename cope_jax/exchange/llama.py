@@ -10,29 +10,10 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.encodings.rope import RoPEConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import require, typed
+from cope_jax.exchange.safetensors_io import TOKENS, require, typed
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 from cope_jax.registry import unknown
-
-
-@dataclasses.dataclass(frozen=True)
-class _Values:
-    """The values read from config.json, with the defaults of transformers."""
-
-    vocab_size: int
-    max_position_embeddings: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    rms_norm_eps: float
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    attention_dropout: float = 0.0
-    mlp_bias: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,67 +107,53 @@ def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
     return {"rope_theta": rope.base, "rope_scaling": scaling}
 
 
-def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    read = typed(_Values, values, path)
-    if read.mlp_bias != read.attention_bias:
+def _read(
+    fields: dict[str, Any], block: dict[str, Any], values: Mapping[str, Any], path: str
+) -> DecoderConfig:
+    if block["model_dim"] % max(1, block["num_heads"]):
         raise ConfigError(
-            f"{path}: attention_bias and mlp_bias differ, but must be equal; choose another model"
+            f"{path}: hidden_size={block['model_dim']} is not a multiple of "
+            f"num_attention_heads={block['num_heads']}, as transformers demands: choose another model"
         )
-    if read.hidden_size % max(1, read.num_attention_heads):
-        raise ConfigError(
-            f"{path}: hidden_size={read.hidden_size} is not a multiple of "
-            f"num_attention_heads={read.num_attention_heads}, as transformers demands: choose another model"
-        )
-    block = BlockConfig(
-        model_dim=read.hidden_size,
-        num_heads=read.num_attention_heads,
-        num_kv_heads=read.num_key_value_heads,
-        head_dim=read.head_dim,
-        mlp_dim=read.intermediate_size,
-        activation="swiglu",
-        norm="rms",
-        norm_epsilon=read.rms_norm_eps,
-        use_bias=read.attention_bias,
-        dropout=read.attention_dropout,
-    )
+    ours = BlockConfig(**block, activation="swiglu", norm="rms")
     encoding = EncodingConfig((("rope", _read_rope(values, path)),))
     # Checks the options.
-    encoding.build(block.attention_shape(read.max_position_embeddings), rngs=nnx.Rngs(0))
-    return DecoderConfig(
-        vocab_size=read.vocab_size,
-        max_length=read.max_position_embeddings,
-        num_layers=read.num_hidden_layers,
-        encoding=encoding,
-        tie_embeddings=read.tie_word_embeddings,
-        logit_scale=1.0,
-        block=block,
-    )
+    encoding.build(ours.attention_shape(fields["max_length"]), rngs=nnx.Rngs(0))
+    return DecoderConfig(**fields, encoding=encoding, logit_scale=1.0, block=ours)
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     block, shape = config.block, config.block.attention_shape(None)
-    return tensor_map.decoder_values(config) | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "max_position_embeddings": config.max_length,
-        "hidden_size": block.model_dim,
+    return {
         "intermediate_size": block.mlp_dim or 4 * block.model_dim,
-        "num_hidden_layers": config.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": block.norm_epsilon,
-        "attention_bias": block.use_bias,
-        "mlp_bias": block.use_bias,
-        "attention_dropout": block.dropout,
+        **dict.fromkeys(TOKENS),  # transformers would replace absent tokens with its defaults
         **_write_rope(config.encoding.options().get("rope", RoPEConfig())),
     }
 
 
 LLAMA = tensor_map.Format(
     kind="llama",
+    architecture="LlamaForCausalLM",
     model=Decoder,
+    values={
+        "vocab_size": ("vocab_size", int),
+        "max_position_embeddings": ("max_length", int),
+        "hidden_size": ("block.model_dim", int),
+        "intermediate_size": ("block.mlp_dim", int),
+        "num_hidden_layers": ("num_layers", int),
+        "num_attention_heads": ("block.num_heads", int),
+        "rms_norm_eps": ("block.norm_epsilon", float),
+        "num_key_value_heads": ("block.num_kv_heads", int | None, None),
+        "head_dim": ("block.head_dim", int | None, None),
+        "tie_word_embeddings": ("tie_embeddings", bool, False),
+        "attention_bias": ("block.use_bias", bool, False),
+        "attention_dropout": ("block.dropout", float, 0.0),
+        "mlp_bias": ("block.use_bias", bool, False),
+    },
     modules={
         "model.embed_tokens": "embedding",
         "model.layers.{}.input_layernorm": "blocks/attention_norm/norm",

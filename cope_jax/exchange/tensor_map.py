@@ -4,6 +4,7 @@ In this module, "their" means "of transformers", and "our" means "of cope_jax".
 """
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import safetensors_io
-from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, CONFIG, THEIR_ACTIVATIONS, Params
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.models.model import deciding_options
 from cope_jax.storage.files import read_object
@@ -70,7 +71,11 @@ class Format:
 
     Attributes:
       kind: the `model_type` in config.json.
+      architecture: the name of the class in transformers.
       model: our class of the model.
+      values: what is read from config.json: its name → (our field, type, default of transformers).
+        Our field is one of the config or, as "block.dropout", of its block. Two names of one field
+        must have one value.
       modules: maps the path of their module to the path of our module. If their module concatenates
         the parameters of several modules, spaces separate the paths of our modules. {} is the
         layer's number.
@@ -82,10 +87,10 @@ class Format:
         they do not change the numbers or because `adapt` takes care of them.
       ignored: regular expression of the names of tensors to ignore.
       tied: maps redundant tensors of a file to the parameters that they must equal.
-      read: makes our config from the values of config.json and the path of this file, which errors
-        mention.
-      write: returns the values of config.json for our config, as far as the format can represent
-        it. `save` compares what `read` makes of these values with the config.
+      read: makes our config from its fields and those of its block, from all values of config.json,
+        and from the path of this file, which errors mention.
+      write: returns values of config.json for our config that differ from those of `values`, as far
+        as the format can represent it. `save` compares what `read` makes of them with the config.
       adapt: converts our parameters to parameters that the format can represent.
       optional: prefixes of the names of tensors that may be absent, both in the file and in our
         parameters.
@@ -94,12 +99,14 @@ class Format:
     """
 
     kind: str
+    architecture: str
     model: type
+    values: Mapping[str, tuple[Any, ...]]
     modules: Mapping[str, str]
     prefixes: tuple[str, ...]
     ignored: str
     tied: Mapping[str, str]
-    read: Callable[[Mapping[str, Any], str], Any]
+    read: Callable[[dict[str, Any], dict[str, Any], Mapping[str, Any], str], Any]
     write: Callable[[Any], dict[str, Any]]
     required: Mapping[str, tuple[Any, ...]]
     free: frozenset[str] = frozenset()
@@ -125,7 +132,7 @@ class Format:
     def _read(self, values: Mapping[str, Any], path: str) -> Any:
         safetensors_io.require(values, path, **REQUIRED, **self.required)
         try:
-            return self.read(values, path)
+            return self.read(*_fields(self.values, values, path), values, path)
         except ConfigError as error:
             raise error if path in str(error) else ConfigError(f"{path}: {error}") from error
 
@@ -200,7 +207,8 @@ class Format:
 
     def _written(self, config: Any) -> dict[str, Any]:
         """The values of config.json. ConfigError: `read` would make another function of them."""
-        written = self.write(config)
+        written = {"architectures": [self.architecture], "model_type": self.kind}
+        written |= _values(self.values, config) | self.write(config)
         try:
             asked, said = _function(config), _function(self._read(written, CONFIG))
         except ConfigError as error:
@@ -286,15 +294,38 @@ def _function(config: Any) -> dict[str, Any]:
     )
 
 
-def common_values(config: Any) -> dict[str, Any]:
-    """The values of config.json that have the same names in all architectures."""
+def _fields(
+    names: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any], path: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of our config and those of its block, from the values of config.json."""
+    kinds = [
+        (name, kind, *map(lambda value: dataclasses.field(default=value), default))
+        for name, (_, kind, *default) in names.items()
+    ]
+    read: Any = safetensors_io.typed(dataclasses.make_dataclass("Values", kinds), values, path)
+    fields: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    name_of: dict[str, str] = {}
+    for name, (field, *_) in names.items():
+        value = getattr(read, name)
+        if (other := name_of.setdefault(field, name)) != name and getattr(read, other) != value:
+            raise ConfigError(
+                f"{path}: {other} and {name} differ, but must be equal; choose another model"
+            )
+        value = ACTIVATIONS[value] if field == "block.activation" else value
+        fields[field.startswith("block.")][field.removeprefix("block.")] = value
+    return fields
+
+
+def _values(names: Mapping[str, tuple[Any, ...]], config: Any) -> dict[str, Any]:
+    """The values of config.json that `_fields` reads, and those that all architectures have."""
+    values = {name: operator.attrgetter(field)(config) for name, (field, *_) in names.items()}
+    for name, (field, *_) in names.items():
+        if field == "block.activation":
+            values[name] = THEIR_ACTIVATIONS.get(values[name], "gelu")
     stddev = config.block.initial_stddev
-    stddev = 0.02 if stddev is None else stddev
-    return {"vocab_size": config.vocab_size, "initializer_range": stddev}
+    return values | {"initializer_range": 0.02 if stddev is None else stddev}
 
 
-def decoder_values(config: DecoderConfig) -> dict[str, Any]:
-    """The values of config.json that have the same names in GPT-2 and Llama."""
-    # The tokens are None, because transformers would replace absent tokens with its defaults.
-    values = {"tie_word_embeddings": config.tie_embeddings, **dict.fromkeys(TOKENS)}
-    return common_values(config) | values
+def table_length(config: Any) -> int:
+    """The number of learned positions of our config."""
+    return dict(config.encoding.parts).get("learned", {}).get("max_length") or config.max_length

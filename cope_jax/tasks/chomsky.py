@@ -64,12 +64,12 @@ class Chomsky(QuestionTask):
     metric = "sequence_error"
 
     def __init__(self, config: Config):
-        n = config.length
         self._problem, smallest, self._outputs = PROBLEMS[config.problem]
         super().__init__(
             config,
             symbols=("0", "1", "2", "3", "4", *"+-*()x:"),
-            sizes={"train": n, "in_distribution": n, "longer": 2 * n, "longest": 4 * n},
+            size=config.length,
+            times=(2, 4),
             smallest=smallest,
         )
 

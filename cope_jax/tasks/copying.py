@@ -79,16 +79,13 @@ class Copying(QuestionTask):
     metric = "sequence_error"
 
     def __init__(self, config: Config):
-        n = config.letters
         super().__init__(
             config,
             symbols=(*string.ascii_lowercase, "|"),
-            sizes={"train": n, "in_distribution": n, "longer": 2 * n},
+            size=config.letters,
             smallest=config.smallest,
+            largest=config.largest,
         )
-
-    def _valid(self, level: float) -> bool:
-        return super()._valid(level) and level <= self.config.largest
 
     def _tokens(self, size: int) -> int:
         return size + 1 + 2 * self.config.ngram if self.config.form.endswith("_ngram") else 2 * size

@@ -8,6 +8,7 @@ import string
 
 import numpy as np
 
+from cope_jax.registry import check_at_least
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
@@ -79,15 +80,10 @@ class Counting(SyntheticTask):
                 1 <= variables <= 26,
                 f"counting.num_variables must be between 1 and 26, got {variables}",
             )
-            check(
-                self.max_value >= 1, f"counting.max_value must be at least 1, got {self.max_value}"
-            )
+            check_at_least(1, "counting", max_value=self.max_value)
             bounds = "counting needs 1 <= min_operations <= max_operations"
             check(1 <= least <= most, f"{bounds}, got {least} and {most}")
-            check(
-                self.block_length >= 2,
-                f"counting.block_length must be at least 2, got {self.block_length}",
-            )
+            check_at_least(2, "counting", block_length=self.block_length)
             check(
                 self.set_weight > 0, f"counting.set_weight must be positive, got {self.set_weight}"
             )

@@ -11,7 +11,7 @@ import numpy as np
 
 from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
-from cope_jax.tasks.task import TASKS, Batch, check
+from cope_jax.tasks.task import TASKS, Batch, batch_of, check
 
 Permutation = tuple[int, ...]
 
@@ -90,12 +90,7 @@ class GroupWords(SyntheticTask):
         targets = words.copy()
         for position in range(1, words.shape[1]):
             targets[:, position] = self._product[targets[:, position - 1], words[:, position]]
-        weights = np.ones(words.shape, np.float32)
-        return {
-            "inputs": words.astype(np.int32),
-            "targets": targets.astype(np.int32),
-            "weights": weights,
-        }
+        return batch_of(words, targets, np.ones(words.shape))
 
 
 def _elements(group: str) -> list[Permutation]:

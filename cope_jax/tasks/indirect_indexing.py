@@ -60,20 +60,13 @@ class IndirectIndexing(QuestionTask):
     metric = "token_error"
 
     def __init__(self, config: Config):
-        longest = config.longest
         super().__init__(
             config,
             symbols=(*string.ascii_letters, *string.digits, ",", "+", "-"),
-            sizes={
-                "train": longest,
-                "in_distribution": longest,
-                "longer": min(2 * longest, len(string.ascii_letters)),
-            },
+            size=config.longest,
             smallest=config.shortest,
+            largest=len(string.ascii_letters),
         )
-
-    def _valid(self, level: float) -> bool:
-        return super()._valid(level) and level <= len(string.ascii_letters)
 
     def _tokens(self, size: int) -> int:
         return size + 5 + len(str(min(self.config.shift, size - 1)))

@@ -53,16 +53,8 @@ class Lego(QuestionTask):
     metric = "token_error"
 
     def __init__(self, config: Config):
-        n = config.variables
-        super().__init__(
-            config,
-            symbols=(*string.ascii_lowercase, *":+-1;"),
-            sizes={"train": n, "in_distribution": n, "longer": min(2 * n, 26)},
-            smallest=2,
-        )
-
-    def _valid(self, level: float) -> bool:
-        return super()._valid(level) and level <= 26
+        symbols = (*string.ascii_lowercase, *":+-1;")
+        super().__init__(config, symbols=symbols, size=config.variables, smallest=2, largest=26)
 
     def _tokens(self, size: int) -> int:
         return 5 * size + 2

@@ -10,7 +10,7 @@ import numpy as np
 
 from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
-from cope_jax.tasks.task import TASKS, Batch, check
+from cope_jax.tasks.task import TASKS, Batch, batch_of, check
 
 
 @TASKS.register("mqar")
@@ -138,11 +138,7 @@ class Mqar(SyntheticTask):
                 start = begin + every * int(gap)
                 inputs[row, start : start + size] = key
                 targets[row, start + size - 1], weights[row, start + size - 1] = value, 1
-        return {
-            "inputs": inputs.astype(np.int32),
-            "targets": targets.astype(np.int32),
-            "weights": weights,
-        }
+        return batch_of(inputs, targets, weights)
 
     def _pairs(
         self, rng: np.random.Generator, count: int

@@ -58,11 +58,10 @@ class NeedleKeys(QuestionTask):
     metric = "sequence_error"
 
     def __init__(self, config: Config):
-        n = config.tokens
         super().__init__(
             config,
             symbols=(*string.ascii_uppercase, *string.digits, *":?", NOISE),
-            sizes={"train": n, "in_distribution": n, "longer": 2 * n},
+            size=config.tokens,
             smallest=config.keys * (config.digits + 2),
         )
 

@@ -74,12 +74,13 @@ class Probes(QuestionTask):
     other_metrics = ("token_error", "sequence_error")
 
     def __init__(self, config: Config):
-        n = config.symbols
         super().__init__(
             config,
             symbols=(*string.digits, *string.ascii_lowercase, *sorted({*"FOARDKNI:#?"})),
-            sizes={"train": n, "in_distribution": n, "longer": 2 * n, "longest": 8 * n},
+            size=config.symbols,
+            times=(2, 8),
             smallest=2,
+            largest=9999,
         )
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -99,9 +100,6 @@ class Probes(QuestionTask):
         # The expected share of digits that are new.
         new = sum(10 * (1 - 0.9**size) for size in sizes) / sum(sizes)
         return min(new, 1 - new) if kind == "needle" else 0.9 * (1 - new)
-
-    def _valid(self, level: float) -> bool:
-        return super()._valid(level) and level < 10_000
 
     def _tokens(self, size: int) -> int:
         kind = self.config.probe

@@ -1,7 +1,8 @@
 """The base class of tasks that ask a question, of which only the answer counts."""
 
 import abc
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,25 @@ class QuestionTask(SyntheticTask):
     `__init__`:
 
       symbols: the text of each token, without `=` and padding.
-      sizes: a dict from split name to level, "train" first.
-      smallest: the smallest size of a question.
+      size: the level of training and of "in_distribution".
+      times: how many times as large the level of "longer" is, and perhaps that of "longest".
+      smallest, largest: the smallest and the largest size of a question.
     """
 
     def __init__(
-        self, config: Any, *, symbols: Iterable[str], sizes: Mapping[str, int], smallest: int = 1
+        self,
+        config: Any,
+        *,
+        symbols: Iterable[str],
+        size: int,
+        times: Sequence[int] = (2,),
+        smallest: int = 1,
+        largest: float = math.inf,
     ):
-        self._smallest, self._trained = smallest, sizes["train"]
+        self._smallest, self._largest, self._trained = smallest, largest, size
+        sizes = {"train": size, "in_distribution": size}
+        for split, factor in zip(("longer", "longest"), times, strict=False):
+            sizes[split] = int(min(factor * size, largest))
         longest = max(sizes.values())
         points = np.unique(np.linspace(self._trained, longest, 5).round().astype(int)).tolist()
         super().__init__(
@@ -53,7 +65,7 @@ class QuestionTask(SyntheticTask):
         return self._tokens(int(level))  # `=` is one token more, and the last token is no input
 
     def _valid(self, level: float) -> bool:
-        return level >= self._smallest and level == int(level)
+        return self._smallest <= level <= self._largest and level == int(level)
 
     def _sizes(self, level: float) -> range:
         """The sizes of the questions of a level."""

@@ -4,6 +4,7 @@ Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization",
 """
 
 import dataclasses
+import math
 import string
 from typing import Literal
 
@@ -57,17 +58,9 @@ class Sorting(QuestionTask):
     metric = "sequence_error"
 
     def __init__(self, config: Config):
-        n = config.items
-        symbols = SINGLE if config.form == "single" else f"{string.digits},"
-        super().__init__(
-            config,
-            symbols=symbols,
-            sizes={"train": n, "in_distribution": n, "longer": 2 * n},
-            smallest=1,
-        )
-
-    def _valid(self, level: float) -> bool:
-        return super()._valid(level) and (self.config.form == "multi_digit" or level <= len(SINGLE))
+        single = config.form == "single"
+        symbols, largest = (SINGLE, len(SINGLE)) if single else (f"{string.digits},", math.inf)
+        super().__init__(config, symbols=symbols, size=config.items, largest=largest)
 
     def _tokens(self, size: int) -> int:
         return 2 * size if self.config.form == "single" else 10 * size

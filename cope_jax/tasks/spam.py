@@ -11,7 +11,7 @@ import numpy as np
 from cope_jax.corpora import sms
 from cope_jax.registry import check_at_least
 from cope_jax.tasks.stored import StoredTask
-from cope_jax.tasks.task import TASKS, Batch, check
+from cope_jax.tasks.task import TASKS, Batch, check, check_either
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 
@@ -70,10 +70,7 @@ class Spam(StoredTask):
         train: int | None = None
 
         def __post_init__(self):
-            check(
-                not (self.data_dir and self.file),
-                "spam accepts data_dir or file, not both: set one of them",
-            )
+            check_either(self, "spam", "data_dir", "file")
             check_at_least(3, "spam", length=self.length)
             check_at_least(2, "spam", folds=self.folds, train=self.train)
             check_at_least(0, "spam", repeat=self.repeat)

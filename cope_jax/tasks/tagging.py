@@ -15,7 +15,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 from cope_jax.storage.files import in_bucket
 from cope_jax.tasks.stored import StoredTask
-from cope_jax.tasks.task import TASKS, Baseline, Batch, check
+from cope_jax.tasks.task import TASKS, Baseline, Batch, check_either
 from cope_jax.tokenizers.characters import characters
 from cope_jax.tokenizers.word_level import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -78,14 +78,8 @@ class Tagging(StoredTask):
             check_at_least(1, "tagging", length=self.length)
             sizes = {"max_characters": self.max_characters, "max_pieces": self.max_pieces}
             check_at_least(3, "tagging", **sizes)
-            check(
-                not (self.data_dir and self.file),
-                "tagging accepts data_dir or file, not both: set one of them",
-            )
-            check(
-                not (self.vectors and self.pieces),
-                "tagging accepts vectors or pieces, not both: set one of them",
-            )
+            check_either(self, "tagging", "data_dir", "file")
+            check_either(self, "tagging", "vectors", "pieces")
 
     def __init__(self, config: Config):
         self.tags = conllu.TAGS

@@ -224,18 +224,25 @@ def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
     >>> next_token_batch(np.array([[5, 6, 7]]), np.array([[False, True]]))["targets"]
     array([[6, 7]], dtype=int32)
     """
-    tokens = tokens.astype(np.int32)
-    return {
-        "inputs": tokens[:, :-1],
-        "targets": tokens[:, 1:],
-        "weights": weights.astype(np.float32),
-    }
+    return batch_of(tokens[:, :-1], tokens[:, 1:], weights)
+
+
+def batch_of(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Batch:
+    """The batch with these fields, in the types of `Batch`."""
+    tokens = {"inputs": inputs.astype(np.int32), "targets": targets.astype(np.int32)}
+    return {**tokens, "weights": weights.astype(np.float32)}
 
 
 def check(condition: bool, message: str) -> None:
     """Raises ConfigError with `message` if `condition` is false."""
     if not condition:
         raise ConfigError(message)
+
+
+def check_either(config: Any, owner: str, *names: str) -> None:
+    """ConfigError if two options are set, of which only one may be."""
+    if all(getattr(config, name) for name in names):
+        raise ConfigError(f"{owner} accepts {' or '.join(names)}, not both: set one of them")
 
 
 TASKS: Registry[type[Task]] = Registry("task")

@@ -66,11 +66,10 @@ class VariableTracking(QuestionTask):
     metric = "sequence_error"
 
     def __init__(self, config: Config):
-        n = config.tokens
         super().__init__(
             config,
             symbols=(*string.ascii_uppercase, *string.digits, *":;?", NOISE),
-            sizes={"train": n, "in_distribution": n, "longer": 2 * n},
+            size=config.tokens,
             smallest=4 * config.chains * (config.hops + 1),
         )
 

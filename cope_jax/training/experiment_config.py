@@ -131,18 +131,9 @@ class TrainingConfig:
 
     def __post_init__(self):
         check_fields(self, "training")
-        check_at_least(
-            1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples
-        )
-        check_at_least(
-            1,
-            "training",
-            steps_per_dispatch=self.steps_per_dispatch,
-            max_position=self.max_position,
-        )
-        check_at_least(
-            1, "training", checkpoint_every=self.checkpoint_every, accumulate=self.accumulate
-        )
+        counts = ["steps", "batch_size", "examples", "steps_per_dispatch", "max_position"]
+        counts += ["checkpoint_every", "accumulate"]
+        check_at_least(1, "training", **{name: getattr(self, name) for name in counts})
         check_at_least(1, "training", 1024, readers=self.readers)
         check_at_least(0, "training", evaluate_every=self.evaluate_every)
         check_at_least(0, "training", 2**63 - 1, data_seed=self.data_seed)
