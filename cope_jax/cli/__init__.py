@@ -1,3 +1,1 @@
-"""Code that commands share: reading flags, one-line errors, output files, and runs of several
-processes.
-"""
+"""Code of all commands: reading flags, one-line errors, output files, several processes."""

@@ -93,9 +93,7 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_names(flag: Any) -> None:
-    """Raises ConfigError if a flag replaces the task or model of a config file, because other
-    fields depend on it.
-    """
+    """ConfigError if a flag replaces the task or model of a config file, on which fields depend."""
     changed = overrides(flag.name) if isinstance(flag.value, config_files.ConfigDict) else {}
     for group, known in (("task", tasks.names()), ("model", models.names())):
         name = changed.get(f"{group}.name")

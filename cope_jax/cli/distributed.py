@@ -12,9 +12,7 @@ from absl import flags
 from cope_jax.errors import ConfigError
 
 SECONDS = 300.0
-"""The time that processes have to find each other, such as while a node still pulls the container
-of the job.
-"""
+"""The time to find each other, such as while a node still pulls the job's container."""
 
 _DISTRIBUTED = flags.DEFINE_enum(
     "distributed",

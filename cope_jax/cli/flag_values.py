@@ -1,6 +1,4 @@
-"""Reads and checks values of flags: names, encodings with options, numbers, models on disk, options
-of a task.
-"""
+"""Reads and checks values of flags: names, encodings, numbers, models on disk, task options."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence

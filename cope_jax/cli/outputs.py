@@ -1,6 +1,4 @@
-"""Writes the results of commands: numbers as JSON, tables as Markdown, and the paths of both on the
-terminal.
-"""
+"""Writes results of commands as JSON and Markdown, and prints the paths of the files."""
 
 import contextlib
 import shlex
@@ -30,9 +28,7 @@ def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> li
 
 @contextlib.contextmanager
 def writing(path: object, flag: str = "out") -> Iterator[None]:
-    """Turns errors of writing to `path`, the value of --`flag`, into one-line messages; see
-    `clear_storage_errors`.
-    """
+    """Turns errors of writing to `path`, the value of --`flag`, into one-line messages."""
     try:
         with clear_storage_errors(path):
             yield
@@ -54,9 +50,7 @@ def list_files(paths: Iterable[Path]) -> None:
 
 
 def list_run(folder: Path, contents: Iterable[str], run: str | Path, model: str) -> None:
-    """Prints which files a command wrote into a run's folder, and how to inspect the run if its
-    model supports that.
-    """
+    """Prints the files that a command wrote into a run's folder, and how to inspect the run."""
     print(f"{shown(folder)}: {', '.join(contents)}")
     name_next(run, model)
 

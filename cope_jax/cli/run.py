@@ -31,9 +31,7 @@ COMMANDS = Path(__file__).parents[1] / "commands"
 FOLDERS = ("workdir", "model", "out")
 """The flags that name a folder."""
 _FILES = 256
-"""The number of files that may be open at a time in a command; checkpoints and readers need this
-many.
-"""
+"""The number of files that may be open at a time; checkpoints and readers need this many."""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 MORE = "cope-jax list shows all commands, configs, encodings, tasks and models."
 
@@ -119,9 +117,7 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
 
 
 def _open_streams() -> None:
-    """Opens stdout and stderr if they are closed, and lets them replace characters that they do not
-    have.
-    """
+    """Opens stdout and stderr if closed, and lets them replace characters they do not have."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by who started the command
@@ -208,9 +204,7 @@ def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
 
 
 def help_text(module: str, argv: Sequence[str]) -> str:
-    """The help text: what the command does, its flags, and the fields of each config that `argv`
-    names.
-    """
+    """The help: the command's docstring, its flags, and the fields of configs that `argv` names."""
     main = sys.modules[module].__doc__ or ""
     home = argv[0] if module == "__main__" else module
     # Without the heading, which is a path.

@@ -56,9 +56,7 @@ flags.adopt_module_key_flags(jobs)
 SAME_RECIPE = (
     r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
 )
-"""Config fields that do not change the recipe: where files are, how cells are executed, and how
-much is measured.
-"""
+"""Config fields that do not change the recipe: places of files, execution, what is measured."""
 
 
 def main() -> None:

@@ -184,9 +184,7 @@ def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
 
 
 def _experiment_with(model: str) -> ExperimentConfig:
-    """The experiment of a config file with this model, on text if the model generates text, and
-    small if possible.
-    """
+    """The experiment of a config with this model: on text if it generates, small if possible."""
     for name in sorted(
         config_files.names(), key=lambda name: (":" not in name, name), reverse=True
     ):

@@ -117,9 +117,7 @@ def main() -> None:
 
 @dataclasses.dataclass
 class Speed:
-    """Counts sampled tokens, and times them without the first token of each batch, which waits for
-    compilation.
-    """
+    """Counts and times sampled tokens, except the first of a batch, which waits to compile."""
 
     tokens: int = 0
     counted: int = 0  # tokens sampled during `seconds`
@@ -155,9 +153,7 @@ def _rows(
     start: int,
     speed: Speed,
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """After each step, yields all continuations of a batch with their new text; at the end, with
-    the held-back text.
-    """
+    """Yields all continuations of a batch with their new text, at the end the held-back text."""
     codec = generator.codec
     rows = [Continuation(codec.decode, tokens, _STOP.value) for _, tokens in batch]
     # Indices in the file, so that samples do not depend on batches.
@@ -193,9 +189,7 @@ def _show(
     start: int,
     speed: Speed,
 ) -> None:
-    """Prints the first continuation of a batch while it grows, then the others, which are complete
-    by then.
-    """
+    """Prints the first continuation of a batch while it grows, then the complete others."""
     batch = prompts[start : start + _BATCH_SIZE.value]
     rows: list[tuple[Continuation, str]] = []
     between = "\n" if start else ""
@@ -213,9 +207,7 @@ def _bold(prompt: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """The text, with control characters as escapes if the output is a terminal, which would obey
-    them.
-    """
+    """The text; for a terminal, which would obey control characters, these are escapes."""
     if not sys.stdout.isatty():
         return text
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda sign: f"\\x{ord(sign[0]):02x}", text)

@@ -186,9 +186,7 @@ class _Pieces(Sequence[str]):
 
 
 def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
-    """The tokens of --input or, without --input, the tokens of the example up to the last token
-    that has a weight.
-    """
+    """The tokens of --input, or else of the example up to the last token that has a weight."""
     if _INPUT.value is not None:
         tokens_L = task.encode(_INPUT.value)
         if not tokens_L.size:

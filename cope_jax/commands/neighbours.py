@@ -98,9 +98,7 @@ WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {
     "of the word": ("same", None),
     "of any word": ("any", 1),
 }
-"""By heading: which occurrences can be neighbours, and the maximum number of neighbours that are
-the same word.
-"""
+"""By heading: the occurrences that can be neighbours, and how many of one word may be."""
 Scores = Mapping[str, Sequence[word_senses.SenseScore]]
 """The scores of each model or baseline, by name."""
 
@@ -232,9 +230,7 @@ def score_models(
 def show_senses(
     scores_of: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path
 ) -> None:
-    """Writes and prints the shares of correct senses, and plots them for each model with several
-    layers.
-    """
+    """Writes and prints the shares of correct senses; plots them for models of several layers."""
     rows, records = [], []
     for name, scores in scores_of.items():
         for score in scores:

@@ -52,9 +52,7 @@ _LENGTHS = flags.DEFINE_list(
 
 
 def main() -> None:
-    """Measures the requested results that perplexity.json does not have yet, then shows all
-    requested results.
-    """
+    """Measures the results that perplexity.json does not have yet, then shows all of them."""
     plan = read_numbers("lengths", _LENGTHS.value)
     run = load_run(_MODEL.value)
     task = run.task

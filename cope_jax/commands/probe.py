@@ -165,9 +165,7 @@ def show(
 def plot(
     name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], workdir: Path
 ) -> list[Path]:
-    """Plots accuracies by layer, with intervals and baselines, and the shares of layers in the
-    mixes.
-    """
+    """Plots accuracies by layer, with intervals and baselines, and the mixes of layers."""
     layers = [score.layer for score in next(iter(by_task.values())).scores]
     lines = {
         task: [[score.accuracy for score in probing_of_task.scores]]

@@ -92,9 +92,7 @@ def main() -> None:
 
 
 def train(grid: Grid, cells: list[Cell], start: Callable[[int], Engine]) -> Interrupted | None:
-    """Trains cells on the engine that `start` starts; returns the signal that stopped them, or
-    None.
-    """
+    """Trains cells on the engine that `start` starts; returns the signal that stopped them."""
     try:
         if cells and not _DRY_RUN.value:
             engine = start(engine_flags.slots(len(cells)))
@@ -120,9 +118,7 @@ def announce(total: int, grid: Grid, state: State, todo: list[Cell]) -> None:
 
 
 def show(grid: Grid, state: State, budget: str) -> None:
-    """Writes the results of all finished cells, and names the others; `budget` says what was
-    searched.
-    """
+    """Writes the results of finished cells, and names the others; `budget` is of the search."""
     for cell, line in state.failed.items():
         print(f"failed: {cell.name}: {line}", file=sys.stderr)
     if not state.finished:

@@ -26,9 +26,7 @@ def _training(steps: int, batch_size: int, examples: int | None = None) -> dict[
 
 
 def _navigation(**options: Any) -> dict[str, Any]:
-    """MapFormer, arXiv 2511.19279, B.3: 700,000 sequences (here 704,000); "(4L)" has 4 layers and 2
-    heads.
-    """
+    """MapFormer, arXiv 2511.19279, B.3: 700,000 sequences; "(4L)" has 4 layers, 2 heads."""
     return {
         "task": ("navigation", options),
         "model": _transformer(1, 1, 64),

@@ -1,3 +1,1 @@
-"""Opens, locks and loads the folders of runs, starts a run from another model, and trains a grid of
-runs.
-"""
+"""Opens, locks and loads the folders of runs, starts runs from models, and trains grids."""

@@ -1,6 +1,4 @@
-"""Creates an experiment from a config; the experiment trains in a workdir, resumes there, and
-measures its models.
-"""
+"""Creates an experiment from a config, which trains in a workdir and measures its models."""
 
 import contextlib
 import dataclasses
@@ -102,9 +100,7 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """The name of the model, the encoding if the model has attention, and what else is special
-        about the model.
-        """
+        """The names of the model and of its encoding, and what else is special about the model."""
         model = self.config.model
         encoding = self.config.encoding if attends(model) else ""
         return ", ".join(filter(None, (model.name, encoding, self.config.variant)))
@@ -262,9 +258,7 @@ class Experiment:
         ]
 
     def summary(self, seeds: int = 1) -> str:
-        """A summary of a run with this number of seeds: every parameter and its sharding, devices,
-        cost of a step.
-        """
+        """A summary of a run: every parameter and its sharding, devices, cost of a step."""
         shapes = self._side_by_side(seeds)[0].state_shapes()
         return summary.summarise(shapes.params, self._facts(shapes, seeds))
 

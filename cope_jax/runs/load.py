@@ -1,6 +1,4 @@
-"""Loads a run, or an exported or published model, from a folder: its config, task, tokenizer and
-parameters.
-"""
+"""Loads a run, or an exported or published model: config, task, tokenizer and parameters."""
 
 import contextlib
 import dataclasses
@@ -37,15 +35,11 @@ TRAINED = Path(__file__).parents[1] / "trained"
 A model's name means its folder here, unless the name is a path.
 """
 RUN = "run.json"
-"""The file that describes the run that a converted model comes from: config, seeds, step, seconds
-and environment.
-"""
+"""The file about the run of a converted model: config, seeds, step, seconds and environment."""
 
 
 class Restored(NamedTuple):
-    """A checkpoint of a run: step, parameters (several seeds along a leading axis), and seconds of
-    training so far.
-    """
+    """A checkpoint: step, parameters (several seeds along a leading axis), seconds of training."""
 
     step: int
     params: Any
@@ -78,9 +72,7 @@ class Loaded:
 
     @property
     def output(self) -> Path:
-        """The folder of results about the model: its own, or runs/trained/NAME for one of the
-        package.
-        """
+        """The folder of results about the model: its own, or runs/trained/NAME for ours."""
         is_ours = self.folder.parent == TRAINED
         return Path("runs", "trained", self.folder.name) if is_ours else self.folder
 
@@ -125,9 +117,7 @@ class Loaded:
         return formats.load(self.folder)[1]
 
     def model(self, seed: int | None = None) -> Any:
-        """The model with the parameters of `params`; heads that a published BERT does not have are
-        initialised.
-        """
+        """The model with the parameters of `params`; heads that are absent are initialised."""
         return formats.build(self.config, self.params(seed))
 
     def title(self, seed: int | None = None) -> str:
@@ -149,9 +139,7 @@ class LoadedRun(Loaded):
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, with the files that it made from its data when the run began, such as a
-        vocabulary.
-        """
+        """The task, with the files that it made when the run began, such as a vocabulary."""
         return self._create_task()
 
     def _create_task(self) -> Task:
@@ -214,9 +202,7 @@ class LoadedRun(Loaded):
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedRun(LoadedRun):
-    """A run that cope-jax convert copied: the parameters of one seed, without the rest of the
-    checkpoint.
-    """
+    """A run that cope-jax convert copied: the parameters of one seed, without a checkpoint."""
 
     @property
     def environment(self) -> dict[str, Any]:

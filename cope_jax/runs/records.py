@@ -36,9 +36,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Statistics of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), or None for a
-    single seed.
-    """
+    """Statistics over seeds; `std` is √(Σ(x − mean)²/(count − 1)), or None for a single seed."""
 
     count: int
     mean: float
@@ -73,9 +71,7 @@ def select(rows: Iterable[Record], **fields: Any) -> list[Record]:
 
 
 def environment() -> Record:
-    """The versions, devices and commit, because results depend on them too; `commit` is None
-    outside a git checkout.
-    """
+    """The versions, devices and commit, on which results depend; the commit may be None."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
@@ -126,9 +122,7 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
 
 
 def commit() -> str | None:
-    """The commit of the checkout, with -dirty after it if files differ; None outside a git
-    checkout.
-    """
+    """The commit of the checkout, with -dirty after it if files differ; None outside of one."""
     root, git = Path(cope_jax.__file__).parents[1], shutil.which("git")
     # An installed package may be inside a checkout of something else.
     if git is None or not (root / ".git").exists():

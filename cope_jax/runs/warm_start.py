@@ -109,9 +109,7 @@ def _modules(names: Iterable[Name]) -> set[Any]:
 
 
 def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
-    """Cuts the token tables of a model to `vocab_size` rows; the removed rows only pad the tables
-    to a round size.
-    """
+    """Cuts the token tables of a model to `vocab_size` rows; the others only pad the tables."""
     config = dataclasses.replace(config, vocab_size=vocab_size)
     shapes, stored = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
     common = {name: leaf.shape for name, leaf in shapes.items() if name in stored}
@@ -134,9 +132,7 @@ def _text_of(config: Any) -> str:
 
 
 def _list(some: Mapping[Name, Any], others: Mapping[Name, Any]) -> str:
-    """Lists the modules that only `some` has and, in modules that both have, the parameters that
-    only `some` has.
-    """
+    """Lists the modules that only `some` has, and its further parameters of common modules."""
     common_modules = _modules(others)
     names = [name if name[0] in common_modules else name[:1] for name in some if name not in others]
     return ", ".join(dict.fromkeys(".".join(map(str, name)) for name in names)) or "nothing"

@@ -1,6 +1,4 @@
-"""The workdir of a run: its lock, its settings and data, and JSON files that are written
-atomically.
-"""
+"""The workdir of a run: its lock, its settings and data, and JSON files written atomically."""
 
 import contextlib
 import errno
@@ -95,9 +93,7 @@ class Workdir:
                 yield
 
     def follow_first(self) -> None:
-        """Fetches a folder in a bucket again, in the processes other than the first, after the
-        first has locked it.
-        """
+        """Fetches a folder in a bucket again, after the first process has locked it."""
         mirror = Mirror.of(self.path)
         if mirror is not None and jax.process_index() > 0:
             mirror.fetch()
@@ -198,9 +194,7 @@ class Workdir:
         write_files(self.path, missing | task.data_digest())
 
     def check_sources(self, task: Task, splits: Iterable[str]) -> None:
-        """Raises ConfigError if the task's data of these splits do not match the digest that the
-        folder keeps.
-        """
+        """ConfigError if the task's data of these splits do not match the folder's digest."""
         if task.same_data(self.path, splits) is False:
             raise ConfigError(
                 f"the data differ from the data of the run in {self.path} ({', '.join(task.data_digest())}): restore "
@@ -254,16 +248,12 @@ def read_json(path: Path, **kinds: type) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file atomically, with null for NaN and infinity; StorageError if the disk is
-    full.
-    """
+    """Writes JSON atomically, with null for NaN and infinity. StorageError: the disk is full."""
     write_atomically(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
 
 
 def read_records(path: Path) -> list[Record]:
-    """Reads the records of a JSON file, or [] if there is no such file; a value of null becomes
-    NaN.
-    """
+    """Reads the records of a JSON file, [] if there is none; a value of null becomes NaN."""
     records = read_json(path, records=list)["records"] if path.exists() else []
     if not all(isinstance(record, dict) for record in records):
         raise ConfigError(
@@ -276,9 +266,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
-    """Writes `records` to a JSON file in place of the records that match all `fields`; all other
-    records stay.
-    """
+    """Replaces the records of a JSON file that match all `fields` by `records`."""
     stored = read_records(path)
     old = select(stored, **fields)
     write_json(path, {"records": [*(row for row in stored if row not in old), *records]})

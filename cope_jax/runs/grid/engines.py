@@ -19,15 +19,8 @@ from cope_jax.runs.grid import claims
 from cope_jax.runs.grid.cell_process import Job, run
 from cope_jax.storage.mirror import Mirror
 
-
-class Waiting(Protocol):
-    """A cell that an engine runs: what concurrent.futures.Future promises."""
-
-    def done(self) -> bool:
-        """True when the cell has ended."""
-
-    def result(self) -> str | None:
-        """The result of `run`. Any exception means that the engine lost the cell."""
+Waiting = concurrent.futures.Future[str | None]
+"""A cell that an engine runs: the result of `run`; an exception means that the cell is lost."""
 
 
 class Engine(Protocol):
@@ -87,9 +80,7 @@ class Local:
 
 
 class Ray:
-    """Tasks of Ray, of the cluster at `address` or of a Ray on this machine that ends with the
-    grid.
-    """
+    """Tasks of Ray, on the cluster at `address` or on this machine until the grid ends."""
 
     def __init__(
         self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]

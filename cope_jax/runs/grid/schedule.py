@@ -24,9 +24,7 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class Failure(NamedTuple):
-    """A cell that has failed, with its last line, or that the engine has lost or refuses, with its
-    error.
-    """
+    """A failed cell with its last line, or a refused or lost one with the error."""
 
     cell: Cell
     line: str
