@@ -11,7 +11,6 @@ programs:
 As in training and in `generate`, the token `begin` precedes each context and each text.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,20 +18,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import nnx
 
 from cope_jax import models
-from cope_jax.array_types import Array
 from cope_jax.corpora.packing import Pieces, fit
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.text.likelihood import Windows, check_length
+from cope_jax.evaluation.text.likelihood import Windows, check_length, measure
 from cope_jax.generation import text_model
 from cope_jax.generation.decoding import generate_stream
 from cope_jax.generation.detokenizer import Continuation
 from cope_jax.generation.sampling import row_keys
-from cope_jax.models.model import StaticGraphDef
-from cope_jax.ops.losses import cross_entropy
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.runs.load import load as load_folder
@@ -186,7 +181,7 @@ class HarnessModel:
         width = min(self.length, _power_of_two(int(sizes.max())))
         tokens = np.concatenate([parts[number][0] for number in kept])
         windows = Windows(tokens, pieces, fit(sizes.tolist(), width), width)
-        nats, best = self._read(windows, label)
+        nats, _, best = measure(self._model, windows, self._rows, label)
         for row, number in enumerate(kept):
             counted = slice(starts[row] + pieces.context[row], starts[row] + sizes[row])
             if not np.isfinite(nats[counted]).all():
@@ -195,20 +190,6 @@ class HarnessModel:
                 )
             results[number] = -float(nats[counted].sum()), bool(best[counted].all())
         return results
-
-    def _read(self, windows: Windows, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of each target that counts, and True where it is the most probable token."""
-        graph, state = nnx.split(self._model)
-        nats = np.full(len(windows.tokens), np.nan)
-        best = np.zeros(len(windows.tokens), bool)
-        with Progress(len(windows), "row", label=label, leave=False) as progress:
-            for batch in windows.batches(self._rows):
-                counts = batch["entries"] >= 0
-                loss_BL, best_BL = _losses(StaticGraphDef(graph), state, batch)
-                nats[batch["entries"][counts]] = np.asarray(loss_BL, np.float64)[counts]
-                best[batch["entries"][counts]] = np.asarray(best_BL)[counts]
-                progress.advance(int((batch["segments"][:, 0] >= 0).sum()))
-        return nats, best
 
     def _generate(
         self,
@@ -410,14 +391,3 @@ def _windows(tokens: np.ndarray, length: int) -> Iterable[tuple[np.ndarray, int]
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`, and at least 16."""
     return max(16, 1 << (number - 1).bit_length())
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
-    model = nnx.merge(graphdef.graph, state)
-    logits_BLV = model(
-        batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"]
-    )
-    return cross_entropy(logits_BLV, batch["targets"]), logits_BLV.argmax(axis=-1) == batch[
-        "targets"
-    ]

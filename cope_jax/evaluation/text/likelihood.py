@@ -138,23 +138,35 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
     window is longer than a table of the encoding, or if a loss is not finite.
     """
     check_length(model, int(windows.pieces.sizes.max()))
-    graph, state = nnx.split(model)
-    graphdef = StaticGraphDef(graph)
-    count = len(windows.tokens) - 1
-    nats, seen = np.full(count, np.nan), np.zeros(count, int)
-    with Progress(count, "token", label=label, leave=False) as progress:
-        for batch in windows.batches(batch_size):
-            counts = batch["entries"] >= 0
-            loss_BL = np.asarray(_losses(graphdef, state, batch), np.float64)
-            nats[batch["entries"][counts]] = loss_BL[counts]
-            seen[batch["entries"][counts]] = batch["positions"][counts] + 1
-            progress.advance(int(counts.sum()))
+    nats, seen, _ = measure(model, windows, batch_size, label)
     if not np.isfinite(nats).all():
         first = int(np.argmin(np.isfinite(nats)))
         raise ConfigError(
             f"the loss of token {first} is not finite: the model has diverged, use an earlier checkpoint"
         )
     return Losses(nats, seen)
+
+
+def measure(
+    model: Any, windows: Windows, batch_size: int, label: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The loss of each of N targets, the earlier tokens it sees, and if it is most probable.
+
+    A target in no window has the loss NaN.
+    """
+    graph, state = nnx.split(model)
+    count = len(windows.tokens) - 1
+    nats, seen, best = np.full(count, np.nan), np.zeros(count, int), np.zeros(count, bool)
+    with Progress(count, "token", label=label, leave=False) as progress:
+        for batch in windows.batches(batch_size):
+            counts = batch["entries"] >= 0
+            entries = batch["entries"][counts]
+            loss_BL, best_BL = _losses(StaticGraphDef(graph), state, batch)
+            nats[entries] = np.asarray(loss_BL, np.float64)[counts]
+            best[entries] = np.asarray(best_BL)[counts]
+            seen[entries] = batch["positions"][counts] + 1
+            progress.advance(len(entries))
+    return nats, seen, best
 
 
 def check_length(model: Any, length: int) -> None:
@@ -164,9 +176,9 @@ def check_length(model: Any, length: int) -> None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> Array:
-    model = nnx.merge(graphdef.graph, state)
+def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
+    model, targets = nnx.merge(graphdef.graph, state), batch["targets"]
     logits_BLV = model(
         batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"]
     )
-    return cross_entropy(logits_BLV, batch["targets"])
+    return cross_entropy(logits_BLV, targets), logits_BLV.argmax(axis=-1) == targets

@@ -11,7 +11,7 @@ from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.text import harness_model, perplexity_report
+from cope_jax.evaluation.text import harness_model, likelihood, perplexity_report
 from cope_jax.evaluation.text.harness_model import HarnessModel
 from cope_jax.evaluation.text.likelihood import losses, sliding
 from cope_jax.generation import decoding
@@ -221,13 +221,13 @@ def test_windows_that_fill_the_text_are_those_of_perplexity(model, decoder):
 
 def test_few_programs_serve_all_lengths(decoder, next_token):
     model = HarnessModel(decoder, CODEC, 64, batch_size=2)
-    before = harness_model._losses._cache_size()
+    before = likelihood._losses._cache_size()
     asked = [("a" * size, "b" * count) for size in range(1, 60, 7) for count in (1, 2, 9)]
     model.loglikelihood(requests(*asked))
     for size in range(17, 31, 3):
         model.loglikelihood(requests(("a" * size, "b")))
     model.loglikelihood_rolling(requests(("abc" * 99,)))
-    assert harness_model._losses._cache_size() - before <= 2
+    assert likelihood._losses._cache_size() - before <= 2
 
 
 def test_greedy_text_ends_before_the_first_of_several_stop_texts(decoder, next_token):
