@@ -45,3 +45,8 @@ def DEFINE_seed() -> flags.FlagHolder[int | None]:
 def DEFINE_count(name: str, default: int | None, text: str) -> flags.FlagHolder[Any]:
     """Defines a flag for a number of things, at least 1."""
     return flags.DEFINE_integer(name, default, text, lower_bound=1)
+
+
+def DEFINE_text(name: str, text: str) -> flags.FlagHolder[Any]:
+    """Defines a flag for a text, a path or a name, which may be omitted."""
+    return flags.DEFINE_string(name, None, text)

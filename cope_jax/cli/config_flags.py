@@ -66,10 +66,8 @@ def warn_of_unused(name: str, config: ExperimentConfig) -> None:
         group, _, rest = field.partition(".")
         encoding = rest.partition(".")[0]
         if group == "encodings" and encoding not in used:
-            print(
-                f"warning: --{name}.{field} has no effect, because the encoding is {config.encoding}",
-                file=sys.stderr,
-            )
+            line = f"--{name}.{field} has no effect, because the encoding is {config.encoding}"
+            print(f"warning: {line}", file=sys.stderr)
 
 
 def read_config(value: Any) -> ExperimentConfig:

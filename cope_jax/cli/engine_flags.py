@@ -20,9 +20,8 @@ _RESOURCES = flags.DEFINE_list(
     [],
     "What else a cell needs of Ray, such as TPU=4, or options of Slurm, such as slurm_partition=gpu.",
 )
-_ADDRESS = flags.DEFINE_string(
+_ADDRESS = common_flags.DEFINE_text(
     "address",
-    None,
     "Address of a Ray cluster, such as auto; without this flag, Ray starts on this machine.",
 )
 TIME_LIMIT = flags.DEFINE_float(

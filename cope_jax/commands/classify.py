@@ -51,19 +51,16 @@ SYSTEMS = (*classification.CLASSIFIERS, *ENCODERS)
 _CONFIG = config_flags.DEFINE_config(
     "config", "spam", "Config of the BERT classifiers; also sets the folds of all systems. "
 )
-_CORPORA_DIR = flags.DEFINE_string(
+_CORPORA_DIR = common_flags.DEFINE_text(
     "corpora_dir",
-    None,
     "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
 )
-_INPUT = flags.DEFINE_string(
+_INPUT = common_flags.DEFINE_text(
     "input",
-    None,
     "A .csv file with a header and the columns text and label, to read in place of the corpus.",
 )
-_MODEL = flags.DEFINE_string(
+_MODEL = common_flags.DEFINE_text(
     "model",
-    None,
     "Folder of a pretrained BERT: a training run or a published model. Without this flag, systems with BERT "
     "are left out.",
 )

@@ -15,9 +15,8 @@ _CORPORA = flags.DEFINE_list(
     "corpora", None, f"Corpora to download: any of {', '.join(SOURCES)} (required).", required=True
 )
 _OUT = common_flags.DEFINE_out("Folder to write to (required).")
-_MIRROR = flags.DEFINE_string(
+_MIRROR = common_flags.DEFINE_text(
     "mirror",
-    None,
     "URL of a folder to download from; without this flag, each file comes from its publisher.",
 )
 

@@ -35,14 +35,11 @@ _MODEL = common_flags.DEFINE_model(
 _PROMPT = flags.DEFINE_string(
     "prompt", None, "Text to continue (either this flag or --prompts is required)."
 )
-_PROMPTS = flags.DEFINE_string(
-    "prompts",
-    None,
-    "File with one text to continue per line (either this flag or --prompt is required).",
+_PROMPTS = common_flags.DEFINE_text(
+    "prompts", "File with one text to continue per line (either this flag or --prompt is required)."
 )
-_OUT = flags.DEFINE_string(
+_OUT = common_flags.DEFINE_text(
     "out",
-    None,
     "File for prompts and continuations as JSON lines; without this flag, the command prints them.",
 )
 _MAX_NEW_TOKENS = common_flags.DEFINE_count(

@@ -39,15 +39,13 @@ from cope_jax.tokenizers.tokenizer import Codec
 _MODEL = common_flags.DEFINE_model(
     "Folder of a run that trained a decoder, or name of a trained model of the package, such as counting (required)."
 )
-_INPUT = flags.DEFINE_string(
+_INPUT = common_flags.DEFINE_text(
     "input",
-    None,
     "Input to inspect: a text or, for a synthetic task, tokens separated by spaces. Without this flag, the input is "
     "read from the split --split.",
 )
-_SPLIT = flags.DEFINE_string(
+_SPLIT = common_flags.DEFINE_text(
     "split",
-    None,
     "Without --input: split to read the input from; without this flag, the first evaluation split.",
 )
 _EXAMPLE = flags.DEFINE_integer(

@@ -49,9 +49,8 @@ _TASK = flags.DEFINE_enum(
     "Find the neighbours of --word, or predict the senses of words.",
 )
 _MODELS = common_flags.DEFINE_models()
-_CORPORA_DIR = flags.DEFINE_string(
+_CORPORA_DIR = common_flags.DEFINE_text(
     "corpora_dir",
-    None,
     "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
 )
 _WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")
@@ -59,10 +58,8 @@ _EPOCHS = common_flags.DEFINE_count("word2vec_epochs", 5, "Number of epochs to t
 _WORD = flags.DEFINE_string(
     "word", None, "Word to find neighbours of (required for --task=neighbours)."
 )
-_SENTENCES = flags.DEFINE_string(
-    "sentences",
-    None,
-    "Sentences that contain --word, separated by | (required for --task=neighbours).",
+_SENTENCES = common_flags.DEFINE_text(
+    "sentences", "Sentences that contain --word, separated by | (required for --task=neighbours)."
 )
 _CORPUS_SENTENCES = common_flags.DEFINE_count(
     "corpus_sentences", 3000, "For --task=neighbours: maximum number of sentences to search."
@@ -235,15 +232,8 @@ def show_senses(
     for name, scores in scores_of.items():
         for score in scores:
             micro, macro = score.interval(), score.interval(macro=True)
-            rows.append(
-                [
-                    name,
-                    score.layer or MISSING,
-                    score.method,
-                    share(score.micro, micro),
-                    share(score.macro, macro),
-                ]
-            )
+            shares = share(score.micro, micro), share(score.macro, macro)
+            rows.append([name, score.layer or MISSING, score.method, *shares])
             figures: dict[str, Any] = {"micro": score.micro, "macro": score.macro}
             figures |= {"micro_interval": micro, "macro_interval": macro}
             records.append({"model": name, **dataclasses.asdict(score), **figures})

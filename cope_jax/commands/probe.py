@@ -38,9 +38,8 @@ from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 
 _MODELS = common_flags.DEFINE_models()
-_CORPORA_DIR = flags.DEFINE_string(
+_CORPORA_DIR = common_flags.DEFINE_text(
     "corpora_dir",
-    None,
     "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
 )
 _WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")
@@ -193,7 +192,5 @@ def plot(
     mixes = contextual_plots.mix_weights(
         layers, weights, title=f"{name}, probe on all layers", caption="one probe per task"
     )
-    return [
-        save(figure, contextual_plots.plot_path(workdir, "probe", name)),
-        save(mixes, contextual_plots.plot_path(workdir, "mix", name)),
-    ]
+    paths = [contextual_plots.plot_path(workdir, kind, name) for kind in ("probe", "mix")]
+    return [save(figure, paths[0]), save(mixes, paths[1])]

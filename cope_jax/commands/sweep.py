@@ -84,10 +84,8 @@ def main() -> None:
             again = "rerun without --only_failed"
         counts = ((len(state.failed), "failed"), (len(state.left), "not trained yet"))
         parts = [f"{count} cell{'s' * (count > 1)} {outcome}" for count, outcome in counts if count]
-        print(
-            f"{', '.join(parts)}: {again} to train them; log.txt in the folder of a cell has its output",
-            file=sys.stderr,
-        )
+        hint = "log.txt in the folder of a cell has its output"
+        print(f"{', '.join(parts)}: {again} to train them; {hint}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -50,14 +50,12 @@ _CONFIG = config_flags.DEFINE_config("config", "tagger", "Config of the BiLSTM t
 _BERT_CONFIG = config_flags.DEFINE_config(
     "bert_config", "tagger:bert", "Config of the BERT taggers. "
 )
-_CORPORA_DIR = flags.DEFINE_string(
+_CORPORA_DIR = common_flags.DEFINE_text(
     "corpora_dir",
-    None,
     "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
 )
-_INPUT = flags.DEFINE_string(
+_INPUT = common_flags.DEFINE_text(
     "input",
-    None,
     "A .csv file with a header and the columns text and label, to read in place of the treebank.",
 )
 _MODELS = flags.DEFINE_list(

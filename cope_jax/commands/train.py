@@ -30,9 +30,8 @@ _SEED = flags.DEFINE_integer(
     lower_bound=0,
     upper_bound=2**31 - 1,
 )
-_PROFILE = flags.DEFINE_string(
+_PROFILE = common_flags.DEFINE_text(
     "profile_steps",
-    None,
     "Steps to profile with XLA, as FIRST:LAST, such as 100:110. Profiles are in WORKDIR/profile. Without this flag, no "
     "step is profiled.",
 )

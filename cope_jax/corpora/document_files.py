@@ -85,11 +85,9 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
                 f"cannot list {root} ({first_line(error)}): check the path and the credentials"
             ) from error
         if not paths:
-            more = (
-                f"it is a folder, write '{pattern}/*.jsonl'"
-                if (root / below).is_dir()
-                else "correct the pattern"
-            )
+            more = "correct the pattern"
+            if (root / below).is_dir():
+                more = f"it is a folder, write '{pattern}/*.jsonl'"
             raise ConfigError(f"no file matches {pattern!r}: {more}")
         for path in paths:
             _format(path.name)

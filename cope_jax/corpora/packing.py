@@ -174,11 +174,9 @@ class Packed:
         entries_BL, segments_BL, positions_BL = (fields.pop(name) for name in names)
         counts_BL = (entries_BL >= 0) & (self._every | self._entries.counted[entries_BL])
         batch = {**fields, "weights": counts_BL.astype(np.float32)}
-        return (
-            batch
-            if self._packing == "stream"
-            else {**batch, "segments": segments_BL + 1, "positions": positions_BL}
-        )
+        if self._packing == "stream":
+            return batch
+        return {**batch, "segments": segments_BL + 1, "positions": positions_BL}
 
 
 class Mixed:

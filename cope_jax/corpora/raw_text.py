@@ -125,11 +125,8 @@ for _name in SAME_TESTS:
 @READERS.register("tinyshakespeare")
 def _tinyshakespeare(data_dir: str | None, globs: Sequence[str]) -> Reader:
     names = ["input.txt", "tinyshakespeare.txt"]
-    return lambda split: [
-        _part(
-            read_prose(find(data_dir, "tinyshakespeare", names, download="tinyshakespeare")), split
-        )
-    ]
+    path = functools.partial(find, data_dir, "tinyshakespeare", names, "tinyshakespeare")
+    return lambda split: [_part(read_prose(path()), split)]
 
 
 @READERS.register("files")

@@ -118,11 +118,9 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
     path = epath.Path(folder) / MANIFEST
     export = "write it with `cope-jax export`"
     if not path.exists():
-        begun = (
-            " yet: run its export again, which continues"
-            if (epath.Path(folder) / "export.json").exists()
-            else ""
-        )
+        begun = ""
+        if (epath.Path(folder) / "export.json").exists():
+            begun = " yet: run its export again, which continues"
         raise ConfigError(f"{folder} has no {MANIFEST}{begun or ': ' + export}")
     content = read_object(path, f"{export} again")
     digest = content.pop("digest", None)
@@ -285,12 +283,8 @@ class Shards:
                 tokens[start : start + size + 1] = example.tokens[begin : begin + size + 1]
                 begin += size + 1
                 bounds += [int(start)] if first and start else []
-            places = np.concatenate(
-                [
-                    np.arange(start, start + size)
-                    for start, size in zip(example.starts, example.sizes, strict=True)
-                ]
-            )
+            pairs = zip(example.starts, example.sizes, strict=True)
+            places = np.concatenate([np.arange(start, start + size) for start, size in pairs])
             counted[places[example.idle]] = False
         return TokenStream(tokens, np.array([*sorted(bounds), shard.entries]), counted)
 

@@ -28,11 +28,9 @@ def read(
     try:
         names = [name.strip() for name in next(rows, [])]
         if any(names.count(name) != 1 for name in required):
-            given = (
-                f"it has {', '.join(names)}: rename the columns"
-                if any(names)
-                else "it is empty: write a header"
-            )
+            given = "it is empty: write a header"
+            if any(names):
+                given = f"it has {', '.join(names)}: rename the columns"
             raise ConfigError(
                 f"{path}, line 1 must name the columns {' and '.join(required)} once each, but {given}"
             )

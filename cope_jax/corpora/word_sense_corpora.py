@@ -106,15 +106,8 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
                     raise ValueError("the index is outside of the sentence")
                 if type(sense) not in (str, int, float):
                     raise ValueError(f"the sense {sense!r} is neither text nor a number")
-                occurrences.append(
-                    Occurrence(
-                        words,
-                        index,
-                        f"{lemma}.{word_class}",
-                        str(sense),
-                        "test" if test else "train",
-                    )
-                )
+                name, split = f"{lemma}.{word_class}", "test" if test else "train"
+                occurrences.append(Occurrence(words, index, name, str(sense), cast(Split, split)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path}, line {number} is not an annotated sentence ({error}): fix the line"

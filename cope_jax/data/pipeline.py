@@ -141,10 +141,9 @@ def evaluation_batches(
     rows = [source[i] for i in range(len(source))]
     blank = {key: np.zeros_like(value) for key, value in rows[0].items()}
     rows += [blank] * (-len(rows) % batch_size)
-    return [
-        {key: np.stack([row[key] for row in rows[start : start + batch_size]]) for key in blank}
-        for start in range(0, len(rows), batch_size)
-    ]
+    starts = range(0, len(rows), batch_size)
+    chunks = (rows[start : start + batch_size] for start in starts)
+    return [{key: np.stack([row[key] for row in chunk]) for key in blank} for chunk in chunks]
 
 
 def _shuffled(
@@ -162,10 +161,8 @@ def _shuffled(
     seeds = np.random.SeedSequence(seed).generate_state(max(1, len(mixture))).tolist()
     ranges = [indices for _, indices in mixture] or [range(len(whole))]
     if stored is None:
-        parts = [
-            whole.slice(slice(indices.start, indices.stop)).shuffle(seed).repeat()
-            for indices, seed in zip(ranges, seeds, strict=True)
-        ]
+        chosen = zip((whole.slice(slice(r.start, r.stop)) for r in ranges), seeds, strict=True)
+        parts = [examples.shuffle(seed).repeat() for examples, seed in chosen]
     else:
         orders = [
             WindowOrder(

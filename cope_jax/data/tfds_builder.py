@@ -242,11 +242,8 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
             f"{path} was written by an older version of this package: delete it and write it again"
         )
     # Of an option that a dataset does not have, it has the default.
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(task.config)
-        if field.name in wanted["options"]
-    }
+    fields = {field.name: field.default for field in dataclasses.fields(task.config)}
+    defaults = {name: fields[name] for name in fields if name in wanted["options"]}
     options = {**defaults, **metadata.get("options", {})}
     metadata["options"] = json.loads(json.dumps(options, default=str))
     if {name: metadata.get(name) for name in wanted} != wanted:

@@ -153,11 +153,8 @@ def _save(
     params: Mapping[Any, Any],
     tokens: Mapping[str, Any] | None = None,
 ) -> None:
-    values = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if field.name != "layout"
-    }
+    names = (field.name for field in dataclasses.fields(config))
+    values = {name: getattr(config, name) for name in names if name != "layout"}
     for name, value in values.items():
         if isinstance(value, EncodingConfig):
             values[name] = value.text()

@@ -287,11 +287,8 @@ def _function(config: Any) -> dict[str, Any]:
         for name, chosen in parts.items()
         for field, value in vars(chosen).items()
     }
-    return (
-        {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size}
-        | options
-        | deciding_options(config)
-    )
+    ours = {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size}
+    return ours | options | deciding_options(config)
 
 
 def _fields(

@@ -115,10 +115,8 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
     writer.writerows(plain)
     content = {"records": plain, "environment": environment}
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    return [
-        write_atomically(workdir / "results.json", text),
-        write_atomically(workdir / "results.csv", table.getvalue()),
-    ]
+    files = {"results.json": text, "results.csv": table.getvalue()}
+    return [write_atomically(workdir / name, content) for name, content in files.items()]
 
 
 def commit() -> str | None:

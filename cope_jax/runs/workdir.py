@@ -80,10 +80,8 @@ class Workdir:
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
                     raise
-                print(
-                    f"warning: {self.path} cannot be locked ({error.strerror}): start only one run in it",
-                    file=sys.stderr,
-                )
+                line = f"{self.path} cannot be locked ({error.strerror}): start only one run in it"
+                print(f"warning: {line}", file=sys.stderr)
             with clear_storage_errors(self.path):
                 file.seek(0)
                 file.truncate()

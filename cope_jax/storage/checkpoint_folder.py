@@ -58,11 +58,9 @@ class CheckpointFolder:
         self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]
     ) -> Any:
         with self._context:
-            return ocp.save_checkpointables_async(
-                self._named / str(step),
-                {"state": state, "progress": progress},
-                custom_metadata=label,
-            )
+            content = {"state": state, "progress": progress}
+            folder = self._named / str(step)
+            return ocp.save_checkpointables_async(folder, content, custom_metadata=label)
 
     def close(self) -> None:
         self._link.close()

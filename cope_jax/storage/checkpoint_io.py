@@ -71,13 +71,8 @@ def create_label(
     Orbax's files have checksums for only a part of their bytes, so Orbax may read wrong numbers
     from a damaged file.
     """
-    content = {
-        "step": step,
-        "score": score,
-        "arrays": _arrays(state),
-        "state": checksum.of_arrays(state),
-        "progress": checksum.of_data(progress),
-    }
+    content: dict[str, Any] = {"step": step, "score": score, "arrays": _arrays(state)}
+    content |= {"state": checksum.of_arrays(state), "progress": checksum.of_data(progress)}
     return {**content, "label": checksum.of_data(content)}
 
 

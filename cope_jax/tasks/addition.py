@@ -120,14 +120,8 @@ class Addition(SyntheticTask):
             written = [str(operand).zfill(length) for operand, length in pairs]
             total = str(sum(operands)).zfill(longest + 1 if coupled else 0)
             step = 1 if coupled else -1
-            text = [
-                *map(int, written[0][::step]),
-                PLUS,
-                *map(int, written[1][::step]),
-                EQUALS,
-                *map(int, total[::-1]),
-                END,
-            ]
+            first, second = (map(int, digits_of[::step]) for digits_of in written)
+            text = [*first, PLUS, *second, EQUALS, *map(int, total[::-1]), END]
             rising = [range(1, length + 1)[::-step] for length in lengths]
             places_of_text = [*rising[0], 0, *rising[1], 0, *range(1, len(total) + 1), 0]
             tokens[row, : len(text)] = text

@@ -65,13 +65,8 @@ class Chomsky(QuestionTask):
 
     def __init__(self, config: Config):
         self._problem, smallest, self._outputs = PROBLEMS[config.problem]
-        super().__init__(
-            config,
-            symbols=("0", "1", "2", "3", "4", *"+-*()x:"),
-            size=config.length,
-            times=(2, 4),
-            smallest=smallest,
-        )
+        symbols, size = ("0", "1", "2", "3", "4", *"+-*()x:"), config.length
+        super().__init__(config, symbols=symbols, size=size, times=(2, 4), smallest=smallest)
 
     def _tokens(self, size: int) -> int:
         return size + self._outputs(size)

@@ -103,10 +103,9 @@ def seen(
     >>> seen(tasks.create("addition", digits=1, held_out=0.1), 1000)["in_distribution"].examples
     0.0
     """
-    chunks = [
-        _predicted(task.sample(np.random.default_rng([seed, start]), min(1000, training - start)))
-        for start in range(0, training, 1000)
-    ]
+    sizes = {start: min(1000, training - start) for start in range(0, training, 1000)}
+    generators = ((np.random.default_rng([seed, start]), size) for start, size in sizes.items())
+    chunks = [_predicted(task.sample(rng, size)) for rng, size in generators]
     known = np.unique(np.concatenate(chunks))
     shares = {}
     for split in task.evaluation_splits:

@@ -72,10 +72,8 @@ class IndirectIndexing(QuestionTask):
         return size + 5 + len(str(min(self.config.shift, size - 1)))
 
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
-        letters = "".join(
-            string.ascii_letters[letter]
-            for letter in rng.permutation(len(string.ascii_letters))[:size]
-        )
+        chosen = rng.permutation(len(string.ascii_letters))[:size]
+        letters = "".join(string.ascii_letters[letter] for letter in chosen)
         index, most = int(rng.integers(size)), self.config.shift
         target = int(rng.integers(max(0, index - most), min(size, index + most + 1)))
         return f"{letters},{letters[index]},{target - index:+d}", letters[target]

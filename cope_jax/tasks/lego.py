@@ -62,10 +62,8 @@ class Lego(QuestionTask):
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         names = [string.ascii_lowercase[letter] for letter in rng.permutation(26)[:size]]
         signs = rng.choice([-1, 1], size=size)
-        written = [
-            f"{name}:{'+' if sign > 0 else '-'}{before};"
-            for name, sign, before in zip(names, signs, ["1", *names], strict=False)
-        ]
+        links = zip(names, signs, ["1", *names], strict=False)
+        written = [f"{name}:{'+' if sign > 0 else '-'}{before};" for name, sign, before in links]
         asked = int(rng.integers(size // 2, size))
         if self.config.permuted:
             written = [written[index] for index in rng.permutation(size)]

@@ -79,13 +79,8 @@ class ShardedText(TextTask):
 
         def __post_init__(self):
             check_fields(self, "sharded_text")
-            check_at_least(
-                1,
-                "sharded_text",
-                length=self.length,
-                window=self.window,
-                vocab_multiple=self.vocab_multiple,
-            )
+            sizes = {"length": self.length, "window": self.window}
+            check_at_least(1, "sharded_text", **sizes, vocab_multiple=self.vocab_multiple)
             folders, weights = len(self.folders), len(self.weights)
             check(
                 not weights or weights == folders,

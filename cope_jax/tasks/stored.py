@@ -174,10 +174,8 @@ class WordTask(StoredTask):
         losses = {
             split: unigram_cross_entropy(known, batches(split)) for split in self.evaluation_splits
         }
-        return [
-            Baseline(split, "perplexity", "unigram", float(np.exp(loss)), "loss")
-            for split, loss in losses.items()
-        ]
+        values = {split: float(np.exp(loss)) for split, loss in losses.items()}
+        return [Baseline(s, "perplexity", "unigram", value, "loss") for s, value in values.items()]
 
     def saved_files(self) -> dict[str, str]:
         return {"words.txt": self.vocabulary.text}

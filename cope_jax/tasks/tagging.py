@@ -4,6 +4,7 @@ Nivre et al., "Universal Dependencies v2", LREC 2020.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -87,16 +88,8 @@ class Tagging(StoredTask):
             self._sentences = {split: conllu.read(config.data_dir, split) for split in SPLITS}
         else:
             self._sentences = conllu.read_table(config.file)
-            self.tags = tuple(
-                sorted(
-                    {
-                        tag
-                        for sentences in self._sentences.values()
-                        for line in sentences
-                        for tag in line.tags
-                    }
-                )
-            )
+            lines = itertools.chain.from_iterable(self._sentences.values())
+            self.tags = tuple(sorted({tag for line in lines for tag in line.tags}))
         self.num_tags = len(self.tags)
         self.vocabulary = Vocabulary.build(map(str.lower, self._words("train")), min_count=2)
         self._pieces = (
@@ -121,11 +114,8 @@ class Tagging(StoredTask):
                 vectors = _vectors(config.vectors, split, len(words)) if config.vectors else None
                 self._splits[split] = _Words(lengths, words, self.vocabulary, config, vectors)
         train = self._splits["train"]
-        self.vector_shape = (
-            train.vectors.shape[1:]
-            if isinstance(train, _Words) and train.vectors is not None
-            else None
-        )
+        vectors = train.vectors if isinstance(train, _Words) else None
+        self.vector_shape = None if vectors is None else vectors.shape[1:]
         super().__init__(
             config,
             vocab_size=len(self._pieces or self.vocabulary),

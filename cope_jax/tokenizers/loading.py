@@ -113,11 +113,9 @@ def _meaning(tokenizer: Tokenizer) -> Any:
 
 def _end_beside(path: epath.Path, vocabulary: Mapping[str, int]) -> str | None:
     """The end token, from published files next to `path`, if it is not one of `ENDS`."""
-    names = (
-        {}
-        if any(name in vocabulary for name in ENDS)
-        else {number: name for name, number in vocabulary.items()}
-    )
+    names = {number: name for name, number in vocabulary.items()}
+    if any(name in vocabulary for name in ENDS):
+        names = {}
     for file in (path.parent / name for name in _END_FILES if names):
         values = read_object(file) if file.exists() else {}
         end = values.get("eos_token", values.get("eos_token_id"))

@@ -208,9 +208,9 @@ class Run:
                 bar.write(
                     f"warning: loss, gradient or update of seed {seed} is not finite: skipped steps {skipped}"
                 )
+            some = finite.any()
             means = {
-                name: float(np.mean(values[finite])) if finite.any() else None
-                for name, values in series.items()
+                name: float(np.mean(x[finite])) if some else None for name, x in series.items()
             }
             row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed}
             row |= means

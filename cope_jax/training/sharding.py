@@ -66,12 +66,8 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
             f"job.mesh {text} uses {asked} of {len(devices)} devices, but several processes must use all: set one axis "
             "to -1"
         )
-    return jax.make_mesh(
-        tuple(sizes[axis] for axis in AXES),
-        AXES,
-        axis_types=(AxisType.Auto,) * len(AXES),
-        devices=devices[:asked],
-    )
+    shape, kinds = tuple(sizes[axis] for axis in AXES), (AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices[:asked])
 
 
 def layout_of(mesh: Mesh) -> Layout:

@@ -139,11 +139,8 @@ def peak_flops(device_kind: str) -> float | None:
     >>> peak_flops("NVIDIA H100 80GB HBM3"), peak_flops("TPU v5 lite"), peak_flops("cpu")
     (989500000000000.0, 197000000000000.0, None)
     """
-    kinds = [
-        kind
-        for kind in PEAK_FLOPS
-        if device_kind.startswith(kind) and not device_kind[len(kind) :][:1].isalnum()
-    ]
+    begun = [kind for kind in PEAK_FLOPS if device_kind.startswith(kind)]
+    kinds = [kind for kind in begun if not device_kind[len(kind) :][:1].isalnum()]
     return PEAK_FLOPS[max(kinds, key=len)] if kinds else None
 
 

@@ -43,10 +43,9 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
         raise ConfigError(
             "labels must be 1 for spam or 0 for ham, and at least one: give an array of 0 and 1"
         )
-    (tn, fp), (fn, tp) = (
-        [int(np.sum((labels == truth) & (predictions == guess))) for guess in (0, 1)]
-        for truth in (0, 1)
-    )
+    counts = np.zeros((2, 2), int)
+    np.add.at(counts, (labels.astype(int), predictions.astype(int)), 1)
+    (tn, fp), (fn, tp) = counts.tolist()
 
     def ratio(above: float, below: float) -> float:
         return above / below if below else 0.0

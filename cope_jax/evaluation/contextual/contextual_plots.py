@@ -149,12 +149,8 @@ def language_model_curves(curves: Sequence[Record]) -> Figure:
         axes.set_xlabel(name)
     plain_log(panels[0], [row["perplexity"] for row in curves])
     panels[0].set_ylabel("perplexity")
-    legend(
-        figure,
-        panels[0],
-        "perplexity on validation",
-        over_seeds(curves, "bands: lowest to highest seed", "model"),
-    )
+    caption = over_seeds(curves, "bands: lowest to highest seed", "model")
+    legend(figure, panels[0], "perplexity on validation", caption)
     return figure
 
 
@@ -193,14 +189,8 @@ def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
     for name, value in sorted(baselines.items(), key=lambda item: item[1]):
         axes.axhline(100 * value, color="0.55", linestyle=":", linewidth=0.9, zorder=1)
         last = max(100 * value, last + nearest)
-        joined = {
-            "arrowstyle": "-",
-            "color": "0.55",
-            "linewidth": 0.6,
-            "shrinkA": 0,
-            "shrinkB": 0,
-            "relpos": (0, 0.5),
-        }
+        joined = {"arrowstyle": "-", "color": "0.55", "linewidth": 0.6}
+        joined |= {"shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
         beside: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "annotation_clip": False}
         beside |= {"fontsize": 6.5, "color": "0.35", "ha": "left", "va": "center"}
         beside["arrowprops"] = joined

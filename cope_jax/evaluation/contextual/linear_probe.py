@@ -80,12 +80,8 @@ def fit_probe(
     size = min(config.batch_size, len(x_NJD))
     rng = np.random.default_rng(config.seed)
     steps = len(x_NJD) // size  # per epoch; the few vectors left over differ from epoch to epoch
-    order_TB = np.concatenate(
-        [
-            rng.permutation(len(x_NJD))[: steps * size].reshape(steps, size)
-            for _ in range(config.epochs)
-        ]
-    )
+    shuffles = (rng.permutation(len(x_NJD))[: steps * size] for _ in range(config.epochs))
+    order_TB = np.concatenate([order.reshape(steps, size) for order in shuffles])
     numbers = labels_N.astype(np.int32), order_TB.astype(np.int32)
     params = _train(jnp.asarray(x_NJD), *numbers, mean_JD, std_JD, classes=classes, config=config)
     kernel, bias, mix = (np.asarray(params[name]) for name in ("kernel", "bias", "mix"))
@@ -105,11 +101,8 @@ def _train(
     config: ProbeConfig,
 ) -> dict[str, Array]:
     layers, width = mean_JD.shape
-    params = {
-        "kernel": jnp.zeros((width, classes), jnp.float32),
-        "bias": jnp.zeros(classes, jnp.float32),
-        "mix": jnp.zeros(layers, jnp.float32),
-    }
+    shapes = {"kernel": (width, classes), "bias": (classes,), "mix": (layers,)}
+    params = {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
     schedule = optax.cosine_decay_schedule(config.learning_rate, len(order_TB))
     decayed = {"kernel": True, "bias": False, "mix": False}
     optimizer = optax.adamw(schedule, weight_decay=config.weight_decay, mask=decayed)

@@ -120,10 +120,8 @@ def baselines(
     words, labels = test
     guesses = {"majority": [majority_label(train[1])] * len(labels)}
     guesses["majority of the word"] = majority_by_word(*train, words)
-    return {
-        name: float(np.mean([a == b for a, b in zip(guess, labels, strict=True)]))
-        for name, guess in guesses.items()
-    }
+    pairs = {name: zip(guess, labels, strict=True) for name, guess in guesses.items()}
+    return {name: float(np.mean([a == b for a, b in both])) for name, both in pairs.items()}
 
 
 def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[float, float]:
@@ -232,10 +230,8 @@ def paragraph(probings: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str,
             f"In {name} (layers 0 to {len(by_task[TAGS].scores) - 1}) {findings}; the mixes have their centres at"
             f" {centres[TAGS]:.2f} and {centres[SENSES]:.2f}. {_verdict(seen)}."
         )
-    floors = {
-        task: probing.baselines["majority of the word"]
-        for task, probing in next(iter(probings.values())).items()
-    }
+    first = next(iter(probings.values()))
+    floors = {task: probing.baselines["majority of the word"] for task, probing in first.items()}
     words = " and ".join(f"{100 * value:.1f} % of {task}" for task, value in floors.items())
     parts.append(
         f"Each word's most frequent label is already right for {words}. The control task of {SENSES} has few words,"

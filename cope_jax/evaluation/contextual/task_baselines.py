@@ -98,14 +98,8 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
     for baseline, run in baselines:
         is_share = baseline.measure != "perplexity"
         figures = (figure(value, 2, 100 if is_share else 1) for value in (baseline.value, run))
-        rows.append(
-            [
-                baseline.split,
-                f"{baseline.measure} (%)" if is_share else baseline.measure,
-                baseline.name,
-                *figures,
-            ]
-        )
+        measure = f"{baseline.measure} (%)" if is_share else baseline.measure
+        rows.append([baseline.split, measure, baseline.name, *figures])
     headings = ("split", "measure", "without context", "baseline", "run")
     return Table(title, headings, rows, text_columns=3)
 

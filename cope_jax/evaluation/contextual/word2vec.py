@@ -122,10 +122,8 @@ class ContextFree:
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
         check_sentences(sentences)
-        return [
-            np.stack([self._vector(word) for word in sentence]).astype(np.float32)[None]
-            for sentence in sentences
-        ]
+        rows = ([self._vector(word) for word in sentence] for sentence in sentences)
+        return [np.stack(vectors).astype(np.float32)[None] for vectors in rows]
 
     def _vector(self, word: str) -> np.ndarray:
         return (

@@ -85,10 +85,8 @@ def read_occurrences(
     occurrences = CORPORA[corpus](data_dir)
     senses = senses_by_frequency([o for o in occurrences if o.split == "train"])
     ambiguous = [o for o in occurrences if len(senses.get(o.lemma, ())) > 1]
-    chosen = [
-        cap([occurrence for occurrence in ambiguous if occurrence.split == split], most)
-        for split, most in (("train", train), ("test", test))
-    ]
+    sides = {split: [o for o in ambiguous if o.split == split] for split in ("train", "test")}
+    chosen = [cap(sides["train"], train), cap(sides["test"], test)]
     if not all(chosen):
         raise ConfigError(
             f"{corpus} has no lemma with two senses or more in both training and test: give the complete corpus"

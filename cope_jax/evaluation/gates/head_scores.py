@@ -156,18 +156,9 @@ def rank(
                 mean_with = float(gates_N[has[best]].mean())
                 mean_without = float(gates_N[~has[best]].mean())
                 low, high = bootstrap(gates_N, has[best], rng)
-            heads.append(
-                HeadScore(
-                    layer,
-                    head,
-                    aucs,
-                    best,
-                    (low, high),
-                    mean_with,
-                    mean_without,
-                    identity(gates_N, tokens_N),
-                )
-            )
+            share = identity(gates_N, tokens_N)
+            scores = (aucs, best, (low, high), mean_with, mean_without, share)
+            heads.append(HeadScore(layer, head, *scores))
     return sorted(heads, key=lambda score: -score.aucs.get(score.best, 0.0))
 
 

@@ -135,10 +135,8 @@ def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _starts_word(piece: str, before: str) -> bool:
-    return any(
-        now.isalnum() and not last.isalnum()
-        for last, now in zip(f"{before or ' '}{piece}", piece, strict=False)
-    )
+    pairs = zip(f"{before or ' '}{piece}", piece, strict=False)
+    return any(now.isalnum() and not last.isalnum() for last, now in pairs)
 
 
 def _is_punctuation(piece: str) -> bool:

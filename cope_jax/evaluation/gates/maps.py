@@ -122,10 +122,8 @@ def inspect(
             f"query must be between {-length} and {length - 1} for {length} tokens, got {query}"
         )
     probabilities_V = jax.nn.softmax(model(tokens_BL, positions_BL=positions_BL)[0, query])
-    maps = {
-        name: np.asarray(m[:, 0], np.float32)
-        for name, m in model.maps(tokens_BL, positions_BL=positions_BL).items()
-    }
+    seen = model.maps(tokens_BL, positions_BL=positions_BL)
+    maps = {name: np.asarray(values[:, 0], np.float32) for name, values in seen.items()}
     num_layers, num_heads = maps["attention"].shape[:2]
     return Inspection(
         tokens=tuple(vocabulary[token] for token in tokens_BL[0]),
@@ -210,10 +208,8 @@ def strips(seen: Inspection, width: int) -> Text:
             rows = {name: values[query] for name, values in seen.maps.items()}
             shades_M = rows[seen.shading]
             shades_M = shades_M if gates else shades_M / shades_M.max()
-            means = [
-                f"{token!r}{FIRM}{mean:.2f}"
-                for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
-            ]
+            mean_gates = top_tokens(rows[seen.shading], tokens, len(tokens), 1)
+            means = [f"{token!r}{FIRM}{mean:.2f}" for token, mean in mean_gates]
             if len(means) > NAMED:
                 means = [*means[: NAMED // 2], "…", *means[-NAMED // 2 :]]
             named = f"layer {layer}, head {head}"
@@ -266,10 +262,8 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
     encoding without gates, the bars show attention.
     """
     chosen, tokens = best_selection(seen), seen.tokens[: seen.query + 1]
-    rows = {
-        name: map_LHQM[chosen.layer, chosen.head, seen.query, : len(tokens)]
-        for name, map_LHQM in seen.maps.items()
-    }
+    of_query = (chosen.layer, chosen.head, seen.query, slice(len(tokens)))
+    rows = {name: map_LHQM[of_query] for name, map_LHQM in seen.maps.items()}
     lines = -(-len(tokens) // PER_ROW)
     columns = min(len(tokens), PER_ROW)
     longest = max(map(len, tokens))

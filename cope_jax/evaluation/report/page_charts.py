@@ -16,11 +16,8 @@ def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> Ite
     """The points of learning curves, with the headline metric of their setting as `value`."""
     for row in curves:
         if (metric := metrics[row["setting"]]) in row:
-            yield {
-                **{name: row[name] for name in ("setting", "encoding", "step")},
-                "split": words(row["split"]),
-                "value": row[metric],
-            }
+            point = {name: row[name] for name in ("setting", "encoding", "step")}
+            yield {**point, "split": words(row["split"]), "value": row[metric]}
 
 
 def level_points(rows: Iterable[Record], tasks: Mapping[str, Task]) -> list[Record]:

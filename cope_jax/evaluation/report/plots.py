@@ -84,15 +84,9 @@ def error_by_split(
         seed_errors = [errors.get((encoding, split), []) for split in splits]
         means = [float(np.mean(errors)) if errors else np.nan for errors in seed_errors]
         axes.bar(places, means, 0.86 * width, color=look["color"], alpha=0.3)
-        _points(
-            axes,
-            places,
-            seed_errors,
-            look | {"linestyle": "none"},
-            encoding,
-            spread=0.6 * width,
-            highest=highest,
-        )
+        bare = look | {"linestyle": "none"}
+        spread = 0.6 * width
+        _points(axes, places, seed_errors, bare, encoding, spread=spread, highest=highest)
     axes.set_xticks(range(len(splits)), [words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
     # Bars begin at 0.
@@ -216,11 +210,8 @@ def _points(
     `highest` is the highest possible value, or None if values are unbounded. Error bars stop at 0
     and at `highest`.
     """
-    shown = [
-        (x, seed_errors, summary)
-        for x, seed_errors in zip(places, errors, strict=True)
-        if (summary := summarise(seed_errors))
-    ]
+    summaries = zip(places, errors, map(summarise, errors), strict=True)
+    shown = [(x, seed_errors, summary) for x, seed_errors, summary in summaries if summary]
     means = np.array([summary.mean for _, _, summary in shown])
     stds = np.array([summary.std or 0.0 for _, _, summary in shown])
     at = [x for x, _, _ in shown]

@@ -82,15 +82,8 @@ class Table:
             for row_number, row in enumerate(self.rows)
         ]
         title = [f"**{self.title}**", ""] if self.title else []
-        return "\n".join(
-            [
-                *title,
-                *(
-                    f"| {' | '.join(line)} |"
-                    for line in (map(escaped, self.headings), marks, *rows)
-                ),
-            ]
-        )
+        lines = (map(escaped, self.headings), marks, *rows)
+        return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in lines)])
 
     @staticmethod
     def _shown(cell: str, is_bold: bool) -> Text:

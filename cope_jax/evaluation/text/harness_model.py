@@ -382,10 +382,8 @@ def _windows(tokens: np.ndarray, length: int) -> Iterable[tuple[np.ndarray, int]
     [([0, 1, 2, 3, 4], 4), ([2, 3, 4, 5, 6], 2)]
     """
     ends = [*range(length, len(tokens) - 1, length), len(tokens) - 1]
-    return [
-        (tokens[max(0, end - length) : end + 1], end - begin)
-        for begin, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
+    pairs = zip([0, *ends[:-1]], ends, strict=True)
+    return [(tokens[max(0, end - length) : end + 1], end - begin) for begin, end in pairs]
 
 
 def _power_of_two(number: int) -> int:

@@ -143,12 +143,8 @@ def loss_by_position(records: Sequence[Record], model: str = "") -> Figure:
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
     axes.set_ylabel("loss (nats per token)")
-    legend(
-        figure,
-        axes,
-        f"loss on {records[0]['split']}, {model}",
-        _caption(records, "bands: lowest to highest seed"),
-    )
+    caption = _caption(records, "bands: lowest to highest seed")
+    legend(figure, axes, f"loss on {records[0]['split']}, {model}", caption)
     return figure
 
 

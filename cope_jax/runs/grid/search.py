@@ -107,10 +107,9 @@ def budget(cells: Sequence[Cell]) -> str:
 def choices(cells: Iterable[Cell], workdir: Path) -> list[str]:
     """A line for each setting and label that had trials: the values that won, or that none did."""
     searched = {(cell.setting, cell.label): cell for cell in cells if cell.search}
-    return [
-        f"{', '.join(filter(None, names))}: {_named(choose(cell, workdir)[1]) or 'all trials diverged'}"
-        for names, cell in searched.items()
-    ]
+    won = {names: _named(choose(cell, workdir)[1]) for names, cell in searched.items()}
+    lines = ((", ".join(filter(None, names)), text) for names, text in won.items())
+    return [f"{names}: {text or 'all trials diverged'}" for names, text in lines]
 
 
 def _combinations(cell: Cell) -> list[dict[str, Any]]:
