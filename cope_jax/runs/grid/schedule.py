@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,41 +55,17 @@ def drive(
     Returns:
       The signal that stopped the cells, and the first failure; None each if there was none.
     """
-    waiting = list(reversed(jobs))
-    running: dict[Waiting, tuple[Cell, Job, float]] = {}
+    cells, asked = _Cells(jobs, engine), False
     failure: Failure | None = None
-    asked, refusals, next_try = False, 0, 0.0
     try:
         with GracefulStop() as stop, _View(jobs) as view:
             while True:
-                while (
-                    waiting
-                    and len(running) < engine.slots
-                    and not asked
-                    and time.monotonic() >= next_try
-                ):
-                    cell, job = waiting[-1]
-                    try:
-                        running[engine.start(job)] = (cell, job, time.monotonic())
-                    except Exception as error:  # such as a limit on the number of submitted jobs
-                        refusals += 1
-                        if refusals > len(PAUSES) and not running:
-                            refusal = f"the engine refuses the other {len(waiting)} cells: "
-                            view.write(refusal := refusal + _in_one_line(error))
-                            return None, failure or Failure(cell, refusal, error)
-                        next_try = time.monotonic() + PAUSES[min(refusals, len(PAUSES)) - 1]
-                    else:
-                        waiting.pop()
-                        refusals = 0
-                if not running and (asked or not waiting):
+                if not asked and (refusal := cells.start()):
+                    view.write(refusal.line)
+                    return None, failure or refusal
+                if not cells.running and (asked or not cells.waiting):
                     return stop.number, failure
-                end = time.monotonic() + SECONDS
-                end = end if running else min(end, next_try)
-                while time.monotonic() < end and not any(future.done() for future in running):
-                    time.sleep(POLL)
-                for ended in [future for future in running if future.done()]:
-                    cell, job, began = running.pop(ended)
-                    refusals, next_try = 0, 0.0  # what it used is free
+                for ended, (cell, job, began) in cells.ended():
                     line, lost = _outcome(ended)
                     failed = (job.folder / FAILED).exists()
                     if line is None or failed or not asked:  # else it resumes later
@@ -103,9 +79,48 @@ def drive(
                     asked = True
                     engine.stop()
     finally:
-        if running:  # after a second Ctrl-C
+        if cells.running:  # after a second Ctrl-C
             engine.stop()
         engine.close()
+
+
+class _Cells:
+    """Cells that wait, the next one last, and those that run, with the time when they began."""
+
+    def __init__(self, jobs: Sequence[tuple[Cell, Job]], engine: Engine):
+        self.waiting = list(reversed(jobs))
+        self.running: dict[Waiting, tuple[Cell, Job, float]] = {}
+        self._engine = engine
+        self._refusals, self._next_try = 0, 0.0
+
+    def start(self) -> Failure | None:
+        """Fills the slots of the engine; returns its last refusal if it is not to be tried again."""
+        free = self._engine.slots - len(self.running)
+        while free and self.waiting and time.monotonic() >= self._next_try:
+            cell, job = self.waiting[-1]
+            try:
+                self.running[self._engine.start(job)] = (cell, job, time.monotonic())
+            except Exception as error:  # such as a limit on the number of submitted jobs
+                self._refusals += 1
+                if self._refusals > len(PAUSES) and not self.running:
+                    others = f"the engine refuses the other {len(self.waiting)} cells"
+                    return Failure(cell, f"{others}: {_in_one_line(error)}", error)
+                pause = PAUSES[min(self._refusals, len(PAUSES)) - 1]
+                self._next_try = time.monotonic() + pause
+            else:
+                self.waiting.pop()
+                self._refusals, free = 0, free - 1
+        return None
+
+    def ended(self) -> Iterator[tuple[Waiting, tuple[Cell, Job, float]]]:
+        """Waits until a cell has ended, at most until the next try or look; removes those ended."""
+        end = time.monotonic() + SECONDS
+        end = end if self.running else min(end, self._next_try)
+        while time.monotonic() < end and not any(future.done() for future in self.running):
+            time.sleep(POLL)
+        for future in [future for future in self.running if future.done()]:
+            self._refusals, self._next_try = 0, 0.0  # what it used is free
+            yield future, self.running.pop(future)
 
 
 def _outcome(ended: Waiting) -> tuple[str | None, BaseException | None]:
