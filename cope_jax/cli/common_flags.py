@@ -23,6 +23,15 @@ def DEFINE_models() -> flags.FlagHolder[list[str]]:
     )
 
 
+def DEFINE_corpora_dir() -> flags.FlagHolder[str | None]:
+    """Defines --corpora_dir, the folder of corpora that a command reads."""
+    return flags.DEFINE_string(
+        "corpora_dir",
+        None,
+        "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
+    )
+
+
 def DEFINE_workdir(text: str) -> flags.FlagHolder[str]:
     """Defines --workdir, the folder that a command writes to."""
     return flags.DEFINE_string("workdir", None, text, required=True)

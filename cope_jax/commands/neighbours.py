@@ -49,10 +49,7 @@ _TASK = flags.DEFINE_enum(
     "Find the neighbours of --word, or predict the senses of words.",
 )
 _MODELS = common_flags.DEFINE_models()
-_CORPORA_DIR = common_flags.DEFINE_text(
-    "corpora_dir",
-    "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
-)
+_CORPORA_DIR = common_flags.DEFINE_corpora_dir()
 _WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")
 _EPOCHS = common_flags.DEFINE_count("word2vec_epochs", 5, "Number of epochs to train word2vec for.")
 _WORD = flags.DEFINE_string(
@@ -253,17 +250,11 @@ def show_senses(
         if len(layers[name]) < 2
     }
     for name in (name for name in scores_of if name not in baselines):
-        methods = {
-            method: [score for score in scores_of[name] if score.method == method]
-            for method in dict.fromkeys(score.method for score in scores_of[name])
-        }
-        lines = {
-            method: [[score.micro for score in of_method]] for method, of_method in methods.items()
-        }
-        intervals = {
-            method: [score.interval() for score in of_method]
-            for method, of_method in methods.items()
-        }
+        lines: dict[str, list[list[float]]] = {}
+        intervals: dict[str, list[tuple[float, float]]] = {}
+        for score in scores_of[name]:
+            lines.setdefault(score.method, [[]])[0].append(score.micro)
+            intervals.setdefault(score.method, []).append(score.interval())
         shown: dict[str, str] = {"label": "correct senses (%)", "title": f"{name}, word senses"}
         shown["caption"] = f"{sizes}; bars: 95 % intervals"
         figure = contextual_plots.scores_by_layer(

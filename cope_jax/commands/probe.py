@@ -38,10 +38,7 @@ from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 
 _MODELS = common_flags.DEFINE_models()
-_CORPORA_DIR = common_flags.DEFINE_text(
-    "corpora_dir",
-    "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
-)
+_CORPORA_DIR = common_flags.DEFINE_corpora_dir()
 _WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")
 _TRAIN_WORDS = common_flags.DEFINE_count(
     "train_words", 20_000, "For parts of speech: maximum number of words to train the probes on."
@@ -140,18 +137,14 @@ def show(
     out, parts, plots = console(), [], []
     conclusion = probing.paragraph(probings, sizes)
     records = {
-        name: {
-            task: probing.record(probing_of_task, sizes[task])
-            for task, probing_of_task in by_task.items()
-        }
+        name: {task: probing.record(probed, sizes[task]) for task, probed in by_task.items()}
         for name, by_task in probings.items()
     }
     for name, by_task in probings.items():
-        for task, probing_of_task in by_task.items():
-            table = probing.table(
-                probing_of_task, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]"
-            )
-            mix = probing.mix_summary(probing_of_task)
+        for task, probed in by_task.items():
+            title = f"{name}, {task}: linear probes, in % [95 % interval]"
+            table = probing.table(probed, sizes[task], title)
+            mix = probing.mix_summary(probed)
             out.print(table.rich(), mix, sep="\n", soft_wrap=True)
             parts += [table.markdown(), mix]
         plots += plot(name, by_task, sizes, workdir)
@@ -167,18 +160,12 @@ def plot(
     """Plots accuracies by layer, with intervals and baselines, and the mixes of layers."""
     layers = [score.layer for score in next(iter(by_task.values())).scores]
     lines = {
-        task: [[score.accuracy for score in probing_of_task.scores]]
-        for task, probing_of_task in by_task.items()
+        task: [[score.accuracy for score in probed.scores]] for task, probed in by_task.items()
     }
-    lines |= {
-        f"control of {task}": [[score.control for score in probing_of_task.scores]]
-        for task, probing_of_task in by_task.items()
-    }
-    baselines = {
-        f"{kind}, {task}": value
-        for task, probing_of_task in by_task.items()
-        for kind, value in probing_of_task.baselines.items()
-    }
+    baselines: dict[str, float] = {}
+    for task, probed in by_task.items():
+        lines[f"control of {task}"] = [[score.control for score in probed.scores]]
+        baselines |= {f"{kind}, {task}": value for kind, value in probed.baselines.items()}
     intervals = {
         line: [probing.wilson_interval(share, sizes[task]) for share in lines[line][0]]
         for task in by_task
@@ -188,9 +175,8 @@ def plot(
     title = f"{name}, linear probes"
     texts = {"title": title, "caption": caption}
     figure = contextual_plots.scores_by_layer(layers, lines, baselines, intervals, **texts)
-    weights = {task: [probing_of_task.mix] for task, probing_of_task in by_task.items()}
-    mixes = contextual_plots.mix_weights(
-        layers, weights, title=f"{name}, probe on all layers", caption="one probe per task"
-    )
+    weights = {task: [probed.mix] for task, probed in by_task.items()}
+    texts = {"title": f"{name}, probe on all layers", "caption": "one probe per task"}
+    mixes = contextual_plots.mix_weights(layers, weights, **texts)
     paths = [contextual_plots.plot_path(workdir, kind, name) for kind in ("probe", "mix")]
     return [save(figure, paths[0]), save(mixes, paths[1])]
