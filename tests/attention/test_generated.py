@@ -4,6 +4,10 @@ tile program can express.
 
 import dataclasses
 import functools
+import os
+import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +24,18 @@ from cope_jax.layout import Layout
 from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full, ran
 from tests.attention.test_fused import reason
 from tests.attention.test_native import native as native
-from tests.encodings.cases import build, every
+from tests.encodings.cases import CASES, build, every
 from tests.oracle.encodings import Sizes
 
-pytestmark = pytest.mark.usefixtures("native")
 SIZES = Sizes(heads=4, kv_heads=2, head_dim=16, model_dim=8, max_length=200)
 FEW = ["cope(npos_max=3)", "fox", "alibi", "stick_breaking"]
 
 
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch):
+pytestmark = pytest.mark.usefixtures("quickly")
+
+
+@pytest.fixture
+def quickly(native, monkeypatch):
     """Compiles with fewer optimizations: here only the numbers count."""
     flags = ["-O1" if flag == "-O3" else flag for flag in library.KERNEL_FLAGS]
     monkeypatch.setattr(library, "KERNEL_FLAGS", flags)
@@ -47,8 +53,8 @@ def why_not(encoding, request):
 compare = functools.partial(assert_equals_full, generated, sizes=SIZES)
 
 
-@every(few=FEW)
-def test_every_encoding(spec):
+@every([spec for spec in CASES if "longrope" not in spec], few=FEW)  # which is for heads of width 4
+def test_every_encoding(spec, quickly):
     why = reason(spec)
     if why is not None:
         with pytest.raises(AssertionError, match=why):  # it has no plan
@@ -185,3 +191,48 @@ def test_a_kernel_that_cannot_be_compiled_is_one_line_and_attention_goes_on(monk
     assert "attention cannot be compiled: " in why and "no-such-flag" in why and "\n" not in why
     exact = full_attention(encoding, prepare(x, x, x, encoding=encoding))
     np.testing.assert_allclose(attend(x, x, x, encoding=encoding), exact, rtol=0, atol=2e-5)
+
+
+PROGRAM = """
+from cope_jax.attention.kernels.cpu import library
+library.KERNEL_FLAGS = {flags!r}
+from tests.attention import test_generated as cases
+for spec in ("cope(npos_max=3)", "cope(npos_max=100)", "stick_breaking", "relative(max_distance=3)", "fox"):
+    cases.compare(spec, 150, 150)
+cases.compare("t5", 37, 150, window=30)
+cases.compare("cope(npos_max=20)", 150, 150, segments="documents")
+cases.compare("cope(npos_max=20)", 70, 70, sizes=cases.Sizes(2, 1, 24, 6, 200))
+cases.test_nan_stays_in_its_row_and_reads_no_other_memory()
+print("all cases ran")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("compiler", "flags"),
+    [
+        ("g++", ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]),
+        ("g++", ["-O1", "-march=x86-64-v3"]),
+        ("clang++", ["-O1"]),
+    ],
+    ids=["sanitizers", "AVX2", "clang"],
+)
+def test_other_ways_to_compile(compiler, flags):
+    """The same results; addresses and undefined behaviour are checked."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "CXX": compiler}
+    if "-g" in flags:
+        names = [
+            subprocess.run(
+                [compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True
+            ).stdout.strip()
+            for name in ("asan", "ubsan")
+        ]
+        environment |= {"LD_PRELOAD": " ".join(names), "ASAN_OPTIONS": "detect_leaks=0"}
+    program = PROGRAM.format(flags=[*library.KERNEL_FLAGS, *flags])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "all cases ran" in done.stdout, done.stderr[-3000:]
+    assert "runtime error" not in done.stderr

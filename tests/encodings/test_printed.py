@@ -1,5 +1,5 @@
 """The encodings that the README and a notebook print, copied as they are, keep every law of the
-suites, and kernels take them.
+suites, and kernels take them on TPUs and CPUs.
 """
 
 import inspect
@@ -13,14 +13,25 @@ from pathlib import Path
 import pytest
 
 from cope_jax.encodings import ENCODINGS
-from tests.attention import test_blockwise, test_decode, test_fused, test_ring
+from tests.attention import test_blockwise, test_decode, test_fused, test_generated, test_ring
+from tests.attention.test_generated import native as native
+from tests.attention.test_generated import quickly as quickly
 from tests.encodings import test_common, test_laws, test_ops_only
 from tests.encodings.cases import CASES
 from tests.oracle import encodings as oracles
 from tests.oracle.rules import Rule, sigmoid
 
 ROOT = Path(__file__).parents[2]
-SUITES = (test_common, test_laws, test_ops_only, test_blockwise, test_decode, test_fused, test_ring)
+SUITES = (
+    test_common,
+    test_laws,
+    test_ops_only,
+    test_blockwise,
+    test_decode,
+    test_fused,
+    test_generated,
+    test_ring,
+)
 
 
 def logarithm(params, sizes):

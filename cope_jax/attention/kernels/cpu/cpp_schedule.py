@@ -153,7 +153,8 @@ class Schedule:
         for position, a in enumerate(node.args):
             if self.group(a) == group:
                 table = node.op == "take" and position == 0
-                later = (a.op in OVER_COLUMNS and a.args[0].full and not self.direct(a)) or table
+                ends = a.op in OVER_COLUMNS and a.args[0].full and not self.direct(a)
+                later = ends or table or a.op in COLLECTING
                 number = max(number, self.passes[a] + later)
         if node.op == "running_sum" and node.full:
             way = "down" if node.params["suffix"] else "up"

@@ -1,0 +1,268 @@
+"""Each operation that generated C++ knows, and random programs of them, give what JAX or NumPy gives."""
+
+import ctypes
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cope_jax.attention.kernels.cpu import library
+from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
+from cope_jax.attention.kernels.cpu.cpp_text import Step
+from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph
+from cope_jax.attention.kernels.tile.tile_program import TileProgram
+from cope_jax.attention.kernels.tile.tile_values import NotATile, natural
+from cope_jax.ops import tile
+from tests.attention.test_native import native as native
+
+pytestmark = pytest.mark.usefixtures("native")
+ROWS = 6
+WIDTHS = (64, 24, 5)  # some vectors divide the first two, none divides the last
+
+
+def step_of(name, function, arrays):
+    """The text of a step that computes `function`, with an entry for ctypes."""
+    specs = tuple(natural(x.shape, x.dtype) for x in arrays)
+    shape = jax.eval_shape(lambda: _traced(function, specs))
+    like = natural(shape.shape, shape.dtype)
+    program = TileProgram(FORMS, function, specs, like)
+    graph = Graph(program)
+    (node,) = graph.results
+    results = [Result(node, "set", 0, like.size)]
+    sources = {n: f"t.in[{n}]" for n in range(len(arrays))}
+    step = Step(name, Schedule(graph, results), sources, {})
+    entry = (
+        f'extern "C" void run_{name}(const void** in, float* out) {{\n'
+        f"  static float memory[{step.memory + 64}];\n  Tiles t;\n  t.out[0] = out;\n"
+        f"  for (int n = 0; n < {len(arrays)}; n++) t.in[n] = in[n];\n"
+        f"  {name}(t, (float*)(((uintptr_t)memory + 63) / 64 * 64));\n}}\n"
+    )
+    return step.text + entry, like, program.used
+
+
+def _traced(function, specs):
+    with tile.tracing():
+        return function(*(jnp.zeros(spec.shape, spec.dtype) for spec in specs))
+
+
+def run(cases):
+    """The result of each (function, arrays), after one compilation."""
+    steps = [step_of(f"step{n}", *case) for n, case in enumerate(cases)]
+    text = "\n".join(['#include "driver.h"', *(text for text, _, _ in steps)])
+    compiled = ctypes.CDLL(str(library._compiled(text)))
+    results = []
+    for n, ((_, arrays), (_, like, used)) in enumerate(zip(cases, steps, strict=True)):
+        given = [np.ascontiguousarray(x) for x, use in zip(arrays, used, strict=True) if use]
+        out = np.zeros(like.size, np.float32 if like.dtype == jnp.float32 else np.int32)
+        addresses = (ctypes.c_void_p * len(given))(*(x.ctypes.data for x in given))
+        getattr(compiled, f"run_step{n}")(addresses, out.ctypes.data_as(ctypes.c_void_p))
+        results.append(
+            out.reshape(like.shape) != 0 if like.dtype == bool else out.reshape(like.shape)
+        )
+    return results
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    flags = ["-O1" if flag == "-O3" else flag for flag in library.KERNEL_FLAGS]
+    monkeypatch.setattr(library, "KERNEL_FLAGS", flags)
+
+
+def random(*shape, seed=0, low=-3.0, high=3.0):
+    return np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32)
+
+
+UNARY = {
+    "abs": jnp.abs,
+    "ceil of a negative": lambda x: -jnp.floor(-x),
+    "cos": jnp.cos,
+    "erf": jax.lax.erf,
+    "exp": lambda x: jnp.exp(20 * x),
+    "exp of much": lambda x: jnp.exp(jnp.minimum(40 * x, 80.0)),
+    "floor": jnp.floor,
+    "is_finite": lambda x: jnp.where(jnp.isfinite(x / jnp.where(x > 0, x, 0)), 1.0, 2.0),
+    "log": lambda x: jnp.log(jnp.abs(x)),
+    "log of nothing": lambda x: jnp.log(jnp.maximum(x, 0.0)),
+    "log1p": lambda x: jnp.log1p(jnp.abs(x) ** 9),
+    "log1p of little": lambda x: jnp.log1p(x * 1e-5),
+    "logistic": lambda x: jax.nn.sigmoid(8 * x),
+    "tanh": jnp.tanh,
+    "tanh of little": lambda x: jnp.tanh(x / 20),
+    "rsqrt": lambda x: jax.lax.rsqrt(jnp.abs(x) + 0.1),
+    "sqrt": lambda x: jnp.sqrt(jnp.abs(x)),
+    "sign": jnp.sign,
+    "sin": jnp.sin,
+    "negative": jnp.negative,
+    "powers": lambda x: x**3 + (x + 4) ** -2,
+    "division by powers of two": lambda x: x / 8 + x / jnp.where(x > 0, 2.0, 4.0) + x / 3,
+    "whole numbers": lambda x: jnp.abs((5 * x).astype(jnp.int32) - 3).astype(x.dtype),
+    "conditions": lambda x: jnp.where(
+        ((x > 1) & ~(x >= 2)) | (x <= -1) | (x == 0) | (x != x), x, -x
+    ),
+    "numbers of conditions": lambda x: (
+        (x < 0).astype(x.dtype) + (x.astype(jnp.int32) != 0).astype(x.dtype)
+    ),
+    "columns": lambda x: x + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1).astype(x.dtype),
+    "rows": lambda x: x + jax.lax.broadcasted_iota(jnp.float32, x.shape, 0),
+    "sums": lambda x: x / jnp.abs(x).sum(axis=1, keepdims=True) + x.sum(axis=0, keepdims=True),
+    "extremes": lambda x: x - x.max(axis=1, keepdims=True) * x.min(axis=0, keepdims=True),
+    "other extremes": lambda x: x - x.max(axis=0, keepdims=True) * x.min(axis=1, keepdims=True),
+    "sum of equal entries": lambda x: jnp.broadcast_to(x[:, :1], x.shape).sum(axis=1),
+    "entries": lambda x: x[:, 1:2] * x + x[:, -1:],
+    "entries of what was computed": lambda x: jnp.exp(x)[:, 2:3] * x,
+    "a part": lambda x: jnp.sin(x[1:4, 2:5]),
+    "joined": lambda x: jnp.concatenate([x[:, 3:], 2 * x[:, :3]], axis=1),
+    "joined rows": lambda x: jnp.concatenate([jnp.exp(x[2:]), x[:2]], axis=0),
+    "transposed": lambda x: jnp.exp(jnp.sin(x).T),
+    "products": lambda x: x @ x.T @ (x + x @ jnp.sin(x).T @ x),
+    "a product added": lambda x: (2 * x * x[:, :1]) + jnp.cos(x) @ (x.T @ x),
+    "a row as a column": lambda x: (
+        x * x.sum(axis=0)[: x.shape[0]][:, None] if x.shape[1] >= ROWS else x
+    ),
+    "an outer product": lambda x: x[:, :1] * x[:1] + x,
+    "softmax": lambda x: jax.nn.softmax(jnp.where(x > -2, x, -1e30), axis=1),
+}
+
+
+@functools.cache
+def unary_results():
+    cases = [(f, [random(ROWS, width)]) for width in WIDTHS for f in UNARY.values()]
+    return dict(
+        zip(
+            [(name, w) for w in WIDTHS for name in UNARY],
+            zip(cases, run(cases), strict=True),
+            strict=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_operations(width):
+    for name in UNARY:
+        (function, arrays), computed = unary_results()[name, width]
+        exact = np.asarray(jax.jit(function)(*arrays))
+        scale = max(1.0, np.abs(exact[np.isfinite(exact)]).max())
+        np.testing.assert_allclose(
+            computed, exact.reshape(computed.shape), rtol=3e-6, atol=2e-6 * scale, err_msg=name
+        )
+
+
+def hats(p, size):
+    return np.maximum(0, 1 - np.abs(p[..., None] - np.arange(size)))
+
+
+@pytest.mark.parametrize("size", [2, 7, 16, 32, 64, 70])
+def test_tables(size):
+    """Sums along the keys, look-ups, and what adds to the places that an index gives."""
+    cases, exact = [], []
+    for width in WIDTHS:
+        z, dy = random(ROWS, size), random(ROWS, width, seed=1)
+        rising = random(ROWS, width, seed=2, low=0, high=size - 1)
+        rising[:, 0], rising[:, 1], rising[:, 2] = 0, size - 1, 1  # whole positions, and the last
+        index = rising.astype(np.int32)
+        one_hot = index[..., None] == np.arange(size)
+        for p in (rising, -np.sort(-rising)):
+            weights = hats(p, size)
+            cases += [
+                (lambda z, p: tile.look_up_p.bind(z, p, descending=False)[0], [z, p]),
+                (lambda p, z: tile.spread_p.bind(p, z, descending=False), [p, z]),
+                (lambda p, dy: tile.gather_up_p.bind(p, dy, size=size, descending=False), [p, dy]),
+                (lambda z, p: tile.look_up_p.bind(z, p, descending=False)[1], [z, p]),
+            ]
+            floor = np.floor(p).astype(int)
+            slopes = np.take_along_axis(z, np.minimum(floor + 1, size - 1), 1)
+            slopes = slopes - np.take_along_axis(z, floor, 1)
+            exact += [
+                np.einsum("lmn,ln->lm", weights, z),
+                np.einsum("lmn,ln->lm", weights, z),
+                np.einsum("lmn,lm->ln", weights, dy),
+                np.where(p > floor, slopes, 0),
+            ]
+        cases += [
+            (lambda i, z: tile.take_rows_p.bind(i, z), [index, z]),
+            (lambda i, dy: tile.add_rows_p.bind(i, dy, size=size), [index, dy]),
+            (lambda i, z: tile.take_table_p.bind(i, jnp.sin(z)), [index, z[0]]),
+            (lambda i, dy: tile.add_table_p.bind(i, dy, size=size), [index, dy]),
+            (lambda dy: tile.running_sum_p.bind(jnp.sin(dy), suffix=True) + dy, [dy]),
+            (lambda dy: 2 * tile.running_sum_p.bind(dy, suffix=False), [dy]),
+        ]
+        exact += [
+            np.take_along_axis(z, index, 1),
+            np.einsum("lmn,lm->ln", one_hot, dy),
+            np.sin(z[0])[index],
+            np.einsum("lmn,lm->n", one_hot, dy),
+            np.cumsum(np.sin(dy)[:, ::-1], axis=1)[:, ::-1] + dy,
+            2 * np.cumsum(dy, axis=1),
+        ]
+    for n, (computed, right) in enumerate(zip(run(cases), exact, strict=True)):
+        np.testing.assert_allclose(computed, right, rtol=0, atol=3e-5, err_msg=str(n))
+
+
+def random_program(seed):
+    """A function of three arrays: 25 operations on random earlier results."""
+    rng = np.random.default_rng(seed)
+    names = [
+        "add",
+        "mul",
+        "max",
+        "exp",
+        "sum",
+        "scan",
+        "back",
+        "product",
+        "turned",
+        "choose",
+        "row",
+    ]
+    plan = [(rng.choice(names), *rng.integers(0, 3 + n, 2)) for n in range(25)]
+
+    def function(x, y, z):
+        values = [x, y, z]  # each [ROWS, width]
+        for name, first, second in plan:
+            a, b = values[first], values[second]
+            values.append(
+                {
+                    "add": lambda a, b: a + b,
+                    "mul": lambda a, b: a * jnp.tanh(b),
+                    "max": lambda a, b: jnp.maximum(a, b.max(axis=1, keepdims=True) - 1),
+                    "exp": lambda a, b: jnp.exp(-jnp.abs(a)) + b[:, :1],
+                    "sum": lambda a, b: a / (1 + jnp.abs(b).sum(axis=1, keepdims=True)),
+                    "scan": lambda a, b: tile_sum(jnp.tanh(a), True) * 0.1,
+                    "back": lambda a, b: tile_sum(jnp.tanh(b), False) * 0.1 + a,
+                    "product": lambda a, b: (
+                        a * 0.5 + jnp.tanh(a) @ (jnp.tanh(b).T @ jnp.tanh(a)) * 0.05
+                    ),
+                    "turned": lambda a, b: jnp.tanh(b @ a.T) @ a * 0.1,
+                    "choose": lambda a, b: jnp.where((a > b) & (a < 2), a, jnp.where(b > 0, b, 0)),
+                    "row": lambda a, b: a + jnp.tanh(b.sum(axis=0, keepdims=True)),
+                }[name](a, b)
+            )
+        return sum(jnp.tanh(value) for value in values[-6:])
+
+    return function
+
+
+def tile_sum(x, suffix):
+    if tile.is_tracing():
+        return tile.running_sum(x, suffix)
+    return jnp.cumsum(x[:, ::-1], axis=1)[:, ::-1] if suffix else jnp.cumsum(x, axis=1)
+
+
+def test_random_programs():
+    """The schedule keeps what later passes and stages read, whatever the program."""
+    functions = [random_program(seed) for seed in range(12)]
+    cases = [
+        (f, [random(ROWS, width, seed=n) for n in range(3)]) for f in functions for width in (32, 5)
+    ]
+    for n, ((function, arrays), computed) in enumerate(zip(cases, run(cases), strict=True)):
+        with jax.enable_x64(True):
+            exact = function(*(jnp.asarray(x, jnp.float64) for x in arrays))
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=3e-4, err_msg=str(n))
+
+
+def test_what_is_missing_is_named():
+    for function, name in ((lambda x: jnp.sort(x), "sort"), (lambda x: x**x, "pow")):
+        with pytest.raises(NotATile, match=f"kernel has no {name}"):
+            step_of("step", function, [random(ROWS, 8)])
