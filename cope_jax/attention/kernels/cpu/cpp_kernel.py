@@ -46,29 +46,50 @@ class CpuExecution:
         except library.Unavailable as error:
             raise NotATile(f"{name} cannot be compiled: {error}") from None
         written = [x for x, use in zip(kernel.outputs, kernel.written, strict=True) if use]
-        shapes = [jax.ShapeDtypeStruct(x.array.shape, x.spec.dtype) for x in written]
+        shapes = [jax.ShapeDtypeStruct(_shape(x), x.spec.dtype) for x in written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
-        inputs = (_numbers(x.array) for x in kernel.inputs)
-        arrays = iter(
-            library.call(
-                "Generate",
-                shapes,
-                jnp.asarray(sizes),
-                plan.spans.reshape(-1),
-                *inputs,
-                digest=digest,
-            )
-        )
+        inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *map(_given, kernel.inputs)]
+        arrays = iter(library.call("Generate", shapes, *inputs, digest=digest))
         results = [
-            next(arrays) if use else jnp.zeros(x.array.shape, x.spec.dtype)
+            _result(x, next(arrays)) if use else jnp.zeros(x.array.shape, x.spec.dtype)
             for x, use in zip(kernel.outputs, kernel.written, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(kernel.results, is_leaf=is_argument), results)
 
 
-def _numbers(x: Any) -> Array:
-    """The array as C++ has it: -1 where a condition is true."""
-    return -jnp.asarray(x, jnp.int32) if x.dtype == jnp.bool_ else jnp.asarray(x)
+def _by_token(x: Argument) -> bool:
+    """Returns whether the heads of a token are neighbours in memory, not all blocks of a head."""
+    heads: int = x.array.shape[1]
+    return x.by_token and heads > 1
+
+
+def _shape(x: Argument) -> tuple[int, ...]:
+    """The shape in which C++ has an array."""
+    if not _by_token(x):
+        return tuple(x.array.shape)
+    batch, heads, blocks, *size = x.array.shape
+    return batch, blocks * size[x.along], heads, size[1 - x.along]
+
+
+def _given(x: Argument) -> Array:
+    """An array as C++ reads it; conditions are -1 where true.
+
+    XLA removes the changes of shape, as they undo those of the caller's array.
+    """
+    array = -jnp.asarray(x.array, jnp.int32) if x.array.dtype == jnp.bool_ else jnp.asarray(x.array)
+    if not _by_token(x):
+        return array
+    batch, heads, _, _, width = array.shape
+    return jnp.swapaxes(array.reshape(batch, heads, -1, width), 1, 2)
+
+
+def _result(x: Argument, array: Array) -> Array:
+    """What C++ wrote as `[B, heads, blocks, rows, columns]`; tokens along the columns are one block."""
+    if not _by_token(x):
+        return array
+    if x.along == 1:
+        return jnp.transpose(array, (0, 2, 3, 1))[:, :, None]
+    return jnp.swapaxes(array, 1, 2).reshape(x.array.shape)
 
 
 class CppKernel:
@@ -81,6 +102,7 @@ class CppKernel:
         self.numbers = [next(numbers) if use else None for use in kernel.written]
         self.loop = jax.tree.leaves(kernel.loop, is_leaf=is_argument)
         self.uses: set[int] = set()
+        self.reads: set[int] = set()
         self.memory = 0
         for x in kernel.inputs:
             kind_of(x.spec.dtype)
@@ -115,6 +137,11 @@ class CppKernel:
         }
         step = Step(name, schedule, sources, turned)
         self.uses |= {self.places[id(arguments[n])] for n in step.uses}
+        self.reads |= {
+            self.places[id(x)]
+            for n, x in enumerate(arguments)
+            if n in step.reads and id(x) in self.places
+        }
         self.memory = max(self.memory, step.memory)
         return step.text
 
@@ -156,15 +183,17 @@ class CppKernel:
             "}\n"
         )
 
-    def _argument(self, x: Argument, turned: bool = False) -> str:
+    def _argument(self, x: Argument, plain: bool = True, turned: bool = False) -> str:
         batch, heads, _, *size = x.array.shape
-        rows, columns = size
-        fields = x.side.upper(), str(batch > 1).lower(), heads, rows, columns, str(turned).lower()
-        return "{" + ", ".join(map(str, fields)) + "}"
+        order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if _by_token(x) else "BY_HEAD"
+        flags = [str(flag).lower() for flag in (batch > 1, plain, turned)]
+        return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *flags))) + "}"
 
     def _tables(self, asks: dict[str, Programs]) -> list[str]:
         kernel, plan = self.kernel, self.kernel.plan
-        inputs = [self._argument(x, n in self.uses) for n, x in enumerate(kernel.inputs)]
+        inputs = [
+            self._argument(x, n in self.reads, n in self.uses) for n, x in enumerate(kernel.inputs)
+        ]
         outputs = []
         for n, x in enumerate(kernel.outputs):
             if self.numbers[n] is None:

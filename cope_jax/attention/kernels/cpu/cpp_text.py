@@ -4,6 +4,7 @@
 serves every CPU and every width.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class Step:
       text: the function `name(const Tiles& t, float* memory)`.
       memory: how many numbers it needs at `memory`.
       uses: the numbers of the inputs of which it reads the transposed form.
+      reads: the numbers of the inputs that it reads as they are.
     """
 
     def __init__(
@@ -59,6 +61,9 @@ class Step:
             for n in schedule.order
             if n.op == "set" and n not in schedule.skipped
         ]
+        read = set(re.findall(r"\bi\d+\b", "\n".join(self._lines)))
+        self.reads = {n.params["number"] for n in schedule.order if n.op == "input"}
+        self.reads = {number for number in self.reads if f"i{number}" in read}
         lines = [*declared, *self._lines, *copies]
         body = "\n".join(f"  {line}" for line in lines)
         self.text = f"static void {name}(const Tiles& t, float* memory) {{\n{body}\n}}\n"
@@ -130,7 +135,9 @@ class Step:
         elif node.op == "transpose":
             (x,), to = node.args, self._address[node][0]
             address, distance = self._address[x]
-            self._write(f"transpose({address}, {distance}, {x.size[0]}, {x.size[1]}, {to});")
+            self._write(
+                f"transpose({address}, {distance}, {x.size[0]}, {x.size[1]}, {to}, {x.size[0]});"
+            )
         elif node.op == "dot":
             self._product(node)
 
@@ -163,7 +170,9 @@ class Step:
             else:
                 address = f"(memory + {self.memory})"
                 self.memory += -(-area(y) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
-                self._write(f"transpose({right}, {distance}, {y.size[0]}, {y.size[1]}, {address});")
+                self._write(
+                    f"transpose({right}, {distance}, {y.size[0]}, {y.size[1]}, {address}, {y.size[0]});"
+                )
                 right = address
             distance = columns
         to = self._address[node][0]

@@ -1,6 +1,7 @@
 // Runs the steps of a generated kernel: blocks of queries visit blocks of keys, from the nearest to the farthest.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "tiles.h"
@@ -17,14 +18,37 @@ struct Tiles {  // what a step sees
 
 enum Side { QUERY, KEY, HEAD };
 
-// An array [batch or 1, heads, blocks, size] of 32-bit numbers. A block is [rows, columns], and may be needed transposed.
+// Arrays lie as [batch, heads, blocks, rows, columns]; or the heads of a token are neighbours, and tokens are the rows
+// or the columns of a block: [batch, blocks, tokens, heads, width].
+enum Order { BY_HEAD, TOKEN_ROWS, TOKEN_COLUMNS };
+
+// An array of 32-bit numbers. `plain` and `turned`: steps read its blocks as they are, and transposed.
 struct Argument {
   Side side;
-  bool batched;
+  Order order;
   int heads, rows, columns;
-  bool turned;
+  bool batched, plain, turned;
 
   long size() const { return (long)rows * columns; }
+  long distance() const { return (long)heads * (order == TOKEN_ROWS ? columns : rows); }  // of tokens
+  // Where a block begins, among `blocks` blocks.
+  long at(int b, int head, int blocks, int block) const {
+    if (!batched) b = 0;
+    if (order == BY_HEAD) return (((long)b * heads + head) * blocks + block) * size();
+    return ((long)b * blocks + block) * heads * size() + (long)head * (order == TOKEN_ROWS ? columns : rows);
+  }
+  void pack(const float* from, float* to) const {
+    if (order == BY_HEAD) std::copy_n(from, size(), to);
+    else
+      for (int r = 0; r < rows; r++) std::copy_n(from + r * distance(), columns, to + (long)r * columns);
+  }
+  void pack_turned(const float* from, float* to) const {
+    transpose(from, order == BY_HEAD ? columns : distance(), rows, columns, to, rows);
+  }
+  void unpack(const float* from, float* to) const {
+    if (order == TOKEN_COLUMNS) return transpose(from, columns, rows, columns, to, distance());
+    for (int r = 0; r < rows; r++) std::copy_n(from + (long)r * columns, columns, to + r * distance());
+  }
 };
 
 enum How { LOOP, TOTAL };
@@ -52,44 +76,69 @@ struct Kernel {
   bool (*is_done)(Tiles&, float*);
 };
 
+inline float* memory_of_thread(int number, size_t count) {
+  static thread_local std::vector<float> memory[2];
+  if (memory[number].size() < count + 16) memory[number].resize(count + 16);
+  return (float*)(((uintptr_t)memory[number].data() + 63) / 64 * 64);
+}
+
 struct Call {
   const Kernel& kernel;
   void* const* in;
   void* const* out;
   const int32_t* spans;  // first, end, full, full_end of each block of queries, in blocks of keys
   int batch, strips, blocks;
-  std::vector<float*> turned;
+  std::vector<float*> plain, turned;  // copies of all blocks of keys, head by head, or null
 
-  long base(const Argument& x, int b, int h, int number) const {
-    const int repeats = kernel.heads / kernel.groups;
-    const int head = x.heads == 1 ? 0 : x.heads == kernel.heads ? h : h / repeats;
-    const long count = x.side == QUERY ? strips : x.side == KEY ? blocks : 1;
-    return ((((long)(x.batched ? b : 0) * x.heads + head) * count) + number) * x.size();
+  int count(const Argument& x) const { return x.side == QUERY ? strips : x.side == KEY ? blocks : 1; }
+  int head(const Argument& x, int h) const {
+    return x.heads == 1 ? 0 : x.heads == kernel.heads ? h : h / (kernel.heads / kernel.groups);
   }
+  // Where a block begins in arrays that lie head by head.
+  long by_head(const Argument& x, int b, int h, int block) const {
+    return (((long)(x.batched ? b : 0) * x.heads + head(x, h)) * count(x) + block) * x.size();
+  }
+  long at(const Argument& x, int b, int h, int block) const { return x.at(b, head(x, h), count(x), block); }
+  bool staged(const Argument& x) const { return x.side == QUERY && x.order != BY_HEAD; }
 
-  // All blocks of keys for one block of queries of one head.
-  void visit(int b, int h, int strip, float* memory) const {
+  // All blocks of keys for one block of queries of one head. `sums` are the sums of each output over these blocks.
+  void visit(int b, int h, int strip, float* const* sums) const {
+    size_t needed = kernel.memory;
+    for (int n = 0; n < kernel.input_count; n++) needed += staged(kernel.inputs[n]) ? kernel.inputs[n].size() : 0;
+    for (int n = 0; n < kernel.output_count; n++)
+      needed += staged(kernel.outputs[n].array) ? kernel.outputs[n].array.size() : 0;
+    float *memory = memory_of_thread(0, needed), *stage = memory + kernel.memory;
     Tiles t;
-    auto number = [&](const Argument& x, int block) { return x.side == QUERY ? strip : x.side == KEY ? block : 0; };
-    auto see = [&](int block, bool all) {
-      for (int n = 0; n < kernel.input_count; n++) {
-        const Argument& x = kernel.inputs[n];
-        if (!all && x.side != KEY) continue;
-        const long from = base(x, b, h, number(x, block));
-        t.in[n] = (const float*)in[n] + from;
-        t.turned[n] = turned[n] ? turned[n] + from : nullptr;
-      }
-      for (int n = 0; n < kernel.output_count; n++) {
-        const Argument& x = kernel.outputs[n].array;
-        if (all || x.side == KEY) t.out[n] = (float*)out[n] + base(x, b, h, number(x, block));
-      }
-    };
-    see(0, true);
+    for (int n = 0; n < kernel.input_count; n++) {
+      const Argument& x = kernel.inputs[n];
+      const float* from = (const float*)in[n];
+      if (x.side == KEY) continue;
+      t.in[n] = from + at(x, b, h, x.side == QUERY ? strip : 0);
+      if (!staged(x)) continue;
+      x.pack((const float*)t.in[n], stage);
+      t.in[n] = stage, stage += x.size();
+    }
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
+      if (x.array.side == KEY) continue;
+      t.out[n] = (float*)out[n] + at(x.array, b, h, x.array.side == QUERY ? strip : 0);
+      if (staged(x.array)) t.out[n] = stage, stage += x.array.size();
       if (x.how == LOOP && x.start >= 0) std::memcpy(t.out[n], t.in[x.start], 4 * x.array.size());
       else if (x.array.side == QUERY) std::fill_n(t.out[n], x.array.size(), x.fill);
     }
+    auto see = [&](int block) {
+      for (int n = 0; n < kernel.input_count; n++) {
+        const Argument& x = kernel.inputs[n];
+        if (x.side != KEY) continue;
+        const long from = by_head(x, b, h, block);
+        t.in[n] = (plain[n] ? plain[n] : (const float*)in[n]) + from;
+        t.turned[n] = turned[n] + from;
+      }
+      for (int n = 0; n < kernel.output_count; n++) {
+        const Argument& x = kernel.outputs[n].array;
+        if (x.side == KEY) t.out[n] = sums[n] + block * x.size();
+      }
+    };
     const int32_t* span = spans + 4 * ((kernel.spans_by_example ? (long)b * strips : 0) + strip);
     const int first = span[0], full = span[2], full_end = span[3];
     int block = span[1] - 1;
@@ -97,7 +146,7 @@ struct Call {
       for (; block >= first && here(); block--) {
         if (kernel.is_done && kernel.is_done(t, memory)) break;
         if (stop && stop(t, memory)) break;
-        see(block, false);
+        see(block);
         step(t, memory);
       }
     };
@@ -106,66 +155,87 @@ struct Call {
     go(kernel.plain, interior, kernel.is_saturated);
     if (kernel.saturated) go(kernel.saturated, interior);
     if (kernel.boundary) go(kernel.masked, [] { return true; });
+    for (int n = 0; n < kernel.output_count; n++) {
+      const Argument& x = kernel.outputs[n].array;
+      if (staged(x)) x.unpack(t.out[n], (float*)out[n] + at(x, b, h, strip));
+    }
+  }
+
+  // All heads of one example that share keys, with sums over all blocks of queries.
+  void visit_group(int b, int group) const {
+    const int repeats = kernel.heads / kernel.groups, first = group * repeats;
+    auto heads = [&](const Argument& x) { return x.heads == kernel.heads ? repeats : 1; };
+    size_t needed = 0;
+    for (int n = 0; n < kernel.output_count; n++) {
+      const Argument& x = kernel.outputs[n].array;
+      if (x.side == KEY) needed += heads(x) * blocks * x.size();
+      if (x.side == HEAD)
+        for (int h = first; h < first + heads(x); h++) std::fill_n((float*)out[n] + at(x, b, h, 0), x.size(), 0.f);
+    }
+    float* memory = memory_of_thread(1, needed);
+    std::fill_n(memory, needed, 0.f);
+    for (int h = first; h < first + repeats; h++) {
+      float *sums[MOST], *free = memory;
+      for (int n = 0; n < kernel.output_count; n++) {
+        const Argument& x = kernel.outputs[n].array;
+        if (x.side != KEY) continue;
+        sums[n] = free + (heads(x) > 1 ? h - first : 0) * blocks * x.size();
+        free += heads(x) * blocks * x.size();
+      }
+      for (int strip = 0; strip < strips; strip++) visit(b, h, strip, sums);
+    }
+    float* free = memory;
+    for (int n = 0; n < kernel.output_count; n++) {
+      const Argument& x = kernel.outputs[n].array;
+      if (x.side != KEY) continue;
+      for (int h = first; h < first + heads(x); h++)
+        for (int block = 0; block < blocks; block++, free += x.size()) {
+          float* to = (float*)out[n] + at(x, b, h, block);
+          if (x.order == BY_HEAD) std::copy_n(free, x.size(), to);
+          else x.unpack(free, to);
+        }
+    }
   }
 };
-
-inline float* memory_of_thread(size_t count) {
-  static thread_local std::vector<float> memory;
-  if (memory.size() < count + 16) memory.resize(count + 16);
-  return (float*)(((uintptr_t)memory.data() + 63) / 64 * 64);
-}
 
 // With sums over blocks of queries, one thread computes all heads that share keys; else each block is on its own.
 inline void run(const Kernel& kernel, void* const* in, void* const* out, Parallel parallel, void* threads) {
   const int32_t* sizes = (const int32_t*)in[0];
-  Call call{kernel, in + 2, out, (const int32_t*)in[1], sizes[0], sizes[1], sizes[2], {}};
-  call.turned.resize(kernel.input_count);
-  std::vector<std::vector<float>> copies;
-  copies.reserve(kernel.input_count);
+  Call call{kernel, in + 2, out, (const int32_t*)in[1], sizes[0], sizes[1], sizes[2], {}, {}};
+  call.plain.resize(kernel.input_count), call.turned.resize(kernel.input_count);
+  std::vector<std::unique_ptr<float[]>> copies;
+  auto copy = [&](int number, std::vector<float*>& to, void (Argument::*pack)(const float*, float*) const) {
+    const Argument& x = kernel.inputs[number];
+    const int heads = (x.batched ? call.batch : 1) * x.heads;
+    copies.emplace_back(new float[heads * (size_t)call.blocks * x.size()]);
+    to[number] = copies.back().get();
+    auto work = [&](int item) {
+      for (int block = 0; block < call.blocks; block++)
+        (x.*pack)((const float*)call.in[number] + x.at(item / x.heads, item % x.heads, call.blocks, block),
+                  to[number] + ((long)item * call.blocks + block) * x.size());
+    };
+    typedef decltype(work) Work;
+    parallel(threads, heads, [](void* work, int item) { (*(Work*)work)(item); }, &work);
+  };
+  bool shared = false;
   for (int n = 0; n < kernel.input_count; n++) {
     const Argument& x = kernel.inputs[n];
-    if (!x.turned) continue;
-    struct Turn {
-      const float* from;
-      float* to;
-      const Argument& x;
-      int blocks;
-    };
-    const int count = (x.batched ? call.batch : 1) * x.heads;
-    copies.emplace_back(count * (size_t)call.blocks * x.size());
-    Turn turn{(const float*)call.in[n], copies.back().data(), x, call.blocks};
-    call.turned[n] = turn.to;
-    parallel(threads, count, [](void* p, int item) {
-      const Turn& turn = *(const Turn*)p;
-      for (long n = (long)item * turn.blocks; n < (long)(item + 1) * turn.blocks; n++)
-        transpose(turn.from + n * turn.x.size(), turn.x.columns, turn.x.rows, turn.x.columns, turn.to + n * turn.x.size());
-    }, &turn);
+    if (x.side == KEY && x.plain && x.order != BY_HEAD) copy(n, call.plain, &Argument::pack);
+    if (x.turned) copy(n, call.turned, &Argument::pack_turned);
   }
-  bool shared = false;
   for (int n = 0; n < kernel.output_count; n++) shared |= kernel.outputs[n].array.side != QUERY;
-  if (!shared) {
+  if (shared)
+    parallel(threads, call.batch * kernel.groups, [](void* p, int item) {
+      const Call& call = *(const Call*)p;
+      call.visit_group(item / call.kernel.groups, item % call.kernel.groups);
+    }, &call);
+  else
     parallel(threads, call.batch * kernel.heads * call.strips, [](void* p, int item) {
       const Call& call = *(const Call*)p;
       const int heads = call.batch * call.kernel.heads, at = item % heads;
       const int strip = call.strips - 1 - item / heads;  // the longest first
-      call.visit(at / call.kernel.heads, at % call.kernel.heads, strip, memory_of_thread(call.kernel.memory));
+      call.visit(at / call.kernel.heads, at % call.kernel.heads, strip, nullptr);
     }, &call);
-    return;
-  }
-  parallel(threads, call.batch * kernel.groups, [](void* p, int item) {
-    const Call& call = *(const Call*)p;
-    const Kernel& kernel = call.kernel;
-    const int b = item / kernel.groups, repeats = kernel.heads / kernel.groups, first = item % kernel.groups * repeats;
-    for (int n = 0; n < kernel.output_count; n++) {
-      const Argument& x = kernel.outputs[n].array;
-      if (x.side == QUERY) continue;
-      const long size = x.size() * (x.side == KEY ? call.blocks : 1);
-      for (int h = first; h < first + (x.heads == kernel.heads ? repeats : 1); h++)
-        std::fill_n((float*)call.out[n] + call.base(x, b, h, 0), size, 0.f);
-    }
-    for (int h = first; h < first + repeats; h++)
-      for (int strip = 0; strip < call.strips; strip++) call.visit(b, h, strip, memory_of_thread(kernel.memory));
-  }, &call);
 }
 
 }  // namespace

@@ -261,11 +261,11 @@ INLINE void add_hats(float* z, int n, V p, V x) {
   store(z + base + 1, load(z + base + 1) + second);
 }
 
-// y[column][row] = x[row][column]
-inline void transpose(const float* x, long distance, int rows, int columns, float* y) {
+// y[column][row] = x[row][column], with rows of x `distance` apart, and those of y `to_distance`
+inline void transpose(const float* x, long distance, int rows, int columns, float* y, long to_distance) {
   for (int first = 0; first < rows; first += 16)
     for (int c = 0; c < columns; c++)
-      for (int r = first; r < std::min(rows, first + 16); r++) y[(long)c * rows + r] = x[r * distance + c];
+      for (int r = first; r < std::min(rows, first + 16); r++) y[c * to_distance + r] = x[r * distance + c];
 }
 
 // C = A·B, plus C if `ADD`; what is left of the columns after whole vectors is computed one by one.

@@ -1,6 +1,7 @@
 """The arrays that a kernel of tile programs reads and writes, block by block."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ class Argument:
       turned: whether a block is stored as a row, although the tile program wants a column: on a TPU
         a column of single numbers would take 128 times its size.
       fill: the value of all entries, if the kernel need not read them; None if it must.
+      by_token: whether the caller's array has the heads of a token side by side, so that a backend
+        may read or write it like that without a copy.
     """
 
     array: Any
@@ -32,6 +35,7 @@ class Argument:
     axis: int = 0
     turned: bool = False
     fill: float | None = None
+    by_token: bool = False
 
     def blank(self, batch: int) -> "Argument":
         """A result of this form for each example."""
@@ -53,7 +57,7 @@ class Argument:
         return 0 if self.spec.axes[0] == self.axis else 1
 
 
-def sequence(x: Any, axis: int, size: int, side: str) -> Argument:
+def sequence(x: Any, axis: int, size: int, side: str, by_token: bool = False) -> Argument:
     """An array with a sequence axis: `[L]`, `[B, L]`, or `[B, heads, L, ...]`; `size` is the length
     of a block.
     """
@@ -79,23 +83,24 @@ def sequence(x: Any, axis: int, size: int, side: str) -> Argument:
         if isinstance(x, jax.Array | np.ndarray)
         else jax.ShapeDtypeStruct(stored, x.dtype)
     )
-    return Argument(array, spec, side, axis, turned and along_rows)
+    return Argument(array, spec, side, axis, turned and along_rows, by_token=by_token and width > 1)
 
 
 def of_block(block: QueryBlock | KeyBlock, size: int, side: str) -> Any:
     """The arguments for the fields of a block of queries or keys, in a block of the same type."""
 
     def along(name: str) -> Any:
-        return jax.tree.map(lambda x: sequence(x, AXES[name], size, side), getattr(block, name))
+        argument = functools.partial(sequence, axis=AXES[name], size=size, side=side, by_token=True)
+        return jax.tree.map(argument, getattr(block, name))
 
     return dataclasses.replace(
         block, **{field.name: along(field.name) for field in dataclasses.fields(block)}
     )
 
 
-def rows(tree: PyTree, size: int) -> PyTree:
+def rows(tree: PyTree, size: int, by_token: bool = False) -> PyTree:
     """The arguments for arrays `[B, heads, L, ...]` of the queries, with blocks of `size`."""
-    return jax.tree.map(lambda x: sequence(x, 2, size, "query"), tree)
+    return jax.tree.map(lambda x: sequence(x, 2, size, "query", by_token), tree)
 
 
 def key_columns(x: Any, size: int) -> Argument:
@@ -103,7 +108,7 @@ def key_columns(x: Any, size: int) -> Argument:
     batch, groups, length, width = x.shape
     dtype = accumulator_dtype(x.dtype)
     shape = jax.ShapeDtypeStruct((batch, groups, length // size, width, size), dtype)
-    return Argument(shape, Spec((1, 1, width, size), dtype, (2, 3)), "key", 3)
+    return Argument(shape, Spec((1, 1, width, size), dtype, (2, 3)), "key", 3, by_token=True)
 
 
 def of_head(x: Any, shape: tuple[int, ...]) -> Argument:

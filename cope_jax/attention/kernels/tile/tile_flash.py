@@ -59,7 +59,7 @@ def forward_kernel(
 
     args, loop = (
         (*plan.data, rows(state.carry.constants, size)),
-        rows(_with_constants(state, ()), size),
+        rows(_with_constants(state, ()), size, by_token=True),
     )
     if first:
         zeros = jax.tree.map(lambda x: dataclasses.replace(x, fill=0.0), loop, is_leaf=is_argument)
@@ -161,16 +161,21 @@ def backward_kernel(
         wide(queries.q), wide(queries.rotated_q), None, jax.tree.map(wide, queries.features)
     )
     params = jax.tree.map(lambda x: x.blank(plan.batch), plan.params, is_leaf=is_argument)
-    features = jax.tree.map(lambda x: sequence(wide(x), 2, near, "key"), keys.features)
+    features = jax.tree.map(
+        lambda x: sequence(wide(x), 2, near, "key", by_token=True), keys.features
+    )
     of_keys: Any = key_columns(keys.k, near), key_columns(keys.v, near)
     on_keys = KeyGradients(of_keys[0], of_keys[1], features)
-    args, loop = (*plan.data, constants, rows(residuals, size)), rows((carry.sums, dsums), size)
+    args, loop = (
+        (*plan.data, constants, rows(residuals, size, by_token=True)),
+        rows((carry.sums, dsums), size),
+    )
     return TileKernel(
         plan,
         gradients,
         args,
         loop,
-        (constants, rows(of_queries, size), params),
+        (constants, rows(of_queries, size, by_token=True), params),
         on_keys,
         lambda args, loop: of(loop[0], args[4]),
     )
@@ -201,7 +206,8 @@ def _gradients(
         return whole.sum(axis=2)
 
     def columns(x: Array, old: Array) -> Array:
-        return jnp.moveaxis(x, 2, 3).reshape(*old.shape[:2], old.shape[3], old.shape[2])
+        x = jnp.moveaxis(x, 2, 3) if x.shape[2] > 1 else x
+        return x.reshape(*old.shape[:2], old.shape[3], old.shape[2])
 
     new_carry = Carry(jax.tree.map(like, sums, carry.sums), carry.constants, carry.state)
     drest = Carry((), jax.tree.map(like, dconstants, carry.constants), carry.state)

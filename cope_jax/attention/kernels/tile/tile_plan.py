@@ -38,7 +38,9 @@ class Execution(Protocol):
         """The operations of `cope_jax.ops` that it has, on arrays `[rows, columns]`."""
 
     def run(self, kernel: Any, name: str) -> PyTree:
-        """Runs a `TileKernel`: returns its results, `[B, heads, blocks, rows, columns]`."""
+        """Runs a `TileKernel`: returns its results, `[B, heads, blocks, rows, columns]`, or with all
+        columns as one block.
+        """
 
 
 class Heads:
