@@ -42,11 +42,15 @@ def quickly(native, monkeypatch):
 
 
 def generated(encoding, request):
-    return ran(cpp_attention.plan(encoding, request))
+    return ran(planned(encoding, request))
+
+
+def planned(encoding, request):
+    return cpp_attention.plan(encoding, dataclasses.replace(request, implementation="fused"))
 
 
 def why_not(encoding, request):
-    answer = cpp_attention.plan(encoding, request)
+    answer = planned(encoding, request)
     return answer.why if isinstance(answer, Reason) else None
 
 
@@ -74,6 +78,7 @@ def test_every_encoding(spec, quickly):
         ("alibi", 150, {"segments": SHUFFLED, "causal": False, "scale": 0.3}),
         pytest.param("fox", 150, {"segments": DOCUMENTS}, marks=pytest.mark.slow),
         pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),
+        ("cope(npos_max=20)", 300, {}),  # blocks of 64
     ],
     ids=str,
 )
@@ -176,7 +181,10 @@ def test_attend_takes_it_for_what_no_kernel_by_hand_can_run_and_says_why_not():
     def run(x, **options):
         return attend(x, x, x, encoding=encoding, **options)
 
-    assert library.target("Generate") in jax.jit(run).lower(x).as_text()
+    text = jax.jit(functools.partial(run, implementation="fused")).lower(x).as_text()
+    assert library.target("Generate") in text
+    assert library.target("Generate") in jax.jit(run).lower(jnp.tile(x, (1, 2, 1, 1))).as_text()
+    assert library.target("Generate") not in jax.jit(run).lower(x).as_text()  # there are few keys
     with pytest.raises(ConfigError, match="is not possible, because sizes of blocks are given"):
         run(x, implementation="fused", blocks=(16, 16, 16))
 
@@ -184,7 +192,7 @@ def test_attend_takes_it_for_what_no_kernel_by_hand_can_run_and_says_why_not():
 def test_a_kernel_that_cannot_be_compiled_is_one_line_and_attention_goes_on(monkeypatch):
     monkeypatch.setattr(library, "KERNEL_FLAGS", ["--no-such-flag"])
     encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
+    x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))
     library._load_kernel.cache_clear()
     cpp_attention.tile_attention._untraced.cache_clear()
     why = why_not(encoding, prepare(x, x, x, encoding=encoding))
@@ -200,6 +208,7 @@ from tests.attention import test_generated as cases
 for spec in ("cope(npos_max=3)", "cope(npos_max=100)", "stick_breaking", "relative(max_distance=3)", "fox"):
     cases.compare(spec, 150, 150)
 cases.compare("t5", 37, 150, window=30)
+cases.compare("cope(npos_max=20)", 300, 300)
 cases.compare("cope(npos_max=20)", 150, 150, segments="documents")
 cases.compare("cope(npos_max=20)", 70, 70, sizes=cases.Sizes(2, 1, 24, 6, 200))
 cases.test_nan_stays_in_its_row_and_reads_no_other_memory()

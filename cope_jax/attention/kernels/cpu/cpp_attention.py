@@ -16,7 +16,10 @@ from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.attention.stream import Stream, needs_one_block, stream_of
 from cope_jax.encodings import Encoding
 
-SIZES = BlockSizes(64, 64, 64)
+SIZES, SHORT_SIZES = BlockSizes(64, 64, 64), BlockSizes(32, 32, 32)
+# Up to SHORT queries, small blocks have fewer hidden pairs; below FEW keys blockwise is faster: see
+# docs/attention.md.
+SHORT, FEW = 256, 96
 TYPES = (jnp.float32, jnp.bfloat16)
 
 
@@ -45,6 +48,8 @@ def _refusal(encoding: Encoding, request: Request) -> str | None:
     types = [x.dtype for x in (queries.q, keys.k, keys.v) if x.dtype not in TYPES]
     if not encoding.traits.splits_queries or needs_one_block(encoding, request):
         return "the encoding needs all keys in one block"
+    if request.implementation == "auto" and len(keys.indices) < FEW:
+        return f"the generated kernels are faster from {FEW} keys on"
     if request.blocks is not None:
         return "sizes of blocks are given, and the kernels of this device have their own"
     if types:
@@ -66,7 +71,7 @@ def _prepare(encoding: Encoding, request: Request) -> Stream:
     def wide(x: Any) -> Any:
         return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
-    sizes, keys = SIZES, len(request.keys.indices)
+    sizes, keys = SHORT_SIZES if request.length <= SHORT else SIZES, len(request.keys.indices)
     request = jax.tree.map(wide, request)
     padding = -request.length % sizes.queries
     stream = stream_of(encoding, request, sizes, one_block=False, padding=padding)
