@@ -84,7 +84,7 @@ def _given(x: Argument) -> Array:
 
 
 def _result(x: Argument, array: Array) -> Array:
-    """What C++ wrote as `[B, heads, blocks, rows, columns]`; tokens along the columns are one block."""
+    """A result of C++ as `[B, heads, blocks, rows, columns]`; tokens in columns are one block."""
     if not _by_token(x):
         return array
     if x.along == 1:
