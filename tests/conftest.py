@@ -8,18 +8,16 @@ from collections.abc import Iterator
 
 # Before jax is imported, for it reads these once. Processes that a test starts inherit them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# XLA compiles without optimization, which saves two thirds of a test's time. The oldest JAX, alone
-# on Python 3.11, compiles faster without its fusion emitters; the newest has no such flag.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
-        *(["--xla_cpu_use_fusion_emitters=false"] if sys.version_info < (3, 12) else []),
-        os.environ.get("XLA_FLAGS", ""),
-    ]
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}".strip()
 )
-os.environ["MPLBACKEND"] = "agg"
 if os.environ["JAX_PLATFORMS"] == "cpu":
+    # Most of a test's time is compilation of programs that run once.
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    if sys.version_info < (3, 12):  # the newest XLA, which needs Python 3.12, has no such flag
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
     os.environ["TRITON_INTERPRET"] = "1"  # the kernels for GPUs run on the CPU
+os.environ["MPLBACKEND"] = "agg"
 
 import jax
 import numpy as np

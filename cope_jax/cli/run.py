@@ -1,6 +1,7 @@
 """Runs commands: parses their flags, and lets them work in local folders for those in buckets."""
 
 import contextlib
+import difflib
 import importlib
 import io
 import itertools
@@ -225,13 +226,24 @@ def _wrapped(error: BaseException | None) -> ConfigError | None:
     return innermost
 
 
+def _own_flags() -> list[str]:
+    """The flags of this project, as a user writes them, without those of absl."""
+    modules = flags.FLAGS.flags_by_module_dict().items()
+    return [
+        f"--{flag.name}" for module, listed in modules if "absl" not in module for flag in listed
+    ]
+
+
 def _flag_error(message: str) -> str:
     missing = re.findall(r"flag --(\w+)=None: ", message)
     if missing:
         return f"missing {' and '.join(f'--{name}' for name in sorted(missing))}; see --help"
     name = re.match(r"Unknown command line flag '(\w+)'", message)
-    if name and "config" in flags.FLAGS and (field := config_flags.field_that_ends(name[1])):
-        return f"unknown flag --{name[1]}: did you mean {field}? See --help"
+    if name:
+        field = config_flags.field_that_ends(name[1]) if "config" in flags.FLAGS else None
+        near = [field] if field else difflib.get_close_matches(f"--{name[1]}", _own_flags(), n=1)
+        hint = f": did you mean {near[0]}? See" if near else "; see"
+        return f"unknown flag --{name[1]}{hint} --help"
     number = re.match(
         r"flag (--\S+?=.*): (invalid literal for int|could not convert string to float)", message
     )

@@ -135,11 +135,16 @@ def show_maps(
 def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     """Prints what the heads count in a text. Returns a function that writes the ranking."""
     split = _SPLIT.value or run.task.evaluation_splits[0]
-    if _INPUT.value is None:
-        Workdir(run.folder).check_sources(run.task, [split])
-    tokens_BL = inspect_text.windows(
-        run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value
-    )
+    try:
+        if _INPUT.value is None:
+            Workdir(run.folder).check_sources(run.task, [split])
+        tokens_BL = inspect_text.windows(
+            run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value
+        )
+    except ConfigError as error:
+        if _INPUT.value is None:  # the corpus of the run is not here
+            raise ConfigError(f"{error}; or give a text in --input") from error
+        raise
     shape = run.config.block.attention_shape(None)
     layers = maps.choose("layer", _LAYER.value, run.config.num_layers)
     heads = maps.choose("head", _HEAD.value, shape.num_heads)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from cope_jax.attention import BlockSizes, Plan, blockwise_attention, full_attention, prepare
 from cope_jax.attention.kernels.tpu import tpu_attention
-from tests.encodings.cases import BATCH, SIZES, build, jit, parameters, parts, problem, rule_of
+from tests.encodings.cases import BATCH, SIZES, build, parameters, parts, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import Sizes
 
@@ -217,7 +217,7 @@ def segment_ids(kind: str, keys: int) -> np.ndarray:
 @functools.cache
 def _compiled(attention: Any, spec: str, sizes: Sizes, **static: Any) -> Any:
     graphdef, _ = build(spec, sizes=sizes)
-    return jit(
+    return jax.jit(
         lambda state, arrays, data: value_and_gradients(
             attention, graphdef, state, arrays, data, **static
         )

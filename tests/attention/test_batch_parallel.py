@@ -23,7 +23,7 @@ from tests.attention.problems import (
     ran,
     value_and_gradients,
 )
-from tests.encodings.cases import build, jit
+from tests.encodings.cases import build
 
 pytestmark = pytest.mark.xdist_group("ring")
 BATCH, LENGTH = 4, 6
@@ -84,9 +84,9 @@ def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64
         return placement.shard_batch(how, encoding, dataclasses.replace(request, layout=layout))
 
     whole = BLOCKWISE if how is RING else how
-    exact = jit(functools.partial(run, whole))(state, arrays, data)
+    exact = jax.jit(functools.partial(run, whole))(state, arrays, data)
     with jax.set_mesh(mesh):
-        computed = jit(functools.partial(run, split))(state, arrays, data)
+        computed = jax.jit(functools.partial(run, split))(state, arrays, data)
     assert_equal(computed, exact)
 
 
@@ -115,7 +115,7 @@ def test_the_gradient_of_cope_exchanges_that_of_its_table_alone():
         return jnp.sum(out * arrays["dout"])
 
     with jax.set_mesh(mesh):
-        gradient = jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+        gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
         lowered = gradient.lower(state, *(arrays[name] for name in "qkv"))
     assert "stablehlo.scatter" in lowered.as_text(), "CoPE's gradient adds up by scattering"
     text = lowered.compile().as_text()
@@ -143,7 +143,7 @@ def test_heads_that_are_split_exchange_as_little():
 
     with jax.set_mesh(mesh):
         program = (
-            jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+            jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
             .lower(state, *(arrays[name] for name in "qkv"))
             .compile()
         )

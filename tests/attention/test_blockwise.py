@@ -38,7 +38,6 @@ from tests.encodings.cases import (
     build,
     every,
     features_of,
-    jit,
     parts,
     splits_queries,
 )
@@ -58,7 +57,7 @@ few = settings(
 @functools.cache
 def compiled(spec, blocks, causal=True, window=None, rate=0.0, sizes=SIZES):
     graphdef, _ = build(spec, sizes=sizes)
-    return jit(
+    return jax.jit(
         lambda state, arrays, data: full_and_blockwise(
             graphdef,
             state,
@@ -324,7 +323,7 @@ SLOW = ("the first settles first", "the second settles first", "reads everything
 )
 def test_encodings_of_other_kinds(name, places, x64):
     graphdef, state = nnx.split(OTHERS[name]())
-    run = jit(functools.partial(full_and_blockwise, graphdef, blocks=BlockSizes(3, 2, 3)))
+    run = jax.jit(functools.partial(full_and_blockwise, graphdef, blocks=BlockSizes(3, 2, 3)))
     data = random_data(0, LENGTH, KEYS)._replace(q_segments=np.zeros((BATCH, LENGTH), np.int32))
     data = data._replace(k_segments=np.zeros((BATCH, KEYS), np.int32))
     full, blockwise = run(
@@ -448,7 +447,7 @@ def test_the_sizes_taken_by_default(length, rng, x64):
     encoding.table[...] = jnp.asarray(rng.normal(size=(20, 4)))
 
     def gradients(how):
-        return jit(
+        return jax.jit(
             jax.grad(
                 lambda *qkv: (dout * attend(*qkv, encoding=encoding, implementation=how)).sum(),
                 (0, 1, 2),

@@ -24,7 +24,7 @@ from cope_jax.attention.kernels.cpu import cpu_attention
 from cope_jax.attention.request import checked_execution
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, in_blocks, interpreted
-from tests.encodings.cases import SIZES, build, jit, parameters, rule_of
+from tests.encodings.cases import SIZES, build, parameters, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.differences import gradients as differences
 
@@ -51,7 +51,7 @@ def results(attention, spec, arrays, dout, x=None, **options):
     """The output, and the gradients of queries, keys, values and the bias."""
     graphdef, state = build(spec)
 
-    @jit
+    @jax.jit
     def run(arrays):
         def out(arrays):
             encoding = nnx.merge(graphdef, state)

@@ -17,7 +17,7 @@ from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import CASES, FEW, LENGTH, SIZES, build, jit, problem, splits_queries
+from tests.encodings.cases import CASES, FEW, LENGTH, SIZES, build, problem, splits_queries
 
 # The first row has two tokens of padding, the second holds two documents.
 SEGMENTS = np.array([[-1, -1, 0, 0, 0, 0], [4, 4, 4, 7, 7, 7]], np.int32)
@@ -82,7 +82,7 @@ def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64)
     monkeypatch.setattr(decode, "BLOCK", block)
     graphdef, state = build(spec)
 
-    @jit
+    @jax.jit
     def run(state, arrays):
         encoding = nnx.merge(graphdef, state)
         inputs = arguments(encoding, arrays)
@@ -140,7 +140,7 @@ def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(
     arrays = problem(length=CONTEXT)
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
 
-    @jit
+    @jax.jit
     def run(q, k, v):
         cache = create_cache(encoding, batch=2, capacity=CONTEXT + 2, dtype=jnp.float64)
         cache = cache.enter(np.arange(CONTEXT, dtype=np.int32)[None]).append(
@@ -152,7 +152,7 @@ def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(
     computed = jax.block_until_ready(run(q[:, -LAST:], k, v))
     jax.effects_barrier()
     assert SCORED == [min(block, CONTEXT + 2)] * blocks
-    expected = jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(
+    expected = jax.jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(
         q, k, v
     )
     np.testing.assert_allclose(computed, expected[:, -LAST:], rtol=0, atol=1e-13)
@@ -188,7 +188,7 @@ def cached(
 ):
     """The outputs of all chunks, under jit."""
 
-    @jit
+    @jax.jit
     def run(inputs):
         cache = create_cache(encoding, batch=2, capacity=capacity, dtype=dtype)
         outs = []
@@ -219,7 +219,7 @@ def test_padding_is_not_seen(cope, inputs):
 
 @pytest.mark.parametrize("window", [1, 2, 50])
 def test_a_window(cope, inputs, window):
-    @jit
+    @jax.jit
     def run(inputs):
         _, cache = read(cope, inputs, create_cache(cope, batch=2, capacity=LENGTH), 0, 3)
         cache = cache.enter(POSITIONS[:, 3:], SEGMENTS[:, 3:])
@@ -243,7 +243,7 @@ def test_layers_keep_apart(cope, inputs):
     """Each layer of a stacked cache is what a cache of its own would be."""
     other = jax.tree.map(lambda leaf: leaf[::-1] + 1, inputs)
 
-    @jit
+    @jax.jit
     def run(inputs, other):
         cache = create_cache(cope, batch=2, capacity=LENGTH, num_layers=3)
         cache = cache.enter(POSITIONS, SEGMENTS)
@@ -290,7 +290,7 @@ def test_features_have_any_shape_and_a_state(inputs):
     encoding = Biased(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
     computed = cached(encoding, inputs, LENGTH)
     np.testing.assert_allclose(
-        computed, jit(functools.partial(whole, encoding))(inputs), rtol=0, atol=1e-6
+        computed, jax.jit(functools.partial(whole, encoding))(inputs), rtol=0, atol=1e-6
     )
 
 
@@ -351,7 +351,7 @@ def test_an_overflow_is_an_error_where_it_can_be_known(cope, inputs):
 def test_an_overflow_inside_a_program_is_never_silent(cope, inputs, window):
     """Everything is NaN from the first token that has no slot on, padding or not."""
 
-    @jit
+    @jax.jit
     def step(cache, token):
         q, k, v, x = jax.tree.map(
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, token, 1, axis=1), inputs
@@ -447,7 +447,7 @@ def test_queries_that_do_not_fit_the_cache_are_an_error(cope):
 
 
 def test_tokens_that_were_not_entered_are_never_silent_inside_a_program(cope, inputs):
-    @jit
+    @jax.jit
     def run(cache):
         q, k, v, x = jax.tree.map(lambda leaf: leaf[:, :2], inputs)
         cache = cache.append(q, k, v, encoding=cope, x_BLD=x).enter(POSITIONS[:, :2])

@@ -29,7 +29,7 @@ from tests.attention.problems import (
     with_full,
 )
 from tests.attention.test_blockwise import random_data
-from tests.encodings.cases import SIZES, build, every, jit, parts
+from tests.encodings.cases import SIZES, build, every, parts
 from tests.oracle.encodings import Sizes
 
 LENGTH, KEYS = 7, 11
@@ -60,7 +60,7 @@ def compiled(spec, causal=True, window=None, rate=0.0, resident=4, sizes=SIZES):
     graphdef, _ = build(spec, sizes=sizes)
     kernels = interpreted(BLOCKS, resident)
     static = {"causal": causal, "window": window, "dropout_rate": rate}
-    return jit(
+    return jax.jit(
         lambda state, arrays, data: with_full(kernels, graphdef, state, arrays, data, **static)
     )
 
@@ -114,9 +114,9 @@ def test_tables_of_several_registers(x64):
     arrays, data = arrays_of(40, 700, batch=1, sizes=sizes), plain(40, 700, 1)
     segments = (data.k_positions >= 75).astype(np.int32)
     data = data._replace(k_segments=segments, q_segments=segments[:, -40:])
-    full, computed = jit(lambda state, arrays: with_full(kernels, graphdef, state, arrays, data))(
-        state, arrays
-    )
+    full, computed = jax.jit(
+        lambda state, arrays: with_full(kernels, graphdef, state, arrays, data)
+    )(state, arrays)
     assert_equal(computed, full, atol=1e-11)
 
 
@@ -159,7 +159,9 @@ def test_rounds_no_more_than_blockwise_attention(dtype, x64):
     graphdef, state = build(spec, sizes=sizes)
     arrays, data = arrays_of(64, 64, batch=1, sizes=sizes), plain(64, 64, 1)
     kernels = interpreted((32, 16, 32))
-    run = jit(lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data)[0])
+    run = jax.jit(
+        lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data)[0]
+    )
     low = jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays)
     # The gates of rounded values, so that only the kernel's own rounding counts.
     exact = run(state, jax.tree.map(lambda x: np.asarray(x, np.float64), low))
@@ -311,12 +313,12 @@ def test_devices_share_examples_and_heads(axes, x64):
         layout = Layout(batch=("data",), width="tensor")
         return placement.shard_batch(kernels, encoding, dataclasses.replace(request, layout=layout))
 
-    run = jit(lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data))
+    run = jax.jit(lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data))
     whole = run(state, arrays)
     with jax.set_mesh(
         jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     ):
-        computed = jit(
+        computed = jax.jit(
             lambda state, arrays: value_and_gradients(split, graphdef, state, arrays, data)
         )(state, arrays)
     assert_equal(computed, whole)

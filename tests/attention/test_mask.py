@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cope_jax.attention import Mask
-from tests.encodings.cases import jit
 from tests.oracle.attention import visible
 
 KINDS = {
@@ -19,7 +18,7 @@ KINDS = {
 }
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 LENGTH, KEYS, BATCH = 3, 9, 2
-dense_and_span = jit(lambda mask: (mask.dense(), mask.span()))
+dense_and_span = jax.jit(lambda mask: (mask.dense(), mask.span()))
 # One shape and one trace for each kind of mask, so that examples are cheap.
 settings_ = settings(
     derandomize=True,

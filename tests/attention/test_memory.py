@@ -10,7 +10,7 @@ import pytest
 from cope_jax.attention import full_attention
 from tests.attention import problems
 from tests.attention.problems import arrays_of, plain, value_and_gradients
-from tests.encodings.cases import build, every, jit
+from tests.encodings.cases import build, every
 from tests.ops.jaxprs import equations
 from tests.oracle.encodings import Sizes
 
@@ -64,7 +64,7 @@ def test_memory_grows_no_faster_than_the_length(spec):
         graphdef, state = build(spec, sizes=sizes, dtype=np.float32)
         arrays = arrays_of(length, length, batch=1, sizes=sizes, dtype=np.float32)
         data = plain(length, length, batch=1)
-        run = jit(
+        run = jax.jit(
             lambda state, arrays: value_and_gradients(attention, graphdef, state, arrays, data)
         )
         return (

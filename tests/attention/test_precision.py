@@ -18,7 +18,6 @@ from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.ops.interpolate import interpolate
 from cope_jax.ops.sums import suffix_sum
 from tests.attention import problems
-from tests.encodings.cases import jit
 
 NAMES = ("out", "dq", "dk", "dv", "dtable")
 
@@ -29,7 +28,7 @@ def one_head(length, npos_max, seed=0, width=16):
     return [rng.normal(size=shape) for shape in [(length, width)] * 4 + [(npos_max, width)]]
 
 
-@functools.partial(jit, static_argnames=("attention", "kind"))
+@functools.partial(jax.jit, static_argnames=("attention", "kind"))
 def value_and_gradients(attention, kind, q, k, v, dout, table):
     """Output, dq, dk, dv and the table's gradient of one head."""
 

@@ -32,7 +32,7 @@ from tests.attention.problems import (
     ran,
     value_and_gradients,
 )
-from tests.encodings.cases import BATCH, CASES, SIZES, build, jit, splits_keys
+from tests.encodings.cases import BATCH, CASES, SIZES, build, splits_keys
 from tests.models import cases as models
 
 AXIS = "sequence"
@@ -66,12 +66,12 @@ def test_with_kernels_and_heads_and_batch_over_other_axes(x64):
         return placement.shard_batch(kernels, encoding, request)
 
     with jax.set_mesh(mesh):
-        computed = jit(lambda *data: value_and_gradients(split, graphdef, *data))(
+        computed = jax.jit(lambda *data: value_and_gradients(split, graphdef, *data))(
             state, arrays, data
         )
     assert_equal(
         computed,
-        jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(
+        jax.jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(
             state, arrays, data
         ),
     )
@@ -139,7 +139,7 @@ def test_with_kernels_it_equals_one_device(devices, spec, length, options, x64):
 def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options):
     graphdef, state = build(spec)
     once, split = (
-        jit(lambda *data, how=how: value_and_gradients(how, graphdef, *data, **options))
+        jax.jit(lambda *data, how=how: value_and_gradients(how, graphdef, *data, **options))
         for how in (full_attention, attention)
     )
     rng = np.random.default_rng(0)
@@ -172,12 +172,12 @@ def on_eight_devices():
     def run(how, state, arrays):
         return value_and_gradients(how, graphdef, state, arrays, plain(32, 32))
 
-    exact = jit(functools.partial(run, blockwise_attention))(state, arrays)
+    exact = jax.jit(functools.partial(run, blockwise_attention))(state, arrays)
     mesh = mesh_of(8, data=2)
     split = NamedSharding(mesh, PartitionSpec("data", AXIS))
     arrays = {name: jax.device_put(array, split) for name, array in arrays.items()}
     with jax.set_mesh(mesh):
-        compiled = jit(functools.partial(run, around(4, 2, 4))).lower(state, arrays).compile()
+        compiled = jax.jit(functools.partial(run, around(4, 2, 4))).lower(state, arrays).compile()
         return compiled.as_text(), compiled(state, arrays), exact, split
 
 
@@ -214,7 +214,7 @@ def test_schedule(devices):
     """
     chunks = 2 * devices
 
-    @jit
+    @jax.jit
     def schedule(chunk):
         ring = Ring.of(AXIS)
 
@@ -295,7 +295,7 @@ def test_a_decoder_trains_as_on_one_device():
                 jax.nn.log_softmax(logits), tokens[..., None], axis=-1
             ).mean()
 
-        return jit(jax.value_and_grad(loss))(state)
+        return jax.jit(jax.value_and_grad(loss))(state)
 
     exact_loss, exact = loss_and_gradients("full")
     with jax.set_mesh(mesh_of(8, data=2)):
@@ -347,7 +347,7 @@ def test_a_length_that_the_devices_do_not_divide_is_left_whole():
             q, k, v = x[:, :, 0], x[:, :, 1, :2], x[:, :, 1, 2:]
             return jnp.square(q + attend(q, k, v, encoding=encoding, **options)).sum()
 
-        return jit(jax.grad(loss))(table)
+        return jax.jit(jax.grad(loss))(table)
 
     with jax.set_mesh(mesh_of(8, data=2)):
         computed = gradient(implementation="ring", sequence_axis=AXIS)

@@ -23,7 +23,6 @@ from cope_jax.attention import (
 from cope_jax.encodings import AttentionShape, Composed, Encoding, Traits, create, stick_breaking
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import jit
 
 HEADS, GROUPS, WIDTH = 4, 2, 3
 LENGTH, BATCH = 13, 2
@@ -68,7 +67,7 @@ def value_and_gradients(encoding, how):
         )
         return out, pull(dout)
 
-    return jit(run)(params, *arrays())
+    return jax.jit(run)(params, *arrays())
 
 
 FULL = functools.partial(attend, implementation="full")
@@ -118,7 +117,7 @@ def test_decoding(value, x64):
     encoding = StickBreaking(value=value, done_below=-60.0)
     q, k, v, _ = arrays()
 
-    @jit
+    @jax.jit
     def run(q, k, v):
         cache, outs = (
             create_cache(encoding, batch=BATCH, capacity=LENGTH + 2, dtype=jnp.float64),

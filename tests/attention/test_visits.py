@@ -10,7 +10,6 @@ from cope_jax.attention import BlockSizes, KeyBlock, Mask, QueryBlock, Request, 
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
-from tests.encodings.cases import jit
 
 WIDTH = 4
 SHAPE = AttentionShape(num_heads=2, head_dim=WIDTH)
@@ -28,7 +27,7 @@ def request_of(q, k, v, mask, blocks=BLOCKS):
 def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
     """out; dq, dk, dv of its sum."""
 
-    @jit
+    @jax.jit
     def run(q, k, v):
         out, pull = jax.vjp(
             lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, mask, blocks)),
@@ -223,8 +222,8 @@ def test_one_row_that_counts_keeps_its_block_counting(axis):
     k = k.at[(slice(None),) * axis + (1,)].multiply(-1)
     v = random(2, KEYS, 2, WIDTH)
     encoding = Marked(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
-    out = jit(lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, MASKS["causal"])))(
-        q, k, v
-    )
+    out = jax.jit(
+        lambda q, k, v: blockwise_attention(encoding, request_of(q, k, v, MASKS["causal"]))
+    )(q, k, v)
     mean = np.cumsum(np.asarray(v), axis=1) / np.arange(1, KEYS + 1)[None, :, None, None]
     np.testing.assert_allclose(out, mean, rtol=0, atol=1e-5)

@@ -168,7 +168,6 @@ def _child(
     os.chdir(around.folder)
     if around.gone:
         around.folder.rmdir()
-    jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     several = name in SEVERAL_RUNS and not any(

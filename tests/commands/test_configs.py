@@ -19,13 +19,6 @@ from tests.commands.shrink import CONFIGS, SETTINGS, SYNTHETIC, load, shrink
 PAPER = ("selective_copy", "flip_flop", "counting")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def fast_compile():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 QUICK = re.compile("quick|abilities|lm")
 
 

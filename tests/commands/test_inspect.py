@@ -68,8 +68,9 @@ def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
         (["--model=couting"], "there is no folder couting: did you mean counting?"),
         (["--input=3 x"], "unknown token of selective_copy 'x'"),
         (["--seed=0"], "choose from 3, 4"),
+        (["--model=shakespeare"], "or give a text in --input"),
     ],
-    ids=["workdir", "nearly a name", "token", "seed"],
+    ids=["workdir", "nearly a name", "token", "seed", "corpus"],
 )
 def test_wrong_input_is_one_line(workdir, flags, message):
     done = inspect(f"--model={workdir}", *flags)

@@ -22,13 +22,6 @@ TRAINED = [pytest.param(name, marks=[] if name in QUICKEST else pytest.mark.slow
 LOSSES = {"bert": ["mlm_loss", "nsp_loss"], "tagger": ["tag_loss", "penalty"]}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def fast_compile():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_config_on_text_trains_once_shrunk(name, tmp_path):
     config = shrink(load(name))

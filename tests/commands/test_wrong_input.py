@@ -107,7 +107,7 @@ def contents(folder):
             ["--encodings=cope(npos_max=0x10)"],
             "npos_max in the encoding 'cope(npos_max=0x10)' needs plain",
         ),
-        ("compare", ["--seed=0"], "Unknown command line flag 'seed'"),
+        ("compare", ["--seed=0"], "unknown flag --seed: did you mean --seeds? See --help"),
         ("compare", ["more"], "unexpected argument 'more': give all options as flags, see --help"),
         (
             "compare",

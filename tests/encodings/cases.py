@@ -133,8 +133,6 @@ def every(specs: Iterable[str] = CASES, few: Collection[str] = CASES) -> Any:
 SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=8, max_length=12)
 BATCH, LENGTH = 2, 6
 # Halves the compile time, which is most of the suite's.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 CONSECUTIVE = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
 GAPPED = np.array([[0, 1, 4, 5, 9, 11], [2, 3, 5, 6, 7, 10]], np.int32)
 ONE_SEGMENT = np.zeros((BATCH, LENGTH), np.int32)
@@ -302,7 +300,7 @@ def compiled(spec: str) -> tuple[Any, list[int]]:
     graphdef, _ = build(spec)
     traces: list[int] = []
 
-    @jit
+    @jax.jit
     def run(state, arrays, positions, segments):
         traces.append(len(traces))
         inputs = {name: arrays[name] for name in ("x", "q", "k", "v")}

@@ -22,7 +22,6 @@ from tests.encodings.cases import (
     every,
     expected,
     forward,
-    jit,
     numpy_result,
     parameters,
     parts,
@@ -271,7 +270,7 @@ def test_vmap_over_seeds(spec, x64):
     def stack(*leaves):
         return np.stack(leaves)
 
-    together = jit(
+    together = jax.jit(
         jax.vmap(lambda state, arrays: forward(graphdef, state, arrays, GAPPED, ONE_SEGMENT))
     )(jax.tree.map(stack, *states), jax.tree.map(stack, *problems))
     for seed, (state, arrays) in enumerate(zip(states, problems, strict=True)):

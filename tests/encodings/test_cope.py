@@ -11,7 +11,7 @@ from flax import nnx
 from cope_jax import encodings
 from cope_jax.attention import attend, prepare
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import jit, rule_of
+from tests.encodings.cases import rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward
 from tests.oracle.differences import gradients as finite_differences
@@ -154,7 +154,7 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
     q, k, v, e, dout = short
     table = e[0, :, 0].astype(jnp.float32)
 
-    @jit
+    @jax.jit
     def dq(q, k, v, dout):
         def out(q):
             return attend(

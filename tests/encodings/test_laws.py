@@ -23,7 +23,6 @@ from tests.encodings.cases import (
     SIZES,
     build,
     every,
-    jit,
     parameters,
     parts_of,
     problem,
@@ -59,7 +58,7 @@ def test_block_law(spec, x64):
     cut = sorted(rng.choice(np.arange(1, LENGTH), size=2, replace=False).tolist())
     splits = [(1,) * LENGTH, tuple(np.diff([0, *cut, LENGTH]).tolist())]
 
-    @jit
+    @jax.jit
     def by_blocks(state, arrays):
         inputs = {name: arrays[name] for name in ("x", "q", "k", "v")}
         results = []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cope_jax.encodings import reference
-from tests.encodings.cases import BATCH, SIZES, build, jit, parameters, problem, run
+from tests.encodings.cases import BATCH, SIZES, build, parameters, problem, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "encodings.md"
 GROUP = SIZES.heads // SIZES.kv_heads
@@ -65,7 +65,7 @@ def test_it_equals_the_encoding(spec, one_head, x64):
         ]
         return jnp.stack(outs, axis=2)
 
-    @jit
+    @jax.jit
     def value_and_gradients(arrays, params):
         out, pull = jax.vjp(attention, {name: arrays[name] for name in "xqkv"}, params)
         return out, pull(arrays["dout"])

@@ -7,13 +7,14 @@ import pathlib
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
-from tests.encodings.cases import SIZES, build, features_of, jit, problem
+from tests.encodings.cases import SIZES, build, features_of, problem
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
 LENGTH = 9
@@ -55,7 +56,7 @@ class Ours:
         self.features = features_of(self.encoding, self.x, self.q, self.k, self.v)
 
     def __call__(self, **options):
-        return jit(
+        return jax.jit(
             lambda q, k, v: attention.attend(
                 q,
                 k,

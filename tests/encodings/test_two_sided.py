@@ -13,14 +13,13 @@ from flax import nnx
 from cope_jax import attention, encodings
 from cope_jax.encodings import Carry
 from tests.attention.test_memory import in_blocks, quadratic
-from tests.encodings.cases import CASES, FAST_COMPILE, SIZES, build, parameters, problem, rule_of
+from tests.encodings.cases import CASES, SIZES, build, parameters, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.differences import gradients as finite_differences
 
 BATCH, LENGTH = 2, 9
 POSITIONS = np.array([[0, 1, 2, 3, 5, 6, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9]], np.int32)
 SEGMENTS = np.array([[1] * 6 + [0] * 3, [1] * 9], np.int32)  # padding behind the first row
-jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 TWO_SIDED = "cope_two_sided(npos_max=4)"
 
 
@@ -60,7 +59,7 @@ def results(spec, state, arrays, *implementations, causal=False):
     """[(out, gradients by name)] of each implementation, in one program."""
     graphdef = build(spec)[0]
 
-    @jit
+    @jax.jit
     def run(state, arrays):
         def forward(implementation, state, arrays):
             encoding = nnx.merge(graphdef, state)

@@ -25,7 +25,7 @@ from tests.exchange.exchange_cases import (
     tokens,
     write,
 )
-from tests.models.cases import config, jit
+from tests.models.cases import config
 from tests.oracle import pretrained
 
 pytestmark = pytest.mark.xdist_group("decoder_files")
@@ -44,7 +44,7 @@ def decoder(config, params, dtype="float64"):
 
 def logits(config, params):
     graphdef, state = decoder(config, params)
-    return np.asarray(jit(lambda state: nnx.merge(graphdef, state)(tokens()))(state))
+    return np.asarray(jax.jit(lambda state: nnx.merge(graphdef, state)(tokens()))(state))
 
 
 @pytest.mark.newest

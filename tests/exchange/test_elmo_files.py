@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import h5py
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -13,7 +14,6 @@ from cope_jax.errors import ConfigError
 from cope_jax.exchange.elmo_files import load_elmo, save_elmo
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.tokenizers.characters import batch_sentences, strip_marks
-from tests.encodings.cases import jit
 from tests.models.noisy import noisy, numbers
 from tests.oracle import elmo as oracle
 
@@ -90,7 +90,7 @@ def test_the_file_is_that_of_the_oracle(files):
     stacks = [[layer(direction, number) for number in range(2)] for direction in range(2)]
     zeros = [[(np.zeros(3), np.zeros(2))] * 2] * 2
     expected, _ = oracle.bilm(x, *stacks, zeros, (0.5, 0.4))
-    layers, _ = jit(lambda rows: model.layers(rows, lengths))(rows)
+    layers, _ = jax.jit(lambda rows: model.layers(rows, lengths))(rows)
     np.testing.assert_allclose(layers[:, 0], expected, atol=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_allennlps_fixture():
         )
     model = load_elmo(folder / "options.json", folder / "lm_weights.hdf5")
     sentences = json.loads((folder / "sentences.json").read_text())
-    run = jit(lambda rows, lengths, carry: model.layers(rows, lengths, carry))
+    run = jax.jit(lambda rows, lengths, carry: model.layers(rows, lengths, carry))
     carry = model.initial_carry(3)
     for number in range(10):
         rows, lengths = batch_sentences(

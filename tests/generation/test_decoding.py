@@ -15,7 +15,7 @@ from cope_jax.generation import decoding
 from cope_jax.generation.decoding import generate, generate_stream
 from cope_jax.generation.sampling import keep_top_k, keep_top_p, row_keys, sample
 from cope_jax.models.decoder import Decoder
-from tests.models.cases import LENGTH, VOCAB, build, config, jit, model
+from tests.models.cases import LENGTH, VOCAB, build, config, model
 
 KEY = jax.random.key(0)
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
@@ -44,7 +44,7 @@ def test_greedy_tokens_are_those_of_the_full_pass():
     """Each row as if it were alone, whatever the temperature's other options say."""
     decoder = model(config("learned+cope(npos_max=4)+rope", max_length=12))
     graph, state = nnx.split(decoder)
-    forward = jit(lambda state, tokens: nnx.merge(graph, state)(tokens))
+    forward = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens))
     rows = np.zeros((3, 12), np.int32)
     for row, prompt in zip(rows, PROMPTS, strict=True):
         row[: len(prompt)] = prompt
@@ -373,5 +373,5 @@ def test_the_whole_table_can_be_used_and_a_large_top_k_keeps_all():
     )
     read = np.array([[1, 2, *row[:-1]]], np.int32)
     assert read.shape == (1, LENGTH)
-    logits = jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, read)
+    logits = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, read)
     np.testing.assert_array_equal(row, np.argmax(logits[0, 1:], axis=-1))

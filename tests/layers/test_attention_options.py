@@ -13,7 +13,6 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.attention_options import AttentionOptions
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
-from tests.encodings.cases import jit
 
 SIZES = {
     "model_dim": 8,
@@ -150,14 +149,14 @@ def test_decoding_gives_what_the_whole_gives(encoding, x64):
     pairs = zip(lengths, tokens, strict=False)
     padded = np.stack([np.concatenate([np.zeros(5 - n, np.int32), row[:n]]) for n, row in pairs])
 
-    @jit
+    @jax.jit
     def whole(state, tokens):
         return nnx.merge(graph, state)(tokens)
 
-    logits, cache = jit(
+    logits, cache = jax.jit(
         lambda state: nnx.merge(graph, state).prefill(padded, 9, lengths_B=lengths)
     )(state)
-    step = jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
+    step = jax.jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
     for more in range(3):
         for row, length in enumerate(lengths):
             exact = whole(state, tokens[row : row + 1])[0, length - 1 + more]

@@ -14,7 +14,6 @@ from cope_jax.layers.basic import Norm
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context, SelfAttention
-from tests.encodings.cases import jit
 
 RATE, LENGTH, WIDTH, BATCH = 0.25, 6, 8, 64
 CONFIG = BlockConfig(model_dim=WIDTH, num_heads=2, dropout=RATE)
@@ -49,7 +48,7 @@ def constant(linear, value):
 def runner(layer, x):
     """layer(x) as a compiled function of the dropout key."""
     graphdef, state = nnx.split(layer)
-    compiled = jit(lambda key: nnx.merge(graphdef, state)(x, none(), Context(PLACES), key))
+    compiled = jax.jit(lambda key: nnx.merge(graphdef, state)(x, none(), Context(PLACES), key))
     return lambda key: np.asarray(compiled(key))
 
 
@@ -106,7 +105,7 @@ def test_attention_may_look_both_ways(causal):
     layer = SelfAttention(BlockConfig(model_dim=WIDTH), 1.0, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(layer)
 
-    @jit
+    @jax.jit
     def run(x):
         return nnx.merge(graphdef, state)(x, none(), Context(PLACES, causal=causal))
 

@@ -9,7 +9,6 @@ from flax import nnx
 from cope_jax.errors import ConfigError
 from cope_jax.layers.char_cnn import NUM_CHARACTERS, CharCNN, CharCNNConfig, Highway
 from cope_jax.tokenizers import characters as numbering
-from tests.encodings.cases import jit
 from tests.models.noisy import close, noisy, numbers
 from tests.oracle import elmo as oracle
 
@@ -45,7 +44,7 @@ def by_oracle(params, config, characters):
 def test_vectors_are_the_oracles(name, x64):
     config = CONFIGS[name]
     layer = noisy(lambda: CharCNN(config, rngs=nnx.Rngs(0)), np.float64)
-    vectors = np.asarray(jit(lambda x: layer(x))(inputs()))
+    vectors = np.asarray(jax.jit(lambda x: layer(x))(inputs()))
     assert vectors.shape == (2, 3, config.projection or config.num_filters)
     expected = [by_oracle(numbers(layer), config, word) for word in inputs().reshape(6, 8)]
     close(vectors.reshape(6, -1), expected, 1e-12)
@@ -64,7 +63,7 @@ def test_filters_are_pytorchs_convolutions(x64):
         y = nnx.merge(graphdef, state)(characters)
         return (y * weights).sum(), y
 
-    (_, vectors), gradient = jit(jax.value_and_grad(total, has_aux=True))(state)
+    (_, vectors), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(state)
     values = {
         name: torch.tensor(value, requires_grad=True) for name, value in numbers(state).items()
     }
@@ -86,7 +85,7 @@ def test_filters_are_pytorchs_convolutions(x64):
 def test_characters_that_are_none_are_loud(wrong):
     """In a word and in a padding word; the other words' vectors are as they were."""
     layer = noisy(lambda: CharCNN(CONFIGS["elmo"], rngs=nnx.Rngs(0)))
-    run, rows = jit(lambda x: layer(x)), inputs()
+    run, rows = jax.jit(lambda x: layer(x)), inputs()
     rows[0, 1, 2], rows[1, 2, 0] = wrong, wrong
     broken, right = np.asarray(run(rows)), np.asarray(run(inputs()))
     words = np.array([[False, True, False], [False, False, True]])

@@ -11,7 +11,6 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Bidirectional, Cell, Recurrent, clear
-from tests.encodings.cases import jit
 from tests.models.noisy import close, noisy, numbers
 from tests.oracle import recurrent as oracle
 from tests.oracle.differences import slopes
@@ -73,7 +72,7 @@ def test_values_and_gradients_are_the_oracles(name, reverse, x64):
     )
     x, carry = problem(cell)
 
-    @jit
+    @jax.jit
     def run(state, x, carry):
         def forward(state, x, carry):
             outputs = nnx.merge(graphdef, state)(x, carry, lengths_B=LENGTHS, reverse=reverse)
@@ -116,7 +115,7 @@ def test_two_halves_with_the_state_are_the_whole(name):
     cell = CELLS[name]
     layer = noisy(lambda: Recurrent(cell, INPUTS, rngs=nnx.Rngs(0)))
     x = problem(cell)[0].astype(np.float32)
-    run = jit(lambda x, carry: layer(x, carry))
+    run = jax.jit(lambda x, carry: layer(x, carry))
     whole, last = run(x, layer.initial_carry(3))
     first, carry = run(x[:, :2], layer.initial_carry(3))
     second, end = run(x[:, 2:], carry)
@@ -165,7 +164,7 @@ def test_both_directions_are_those_of_pytorch(name, x64):
     x, _ = problem(cell)
     weights = np.random.default_rng(5).normal(size=(3, LENGTH, 2 * cell.outputs))
 
-    @jit
+    @jax.jit
     def run(state, x):
         def forward(state, x):
             y, carry = nnx.merge(graphdef, state)(x, lengths_B=LENGTHS)
@@ -208,7 +207,7 @@ def test_what_stands_behind_the_end_is_not_read(reverse):
     x = problem(CELLS["projection"])[0].astype(np.float32)
     real = (np.arange(LENGTH) < LENGTHS[:, None])[..., None]
 
-    @jit
+    @jax.jit
     def run(state, x):
         def outputs(state, x):
             return total(nnx.merge(graphdef, state)(x, lengths_B=LENGTHS, reverse=reverse))

@@ -13,7 +13,6 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.recurrent_mixer import KINDS, RecurrentMixer
 from cope_jax.models.decoder import Decoder, DecoderConfig
-from tests.encodings.cases import jit
 from tests.oracle.mixers import recurrence
 from tests.oracle.rules import log_sigmoid, sigmoid, softplus
 
@@ -119,13 +118,13 @@ def decoder(kind, encoding="learned"):
 def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
     graph, state = decoder(kind)
     tokens = np.random.default_rng(3).integers(0, 11, (1, 8)).astype(np.int32)
-    exact = jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, tokens)
+    exact = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, tokens)
     padded = np.concatenate([np.zeros((1, 2), np.int32), tokens[:, :5]], axis=1)
     length = np.array([5], np.int32)
-    logits, cache = jit(
+    logits, cache = jax.jit(
         lambda state: nnx.merge(graph, state).prefill(padded, 10, lengths_B=length)
     )(state)
-    step = jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
+    step = jax.jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
     for now in range(5, 9):
         np.testing.assert_allclose(logits, exact[:, now - 1], rtol=0, atol=1e-11)
         if now < 8:

@@ -9,7 +9,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.models.decoder import Decoder
-from tests.models.cases import LENGTH, ROUNDING, abstract, build, config, jit, tokens
+from tests.models.cases import LENGTH, ROUNDING, abstract, build, config, tokens
 
 PLACES = np.arange(LENGTH, dtype=np.int32)[None]
 
@@ -26,7 +26,8 @@ def test_tape_starts_as_rope():
         [(path, leaf) for path, leaf in nnx.to_flat_state(state) if path[-1] not in of_tape]
     )
     tape, exact = (
-        jit(functools.partial(_forward, g))(s, PLACES) for g, s in ((graph, state), (plain, same))
+        jax.jit(functools.partial(_forward, g))(s, PLACES)
+        for g, s in ((graph, state), (plain, same))
     )
     np.testing.assert_allclose(tape, exact, rtol=ROUNDING, atol=ROUNDING)
 
@@ -34,7 +35,7 @@ def test_tape_starts_as_rope():
 @pytest.mark.parametrize(("compute_dtype", "rounding"), [("float32", 1e-5), ("bfloat16", 0.1)])
 def test_tape_sees_how_far_tokens_are_apart_and_nothing_else(compute_dtype, rounding):
     graph, state = build(config("none", {"compute_dtype": compute_dtype}, tape=3))
-    run = jit(functools.partial(_forward, graph))
+    run = jax.jit(functools.partial(_forward, graph))
     here = np.asarray(run(state, PLACES))
     np.testing.assert_allclose(run(state, PLACES + 1000), here, rtol=0, atol=rounding)
     assert np.abs(run(state, 2 * PLACES) - here).max() > 2 * rounding

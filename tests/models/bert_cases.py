@@ -1,6 +1,5 @@
 """A tiny BERT with random parameters, a ragged batch for it, and the oracle's view."""
 
-import functools
 from typing import Any
 
 import jax
@@ -11,14 +10,13 @@ from cope_jax.array_types import Array
 from cope_jax.encodings import EncodingConfig
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
-from tests.encodings.cases import FAST_COMPILE, rule_of
+from tests.encodings.cases import rule_of
 from tests.oracle import bert as oracle
 from tests.oracle.encodings import Rule, Sizes
 
 VOCAB, LENGTH = 17, 9
 LAYERS, WIDTH, HEADS = 2, 8, 2
 LENGTHS = (9, 5, 7)  # of the rows of the batch: real tokens
-jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 
 
 def config(

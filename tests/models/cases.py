@@ -1,7 +1,6 @@
 """Tiny decoders with random parameters, and the oracle's view of them."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ from flax import nnx
 from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
-from tests.encodings.cases import FAST_COMPILE, rule_of
+from tests.encodings.cases import rule_of
 from tests.oracle.decoder import Choices, decoder
 from tests.oracle.encodings import Rule, Sizes
 
@@ -20,7 +19,6 @@ BLOCK = BlockConfig(model_dim=8, num_heads=2, mlp_dim=12)
 # Norms, softmax and logits are float32 by contract, so float32 is what can be compared: a logit of
 # size 1 is the end of a chain of about a hundred roundings of 6e-8, of either sign.
 ROUNDING = 2e-6
-jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 
 
 def config(

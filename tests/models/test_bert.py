@@ -26,7 +26,6 @@ from tests.models.bert_cases import (
     config,
     expected_measures,
     expected_states,
-    jit,
     named,
 )
 from tests.oracle.differences import gradients as finite_differences
@@ -50,7 +49,7 @@ def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
     graphdef, state = build(choices)
     fields, params = batch(dtype=np.float64), named(state)
 
-    @jit
+    @jax.jit
     def run(state):
         model = nnx.merge(graphdef, state)
         states = model.layers(fields["inputs"], fields["segments"], fields["mask"])
@@ -88,7 +87,7 @@ def compiled():
     """(graphdef, state, run) of BERT with dropout; run(state, fields, key) → (states, mlm, nsp)."""
     graphdef, state = build(config(dropout=0.3), dtype=np.float32)
 
-    @jit
+    @jax.jit
     def run(state, fields, key):
         model = nnx.merge(graphdef, state)
         inputs = fields["inputs"], fields["segments"], fields["mask"]
@@ -139,7 +138,7 @@ def test_dropout_is_on_the_embeddings_and_in_every_block():
     fields = batch()
     context = Context(np.arange(LENGTH, dtype=np.int32)[None], fields["mask"], causal=False)
 
-    @jit
+    @jax.jit
     def without(state, states_JBLD):
         encoder = nnx.merge(graphdef, state).encoder
         graph, stacked = nnx.split(encoder.blocks)
@@ -189,7 +188,7 @@ def test_too_many_predictions_are_loud():
 @functools.cache
 def measuring(predictions):
     graphdef, state = build(config(predictions=predictions), dtype=np.float32)
-    return jit(lambda state, fields: nnx.merge(graphdef, state).metrics(fields)), state
+    return jax.jit(lambda state, fields: nnx.merge(graphdef, state).metrics(fields)), state
 
 
 def measured(fields, predictions):
@@ -252,7 +251,7 @@ def test_initial_parameters():
         name: np.tile(value, (10, 1) if value.ndim == 2 else 10) for name, value in batch().items()
     }
 
-    @jit
+    @jax.jit
     def run():
         model = Bert(choices, rngs=nnx.Rngs(0))
         return nnx.state(model), model.metrics(fields)[0]
@@ -353,7 +352,7 @@ def test_tables_start_at_one_over_the_root_of_the_width_unless_told():
     choices = BertConfig(
         vocab_size=500, max_length=4, num_layers=1, block=bert_block(32, 2, initial_stddev=None)
     )
-    table = jit(lambda: Bert(choices, rngs=nnx.Rngs(0)).encoder.words.embedding[...])()
+    table = jax.jit(lambda: Bert(choices, rngs=nnx.Rngs(0)).encoder.words.embedding[...])()
     assert abs(table.std() * 32**0.5 / 0.8796 - 1) < 0.03  # what cutting at two deviations leaves
 
 

@@ -14,17 +14,7 @@ from cope_jax.layers.basic import logits as last_logits
 from cope_jax.layout import WHOLE
 from cope_jax.models.bert import Bert, bert_block
 from cope_jax.models.bert_heads import BertClassifier, BertClassifierConfig, BertTagger
-from tests.models.bert_cases import (
-    LAYERS,
-    LENGTH,
-    VOCAB,
-    batch,
-    build,
-    config,
-    jit,
-    named,
-    random_state,
-)
+from tests.models.bert_cases import LAYERS, LENGTH, VOCAB, batch, build, config, named, random_state
 
 TASK = types.SimpleNamespace(vocab_size=VOCAB, num_classes=3, num_tags=3)
 
@@ -74,7 +64,7 @@ def test_heads_read_the_encoder(cls, options, frozen):
     assert choices.frozen_modules == (("encoder",) if frozen else ())
     assert choices.stochastic
 
-    @jit
+    @jax.jit
     def run(state):
         def loss(state):
             total, weight = nnx.merge(graphdef, state).metrics(fields)[0]["loss"]
@@ -118,11 +108,11 @@ def test_a_place_outside_of_the_sequence_is_loud(wrong):
     graphdef, state = build(config(), dtype=np.float32)
     fields, indices = batch(), np.array([[1, wrong], [2, 0], [0, 1]], np.int32)
     inputs = fields["segments"], fields["mask"]
-    predict = jit(
+    predict = jax.jit(
         lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, indices_BP=indices)[0]
     )
     tagger, state_of_tagger = head(BertTagger)[1:]
-    tag = jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], indices, *inputs))
+    tag = jax.jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], indices, *inputs))
     for logits in (predict(state), tag(state_of_tagger)):
         np.testing.assert_array_equal(np.isnan(logits).all(axis=-1), indices == wrong)
         np.testing.assert_array_equal(np.isnan(logits).any(axis=-1), indices == wrong)
@@ -146,7 +136,7 @@ def test_heads_of_bfloat16_models_compute_float32_logits(cls):
     choices = cls.Config(**sizes, **({} if cls is Bert else {"num_classes": 2}))
     graphdef, state = random_state(lambda: cls(choices, rngs=nnx.Rngs(0)), dtype=np.float32)
     if cls is Bert:
-        logits = jit(lambda state: nnx.merge(graphdef, state)(batch()["inputs"])[1])(state)
+        logits = jax.jit(lambda state: nnx.merge(graphdef, state)(batch()["inputs"])[1])(state)
     else:  # not under jit, where XLA leaves roundings out
         x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 8)), jnp.bfloat16)
         logits = nnx.merge(graphdef, jax.tree.map(jnp.asarray, state))._logits(x, None)
@@ -173,7 +163,7 @@ def test_dropout_of_heads():
             lambda c=choices: BertClassifier(c, rngs=nnx.Rngs(0)), dtype=np.float32
         )
 
-        @jit
+        @jax.jit
         def run(state, key, graphdef=graphdef):
             model = nnx.merge(graphdef, state)
             return [model(fields["inputs"], dropout_key=k) for k in (None, key)]

@@ -14,7 +14,7 @@ from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.models.bert import Bert
-from tests.models.bert_cases import batch, config, jit, named, random_state
+from tests.models.bert_cases import batch, config, named, random_state
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
 transformers = pytest.importorskip("transformers", reason="transformers is an extra of the tests")
@@ -117,7 +117,7 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
         nnx.replace_by_pure_dict(state, jax.tree.map(lambda a: np.asarray(a, dtype), params))
         fields = batch(dtype=np.dtype(dtype))
 
-        @jit
+        @jax.jit
         def run(state):
             def losses(state):
                 metrics = nnx.merge(graphdef, state).metrics(fields)[0]
@@ -242,7 +242,7 @@ def compare(ours, theirs, module, under_torch_names, state, dtype):
     indices = np.arange(real.shape[1], dtype=np.int32)[None]
     context = Context(indices, fields["mask"], causal=False)
 
-    @jit
+    @jax.jit
     def run(state, x):
         out, pull = jax.vjp(lambda state, x: ours(state, x, context), state, x)
         return out, pull(weights.astype(dtype))

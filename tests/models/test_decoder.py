@@ -22,7 +22,6 @@ from tests.models.cases import (
     abstract,
     build,
     config,
-    jit,
     model,
     named,
     tokens,
@@ -46,7 +45,7 @@ def forward(graphdef, state, tokens, positions=None, segments=None, key=None):
 @functools.cache
 def compiled():
     graphdef, state = build(CHOICES["pre"])
-    return jit(functools.partial(forward, graphdef)), state
+    return jax.jit(functools.partial(forward, graphdef)), state
 
 
 def logits(tokens, positions=PLACES, segments=ONE_SEGMENT, key=None):
@@ -65,7 +64,7 @@ def test_no_token_reaches_an_earlier_logit(name):
     # So that each token has a row of the embedding to itself.
     different = np.arange(LENGTH, dtype=np.int32)[None]
 
-    @jit
+    @jax.jit
     @jax.jacrev
     def jacobian(state):
         return jnp.sum(forward(graphdef, state, different)[0] * WEIGHTS[0], axis=-1)
@@ -116,7 +115,7 @@ def test_depth_is_a_loop_over_the_layers():
     """And without a key the rate of dropout does not matter."""
     graphdef, state = build(CHOICES["pre"])
 
-    @jit
+    @jax.jit
     def unrolled(state):
         decoder = nnx.merge(graphdef, state)
         x_BLD = decoder.encoding.embed(decoder.embedding(tokens()), PLACES)
@@ -179,7 +178,7 @@ def training_program(remat):
 @functools.cache
 def without_recomputation():
     program, state = training_program("none")
-    return jit(program)(state)
+    return jax.jit(program)(state)
 
 
 @pytest.mark.parametrize("remat", KEPT)
@@ -194,7 +193,7 @@ def test_recomputing_keeps_what_it_says_and_changes_nothing(remat):
     assert kept == sorted([(2, LENGTH, 8), *shapes])
     assert counts == {name: sum(e.primitive.name == name for e in operations) for name in counts}
     value, gradient = without_recomputation()
-    other_value, other_gradient = jit(program)(state)
+    other_value, other_gradient = jax.jit(program)(state)
     np.testing.assert_allclose(other_value, value, rtol=1e-6)
     other = named(other_gradient)
     for path, leaf in named(gradient).items():
@@ -256,7 +255,7 @@ def constant_decoder(embedding, added):
     values["out"]["kernel"] = np.eye(width, dtype=np.float32)
     nnx.replace_by_pure_dict(state, values)
     many = np.random.default_rng(0).integers(0, width, (64, LENGTH), dtype=np.int32)
-    run = jit(functools.partial(forward, graphdef))
+    run = jax.jit(functools.partial(forward, graphdef))
     return [np.asarray(run(state, many, key=key)) for key in (None, jax.random.key(0))]
 
 
@@ -266,7 +265,7 @@ def test_low_precision_is_for_products_only():
     graphdef, state = build(low)
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
 
-    @jit
+    @jax.jit
     def run(state):
         out, pull = jax.vjp(lambda state: forward(graphdef, state, tokens()), state)
         return out, pull(WEIGHTS)[0]
@@ -299,7 +298,7 @@ def test_the_encoding_of_the_model_is_one():
         def loss(state):
             return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023  # traced within this turn
 
-        gradients[sharing] = named(jit(jax.grad(loss))(state))
+        gradients[sharing] = named(jax.jit(jax.grad(loss))(state))
     each = gradients["layer"]["blocks/encoding/cope/table"]
     shared = gradients["model"]["encoding/cope/table"]
     assert each.shape == (LAYERS, 4, 4) and shared.shape == (4, 4)
@@ -321,7 +320,7 @@ def test_initial_parameters(num_layers):
         num_layers=num_layers,
         block=BlockConfig(model_dim=32, num_heads=3, head_dim=16, activation="swiglu"),
     )
-    params = named(jit(lambda: nnx.state(Decoder(choices, rngs=nnx.Rngs(0))))())
+    params = named(jax.jit(lambda: nnx.state(Decoder(choices, rngs=nnx.Rngs(0))))())
     for path, value in params.items():
         if path.endswith(("/bias", "table")):
             assert not value.any(), path
@@ -340,7 +339,7 @@ def test_initial_parameters(num_layers):
 @pytest.mark.parametrize("width", [16, 64])
 def test_logits_start_at_the_scale_of_one(width):
     choices = config("none", {"model_dim": width, "num_heads": 4, "mlp_dim": None}, vocab_size=500)
-    out = jit(lambda: Decoder(choices, rngs=nnx.Rngs(0))(tokens(batch=16)))()
+    out = jax.jit(lambda: Decoder(choices, rngs=nnx.Rngs(0))(tokens(batch=16)))()
     assert 0.8 < np.std(out) < 1.2
 
 
@@ -383,7 +382,7 @@ def test_sampling_all_classes_in_bfloat16_is_the_full_loss(tied):
         "weights": np.ones((2, LENGTH), np.float32),
     }
 
-    @jit
+    @jax.jit
     def run(state, key):
         sampling = nnx.merge(graphdef, state)
         return sampling.metrics(fields, (), key)[0], sampling.metrics(fields)[0]
@@ -444,9 +443,9 @@ def test_forward_mode_and_hessian_vector_products(encoding, x64):
             for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         )
 
-    slope = jit(lambda state: jax.jvp(loss, (state,), (direction,))[1])(state)
-    product = jit(lambda state, v: jax.jvp(jax.grad(loss), (state,), (v,))[1])
-    assert dot(jit(jax.grad(loss))(state), direction) == pytest.approx(float(slope), rel=1e-9)
+    slope = jax.jit(lambda state: jax.jvp(loss, (state,), (direction,))[1])(state)
+    product = jax.jit(lambda state, v: jax.jvp(jax.grad(loss), (state,), (v,))[1])
+    assert dot(jax.jit(jax.grad(loss))(state), direction) == pytest.approx(float(slope), rel=1e-9)
     assert dot(product(state, direction), other) == pytest.approx(
         dot(product(state, other), direction), rel=1e-8
     )

@@ -15,7 +15,6 @@ from tests.models.cases import (
     build,
     config,
     expected,
-    jit,
     named,
     tokens,
 )
@@ -110,7 +109,7 @@ def result(name):
     """(parameters, logits, gradient of the weighted logits) of one case, float64."""
     graphdef, state = build(problem(name)[0])
 
-    @jit
+    @jax.jit
     def run(state):
         def forward(state):
             return nnx.merge(graphdef, state)(

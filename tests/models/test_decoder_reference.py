@@ -14,7 +14,6 @@ from cope_jax.exchange import formats
 from cope_jax.models.decoder import Decoder
 from cope_jax.ops.losses import cross_entropy
 from tests.exchange.exchange_cases import CASES, tensors, tokens, write
-from tests.models.cases import jit
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
 transformers = pytest.importorskip("transformers", reason="transformers is an extra of the tests")
@@ -83,7 +82,7 @@ def ours(dtype, folder):
     graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     nnx.replace_by_pure_dict(state, jax.tree.map(lambda array: np.asarray(array, dtype), params))
 
-    @jit
+    @jax.jit
     def run(state):
         def loss(state):
             logits_BLV = nnx.merge(graphdef, state)(tokens())

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from tests.models.cases import LENGTH, ROUNDING, abstract, build, config, jit, model, tokens
+from tests.models.cases import LENGTH, ROUNDING, abstract, build, config, model, tokens
 from tests.ops.jaxprs import equations
 
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
@@ -35,14 +35,14 @@ PROMPT, LENGTHS = 5, np.array([3, 5], np.int32)
 def programs(choices):
     """(state, forward, prefill, decode), the last three compiled functions of the state."""
     graph, state = build(choices)
-    prefill = jit(
+    prefill = jax.jit(
         lambda state, tokens, lengths=None, capacity=LENGTH: nnx.merge(graph, state).prefill(
             tokens, capacity, lengths_B=lengths
         ),
         static_argnames="capacity",
     )
-    decode = jit(lambda state, tokens, cache: nnx.merge(graph, state).decode(tokens, cache))
-    return state, jit(lambda state, tokens: nnx.merge(graph, state)(tokens)), prefill, decode
+    decode = jax.jit(lambda state, tokens, cache: nnx.merge(graph, state).decode(tokens, cache))
+    return state, jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens)), prefill, decode
 
 
 def equal(actual, expected):
@@ -99,13 +99,13 @@ def test_one_program_serves_every_length():
     graph, state = build(config("cope(npos_max=4)+rope", {"model_dim": 4}))
     traces = []
 
-    @jit
+    @jax.jit
     def decode(state, tokens, cache):
         traces.append(tokens.shape)
         logits, cache = nnx.merge(graph, state).decode(tokens, cache)
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)[:, None], cache
 
-    cache = jit(lambda state: nnx.merge(graph, state).prefill(tokens(length=1), 65)[1])(state)
+    cache = jax.jit(lambda state: nnx.merge(graph, state).prefill(tokens(length=1), 65)[1])(state)
     token = tokens(length=1)
     for _ in range(64):
         token, cache = decode(state, token, cache)

@@ -15,7 +15,6 @@ from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE
 from cope_jax.models.elmo import Elmo, ElmoConfig, ElmoOptions
 from cope_jax.tokenizers.characters import batch_sentences, characters
-from tests.encodings.cases import jit
 from tests.models.noisy import close, noisy, numbers
 from tests.oracle import elmo as oracle
 from tests.oracle.recurrent import cross_entropy
@@ -95,7 +94,7 @@ def test_layers_of_ragged_sentences_are_the_oracles_with_carried_states(residual
     tested = model(np.float64, residual=residual)
     params = numbers(tested)
     rows, lengths = batch_sentences(SENTENCES, SIZE)
-    run = jit(lambda rows, lengths, carry: tested.layers(rows, lengths, carry))
+    run = jax.jit(lambda rows, lengths, carry: tested.layers(rows, lengths, carry))
     carry = tested.initial_carry(BATCH)
     for _ in range(2):  # again, from where the first time ended
         layers, after = run(rows, lengths, carry)
@@ -122,7 +121,7 @@ def test_words_behind_the_end_are_zeros_in_every_layer():
     """Whatever stands there, not only padding words."""
     rows, lengths = batch_sentences(SENTENCES, SIZE)
     other = np.where((np.arange(LENGTH) < lengths[:, None])[..., None], rows, np.int32(98))
-    run = jit(lambda rows: model().layers(rows, lengths))
+    run = jax.jit(lambda rows: model().layers(rows, lengths))
     assert (other != rows).any()
     chex.assert_trees_all_equal(run(other), run(rows))
 
@@ -131,7 +130,7 @@ def test_words_behind_the_end_are_zeros_in_every_layer():
 def test_measures_are_the_oracles(x64):
     tested, fields = model(np.float64), batch(dtype=np.float64)
     params = numbers(tested)
-    metrics, _ = jit(lambda fields: tested.metrics(fields))(fields)
+    metrics, _ = jax.jit(lambda fields: tested.metrics(fields))(fields)
     zeros = [(np.zeros(4), np.zeros(3))] * 2
     losses, wrong, weight = [], [], []
     for direction, prefix in enumerate(("", "backward_")):
@@ -157,7 +156,7 @@ def test_the_gradient_is_pytorchs(x64):
     fields = batch(dtype=np.float64)
     graphdef, state = nnx.split(tested)
     total = lambda state: nnx.merge(graphdef, state).metrics(fields)[0]["loss"][0]  # noqa: E731
-    value, gradient = jit(jax.value_and_grad(total))(state)
+    value, gradient = jax.jit(jax.value_and_grad(total))(state)
     p = {name: torch.tensor(number, requires_grad=True) for name, number in numbers(tested).items()}
     loss = torch.zeros((), dtype=torch.float64)
     for direction, prefix in enumerate(("", "backward_")):
@@ -216,7 +215,7 @@ def test_the_encoders_have_the_published_sizes(size, count):
 
 
 def test_two_batches_with_the_state_are_one_twice_as_long_and_reset_begins_anew():
-    run = jit(lambda fields, carry: model().metrics(fields, carry))
+    run = jax.jit(lambda fields, carry: model().metrics(fields, carry))
     fields = batch(2 * LENGTH) | {"reset": np.zeros(BATCH, np.float32)}
     fresh = model().initial_carry(BATCH)
     halves = [
@@ -236,13 +235,13 @@ def test_two_batches_with_the_state_are_one_twice_as_long_and_reset_begins_anew(
 
 def test_dropout_is_on_what_layers_read_and_on_the_top():
     tested = model(dropout=0.5)
-    loss = jit(lambda key: tested.metrics(batch(), (), key)[0]["loss"][0])
+    loss = jax.jit(lambda key: tested.metrics(batch(), (), key)[0]["loss"][0])
     assert loss(jax.random.key(0)) != loss(jax.random.key(1))
     x, carry = jnp.ones((BATCH, LENGTH, 3)), tested.initial_carry(BATCH)
-    states = jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2))
+    states = jax.jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2))
     for dropped in states:
         assert 0.2 < (np.asarray(dropped) == 0).mean() < 0.8
-    calm = np.asarray(jit(lambda x: tested.directions[0][0](x)[0])(states[0]))
+    calm = np.asarray(jax.jit(lambda x: tested.directions[0][0](x)[0])(states[0]))
     kept = np.asarray(states[1]) != 0
     close(np.asarray(states[1])[kept], 2 * calm[kept], 1e-6)
 
@@ -253,7 +252,7 @@ def test_a_residual_adds_what_the_layer_has_read_with_dropout():
     tested.directions[0][1].outer_NP[...] = jnp.zeros((4, 3))
     x, carry = jnp.ones((BATCH, 40, 3)), tested.initial_carry(BATCH)
     _, below, top = map(
-        np.asarray, jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2))
+        np.asarray, jax.jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2))
     )
     kept = top != 0
     assert 0.15 < kept.mean() < 0.35
@@ -261,10 +260,10 @@ def test_a_residual_adds_what_the_layer_has_read_with_dropout():
 
 
 def test_all_words_sampled_are_the_full_softmax():
-    sampled = jit(lambda key: model(num_sampled=VOCAB).metrics(batch(), (), key)[0])(
+    sampled = jax.jit(lambda key: model(num_sampled=VOCAB).metrics(batch(), (), key)[0])(
         jax.random.key(0)
     )
-    expected = jit(lambda: model().metrics(batch())[0])()
+    expected = jax.jit(lambda: model().metrics(batch())[0])()
     close(sampled["loss"], expected["loss"], 1e-5)
     assert "token_error" not in sampled
     assert model(num_sampled=3).config.stochastic and not CONFIG.stochastic

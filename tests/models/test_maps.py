@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.cases import LENGTH, ROUNDING, build, config, jit, named, tokens
+from tests.models.cases import LENGTH, ROUNDING, build, config, named, tokens
 from tests.oracle.decoder import feed_forward, linear, normalise
 
 LAYERS, HEADS, NPOS_MAX = 3, 4, 4
@@ -24,7 +24,7 @@ def result(encoding, num_layers, norm_position="pre"):
     )
     graphdef, state = build(choices)
 
-    @jit
+    @jax.jit
     def run(state):
         decoder = nnx.merge(graphdef, state)
         return decoder(tokens()), decoder.maps(tokens())
@@ -111,7 +111,7 @@ def test_attention_is_what_the_layer_used(norm_position):
 def test_positions_reach_the_maps():
     graphdef, state = build(config("rope", num_layers=1))
 
-    @jit
+    @jax.jit
     def run(state, indices):
         return nnx.merge(graphdef, state).maps(tokens(), positions_BL=indices)["attention"]
 

@@ -16,7 +16,6 @@ from cope_jax.errors import ConfigError
 from cope_jax.generation.rnn_generate import generate
 from cope_jax.layout import WHOLE
 from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig, RNNLMOptions
-from tests.encodings.cases import jit
 from tests.models.noisy import close, noisy, numbers
 from tests.oracle import recurrent as oracle
 
@@ -52,7 +51,7 @@ def model(name, dtype=np.float32):
 @functools.cache
 def metrics(name):
     graphdef, _ = nnx.split(model(name))
-    return jit(lambda state, batch, carry: nnx.merge(graphdef, state).metrics(batch, carry))
+    return jax.jit(lambda state, batch, carry: nnx.merge(graphdef, state).metrics(batch, carry))
 
 
 def run(name, batch, carry=None, dtype=np.float32):
@@ -116,7 +115,7 @@ def test_measures_are_the_oracles(name, x64):
 @pytest.mark.parametrize("name", ["lstm", "both"])
 def test_a_call_gives_the_logits_of_the_forward_model(name, x64):
     config, tested, tokens = CONFIGS[name], model(name, np.float64), stream()["inputs"]
-    logits = jit(lambda tokens: tested(tokens)[0])(tokens)
+    logits = jax.jit(lambda tokens: tested(tokens)[0])(tokens)
     close(logits, by_oracle(config, numbers(tested), tokens, np.full(BATCH, LENGTH), 0)[1], 1e-12)
 
 
@@ -124,7 +123,7 @@ def test_a_call_gives_the_logits_of_the_forward_model(name, x64):
 def test_states_of_ragged_rows_are_the_oracles(name, x64):
     """The narrower embedding is filled up with zeros, and what is behind the end is 0."""
     config, tested, tokens = CONFIGS[name], model(name, np.float64), stream()["inputs"]
-    states = np.asarray(jit(lambda tokens: tested.states(tokens, lengths_B=LENGTHS))(tokens))
+    states = np.asarray(jax.jit(lambda tokens: tested.states(tokens, lengths_B=LENGTHS))(tokens))
     runs = [
         by_oracle(config, numbers(tested), tokens, LENGTHS, d)[0]
         for d in range(2 if config.bidirectional else 1)
@@ -167,11 +166,11 @@ def test_it_is_pytorchs(name, x64):
 
     graphdef, state = nnx.split(tested)
     weights = batch | {"weights": batch["weights"].astype(np.float64)}
-    value, gradient = jit(
+    value, gradient = jax.jit(
         jax.value_and_grad(lambda state: nnx.merge(graphdef, state).metrics(weights)[0]["loss"][0])
     )(state)
     close(value, loss.detach(), 1e-12)
-    ours = jit(lambda: tested.states(batch["inputs"]))()
+    ours = jax.jit(lambda: tested.states(batch["inputs"]))()
     for layer, expected in enumerate(states):
         close(ours[layer, :, :, : expected.shape[-1]], expected.detach(), 1e-12)
     for key, value in numbers(gradient).items():
@@ -210,7 +209,7 @@ def test_reset_clears_the_state_of_its_rows():
 def test_no_gradient_goes_through_the_state():
     graphdef, state = nnx.split(model("lstm"))
 
-    @jit
+    @jax.jit
     def gradient(carry):
         def loss(carry):
             measured, last = nnx.merge(graphdef, state).metrics(stream(), carry)
@@ -226,7 +225,7 @@ def test_no_gradient_goes_through_the_state():
 def test_a_word_that_is_none_is_loud(wrong):
     tokens = stream()["inputs"].copy()
     tokens[0, 2] = wrong
-    logits = np.asarray(jit(lambda tokens: model("lstm")(tokens)[0])(tokens))
+    logits = np.asarray(jax.jit(lambda tokens: model("lstm")(tokens)[0])(tokens))
     assert np.isnan(logits[0, 2:]).all()
     assert np.isfinite(logits[0, :2]).all() and np.isfinite(logits[1:]).all()
 
@@ -242,7 +241,7 @@ def test_dropout_is_on_the_embedding_between_layers_and_on_the_top(direction):
     tested, tokens = dropping(), stream(length=20)["inputs"]
     carry = tested.initial_carry(BATCH)[direction]
 
-    @jit
+    @jax.jit
     def run(key):
         states, _ = tested._read(direction, tested._embed(tokens), carry, key=key)
         layers = zip(tested.directions[direction], states[:-1], strict=True)
@@ -260,14 +259,14 @@ def test_dropout_is_on_the_embedding_between_layers_and_on_the_top(direction):
 
 def test_training_drops_and_samples():
     tested = dropping()
-    loss = jit(lambda key: tested.metrics(stream(), (), key)[0]["loss"][0])
+    loss = jax.jit(lambda key: tested.metrics(stream(), (), key)[0]["loss"][0])
     plain = run("both", stream())[0]
     first, second = loss(jax.random.key(0)), loss(jax.random.key(1))
     assert first != second != plain["loss"][0]
     sampled = noisy(
         lambda: RNNLM(dataclasses.replace(CONFIGS["both"], num_sampled=VOCAB), rngs=nnx.Rngs(0))
     )
-    metrics = jit(lambda key: sampled.metrics(stream(), (), key)[0])(jax.random.key(0))
+    metrics = jax.jit(lambda key: sampled.metrics(stream(), (), key)[0])(jax.random.key(0))
     close(metrics["loss"], plain["loss"], 1e-6)
     assert "token_error" not in metrics
     assert tested.config.stochastic and sampled.config.stochastic and not CONFIGS["both"].stochastic
@@ -286,7 +285,7 @@ def test_it_learns_a_text_with_a_memory():
     )
     optimizer = optax.adam(0.05)
 
-    @jit
+    @jax.jit
     def train(state):
         def step(loop, _):
             state, moments = loop
@@ -307,7 +306,7 @@ def test_it_learns_a_text_with_a_memory():
 def test_generation_takes_the_most_probable_words_one_after_the_other():
     tested, prompts = model("lstm"), [[1, 2, 3], [4]]
     generated = generate(tested, prompts, 4, key=jax.random.key(0), temperature=0)
-    logits = jit(lambda tokens: tested(tokens)[0])
+    logits = jax.jit(lambda tokens: tested(tokens)[0])
     for row, prompt in zip(generated, prompts, strict=True):
         text = np.array([prompt + row.tolist()])
         best = np.asarray(logits(text)).argmax(-1)[0]

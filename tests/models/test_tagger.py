@@ -12,7 +12,6 @@ from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE
 from cope_jax.models.tagger import Tagger, TaggerConfig, TaggerOptions
 from cope_jax.tokenizers.characters import characters
-from tests.encodings.cases import jit
 from tests.models.noisy import close, noisy, numbers
 from tests.oracle import elmo, recurrent
 
@@ -61,7 +60,7 @@ def model(name, dtype=np.float32):
 @functools.cache
 def metrics(name):
     graphdef, _ = nnx.split(model(name))
-    return jit(
+    return jax.jit(
         lambda state, fields: (
             nnx.merge(graphdef, state)(fields),
             nnx.merge(graphdef, state).metrics(fields)[0],
@@ -203,7 +202,7 @@ def test_dropout_is_on_the_input_between_the_layers_and_on_the_top(dropped, monk
 
 def test_dropout_is_drawn_in_training():
     tested = noisy(lambda: Tagger(DROPPED, rngs=nnx.Rngs(0)))
-    loss = jit(lambda key: tested.metrics(batch(), (), key)[0]["tag_loss"][0])
+    loss = jax.jit(lambda key: tested.metrics(batch(), (), key)[0]["tag_loss"][0])
     assert loss(jax.random.key(0)) != loss(jax.random.key(1))
     assert DROPPED.stochastic and not CONFIGS["all"].stochastic
 
@@ -257,7 +256,7 @@ def test_wrong_options(options, message):
 
 def test_vectors_of_words_start_with_a_deviation_of_a_tenth():
     config = TaggerConfig(num_tags=2, vocab_size=200, word_dim=40, recurrent=(2,))
-    table = jit(lambda: Tagger(config, rngs=nnx.Rngs(0)).embedding_VD[...])()
+    table = jax.jit(lambda: Tagger(config, rngs=nnx.Rngs(0)).embedding_VD[...])()
     assert abs(table.std() / 0.1 - 1) < 0.05
 
 

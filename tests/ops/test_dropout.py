@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cope_jax.ops.dropout import Dropout, dropout
-from tests.encodings.cases import jit
 
 ONES = jnp.ones((4, 50, 100))
 
@@ -68,7 +67,7 @@ def drawn(seed=0, rate=0.5, batch=2, heads=3, q=range(40), k=range(50)):
     """scale_BHLM of all pairs of places."""
     drop = Dropout.create(jax.random.key(seed), rate, batch, heads)
     places = (np.asarray(places, np.int32) for places in (q, k))
-    return np.asarray(jit(lambda drop, q, k: drop(q, k, jnp.float32))(drop, *places))
+    return np.asarray(jax.jit(lambda drop, q, k: drop(q, k, jnp.float32))(drop, *places))
 
 
 def test_no_key_or_nothing_to_drop_is_no_dropout():

@@ -7,7 +7,6 @@ import pytest
 
 from cope_jax.ops import gather
 from cope_jax.ops.gather import lookup, take_rows, take_tokens, take_windows
-from tests.encodings.cases import jit
 
 SIZE = 5
 
@@ -39,7 +38,7 @@ def value_and_pull(z, at, dy):
 @pytest.mark.parametrize("lead, places", [((), 7), ((3,), 7), ((2, 1, 3), 9), ((2,), 0), ((0,), 4)])
 def test_values_and_gradient(lead, places):
     z, at, dy = problem(lead, places)
-    y, dz = jit(value_and_pull)(z, at, dy)
+    y, dz = jax.jit(value_and_pull)(z, at, dy)
     np.testing.assert_array_equal(y, np.take_along_axis(z, at, -1))
     np.testing.assert_allclose(dz, added(at, dy), rtol=0, atol=1e-14)
 
@@ -65,7 +64,7 @@ def test_forward_mode():
 @pytest.mark.parametrize("wrap", [jax.vmap, lambda f: jax.vmap(jax.vmap(f))], ids=["1", "2"])
 def test_vmap_changes_nothing(wrap):
     z, at, dy = problem((2, 3), 7)
-    y, dz = jit(wrap(value_and_pull))(z, at, dy)
+    y, dz = jax.jit(wrap(value_and_pull))(z, at, dy)
     np.testing.assert_array_equal(y, np.take_along_axis(z, at, -1))
     np.testing.assert_allclose(dz, added(at, dy), rtol=0, atol=1e-14)
 
@@ -83,16 +82,16 @@ X = np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
 def test_right_numbers_are_rows_to_the_last_bit():
     numbers = np.array([[2, 0], [1, 1]], np.int32)
     places = np.array([[2, 0, 0, 1], [1, 1, 2, 0]], np.int32)
-    np.testing.assert_array_equal(jit(lookup)(TABLE, numbers), TABLE[numbers])
+    np.testing.assert_array_equal(jax.jit(lookup)(TABLE, numbers), TABLE[numbers])
     np.testing.assert_array_equal(
-        jit(take_tokens)(X, places), np.stack([X[b][places[b]] for b in range(2)])
+        jax.jit(take_tokens)(X, places), np.stack([X[b][places[b]] for b in range(2)])
     )
 
 
 @pytest.mark.parametrize("wrong", [-1, -3, -4, 3, 100])
 def test_wrong_numbers_are_loud_and_alone(wrong):
     numbers = np.array([[0, wrong], [wrong, 2]], np.int32)
-    for rows in (jit(lookup)(TABLE, numbers), jit(take_tokens)(X, numbers)):
+    for rows in (jax.jit(lookup)(TABLE, numbers), jax.jit(take_tokens)(X, numbers)):
         np.testing.assert_array_equal(np.isnan(rows).all(axis=-1), numbers == wrong)
         np.testing.assert_array_equal(np.isnan(rows).any(axis=-1), numbers == wrong)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cope_jax.ops.interpolate import _look_up, _sum_over_row, interpolate
-from tests.encodings.cases import jit
 from tests.oracle.differences import gradients as differences
 
 LEAD, SIZE, PLACES = (2, 3), 5, 9
@@ -38,7 +37,7 @@ def value_and_pull(z, p, dy):
     return y, *pull(dy)
 
 
-compiled = jit(value_and_pull)
+compiled = jax.jit(value_and_pull)
 
 
 def equal(actual, expected, atol=1e-14):
@@ -71,7 +70,7 @@ def test_the_slope_is_what_forward_mode_has():
     """Between the integers and at them, where it is 0; to the last bit what the gradient has."""
     z, p, _ = problem()
     p[..., ::3] = np.round(p[..., ::3])
-    slope = jit(lambda p: jax.jvp(lambda p: interpolate(z, p), (p,), (jnp.ones_like(p),))[1])(p)
+    slope = jax.jit(lambda p: jax.jvp(lambda p: interpolate(z, p), (p,), (jnp.ones_like(p),))[1])(p)
     np.testing.assert_array_equal(slope, compiled(z, p, np.ones(p.shape))[2])
     for at in np.ndindex(p.shape):
         row, position = z[at[:-1]], p[at]
@@ -102,7 +101,7 @@ def test_autodiff_of_the_formula_agrees():
 
     z, p, dy = problem(1)
     p[..., :3] = np.round(p[..., :3])
-    expected = jit(lambda z, p, dy: jax.vjp(listing, z, p)[1](dy))(z, p, dy)
+    expected = jax.jit(lambda z, p, dy: jax.vjp(listing, z, p)[1](dy))(z, p, dy)
     for gradient, other in zip(compiled(z, p, dy)[1:], expected, strict=True):
         equal(gradient, other)
 
@@ -113,7 +112,7 @@ def test_autodiff_of_the_formula_agrees():
 def test_vmap_and_jit_change_nothing(wrap):
     arrays = [jnp.asarray(a) for a in problem()]
     wrapped = wrap(value_and_pull)
-    results = wrapped(*arrays) if wrapped is value_and_pull else jit(wrapped)(*arrays)
+    results = wrapped(*arrays) if wrapped is value_and_pull else jax.jit(wrapped)(*arrays)
     for result, whole in zip(results, compiled(*arrays), strict=True):
         equal(result, whole)
 
@@ -123,7 +122,7 @@ def test_one_row_of_values_for_many_places():
     z, p, dy = problem()
     z, p, dy = z[0, 0], p[:, 0], dy[:, 0]
 
-    @jit
+    @jax.jit
     def run(z, p, dy):
         y, pull = jax.vjp(lambda z: jax.vmap(interpolate, in_axes=(None, 0))(z, p), z)
         return y, pull(dy)[0]
@@ -161,10 +160,10 @@ TOLERANCES = {np.float32: 1e-6, np.float64: 1e-14}
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: dtype.__name__)
 def test_sums_over_rows_are_what_is_looked_up(dtype):
     z, p, _ = everywhere(dtype)
-    for summed, expected in zip(jit(_sum_over_row)(z, p), jit(_look_up)(z, p), strict=True):
+    for summed, expected in zip(jax.jit(_sum_over_row)(z, p), jax.jit(_look_up)(z, p), strict=True):
         assert summed.dtype == expected.dtype == dtype
         equal(summed, expected, atol=TOLERANCES[dtype])
-    slope = jit(_sum_over_row)(z, p)[1]
+    slope = jax.jit(_sum_over_row)(z, p)[1]
     whole = p == np.round(p)
     assert (slope[whole] == 0).all() and (slope[~whole] != 0).all()
 
@@ -184,9 +183,9 @@ def on_tpu(monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
     arrays = everywhere(dtype)
-    expected = jit(lambda *arrays: value_and_pull(*arrays))(*arrays)
+    expected = jax.jit(lambda *arrays: value_and_pull(*arrays))(*arrays)
     request.getfixturevalue("on_tpu")
-    program = jit(lambda *arrays: value_and_pull(*arrays))
+    program = jax.jit(lambda *arrays: value_and_pull(*arrays))
     text = str(jax.make_jaxpr(value_and_pull)(*arrays))
     assert "gather" not in text and "scatter" not in text
     for actual, exact in zip(program(*arrays), expected, strict=True):
@@ -196,7 +195,7 @@ def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
 
 @pytest.mark.newest
 def test_a_tpu_reads_a_table_of_one_entry(on_tpu):
-    y, dz, dp = jit(lambda *arrays: value_and_pull(*arrays))(
+    y, dz, dp = jax.jit(lambda *arrays: value_and_pull(*arrays))(
         np.array([[2.5]]), np.zeros((1, 3)), np.ones((1, 3))
     )
     assert (y.tolist(), dz.tolist(), dp.tolist()) == ([[2.5] * 3], [[3.0]], [[0.0] * 3])
@@ -210,7 +209,7 @@ def test_second_derivatives_are_those_of_the_formula():
         return jax.grad(lambda z, p: jnp.sum(dy * interpolate(z, p) ** 2), argnums=(0, 1))(z, p)
 
     tangents = tuple(np.random.default_rng(2).normal(size=a.shape) for a in (z, p))
-    exact = jit(lambda z, p: jax.jvp(gradient, (z, p), tangents)[1])(z, p)
+    exact = jax.jit(lambda z, p: jax.jvp(gradient, (z, p), tangents)[1])(z, p)
     step = 1e-6
     more, less = (
         gradient(*(a + sign * step * t for a, t in zip((z, p), tangents, strict=True)))

@@ -10,7 +10,6 @@ import pytest
 
 from cope_jax.ops import linear_recurrence as module
 from cope_jax.ops.linear_recurrence import linear_recurrence
-from tests.encodings.cases import jit
 from tests.ops.jaxprs import equations
 from tests.oracle.differences import slopes
 from tests.oracle.mixers import recurrence
@@ -62,7 +61,7 @@ def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
         out, _ = ours(given, SEGMENTS)
         return (out * weights).sum(), out
 
-    (_, out), gradients = jit(jax.value_and_grad(loss, has_aux=True))(given)
+    (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(given)
     for example in range(BATCH):
         np.testing.assert_allclose(out[example], exact(given, example), rtol=0, atol=1e-12)
     if size != 4:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cope_jax.ops.losses import cross_entropy, expected_count, sample_classes, sampled_cross_entropy
-from tests.encodings.cases import jit
 
 VOCAB, WIDTH = 12, 4
 RNG = np.random.default_rng(0)
@@ -26,7 +25,7 @@ def full(x, table, bias):
 def test_all_classes_drawn_are_the_full_softmax(num_sampled, x64):
     """In value and gradient: the correction is then 0, and what is drawn twice counts once."""
 
-    @jit
+    @jax.jit
     def run(*arguments):
         def sampled(*arguments):
             return sampled_cross_entropy(*arguments, TARGETS, jax.random.key(0), num_sampled).sum()
@@ -45,7 +44,7 @@ def test_all_classes_drawn_are_the_full_softmax(num_sampled, x64):
 
 
 def test_a_loss_is_the_formula_of_what_is_drawn(x64):
-    @jit
+    @jax.jit
     def run(key):
         drawn, arrival = sample_classes(key, 5, VOCAB)
         counts = expected_count(jnp.arange(VOCAB, dtype=jnp.int32), arrival, VOCAB)
@@ -69,7 +68,7 @@ def test_a_loss_is_the_formula_of_what_is_drawn(x64):
 @functools.cache
 def many(num_sampled, draws=20000):
     keys = jax.random.split(jax.random.key(1), draws)
-    return jit(jax.vmap(lambda key: sample_classes(key, num_sampled, VOCAB)))(keys)
+    return jax.jit(jax.vmap(lambda key: sample_classes(key, num_sampled, VOCAB)))(keys)
 
 
 def test_draws_differ_within_and_the_first_follows_zipfs_law():
@@ -101,7 +100,7 @@ def test_the_corrected_sum_has_the_mean_of_the_full_one(num_sampled):
 def test_a_target_outside_of_the_vocabulary_is_loud(wrong):
     """As in the full cross entropy; and the others keep their losses."""
     arguments = [jnp.asarray(value, jnp.float32) for value in ARGUMENTS]
-    run = jit(lambda targets: sampled_cross_entropy(*arguments, targets, jax.random.key(0), 5))
+    run = jax.jit(lambda targets: sampled_cross_entropy(*arguments, targets, jax.random.key(0), 5))
     targets = TARGETS.copy()
     targets[0, 1] = wrong
     broken, right = np.asarray(run(targets)), np.asarray(run(TARGETS))
@@ -115,7 +114,7 @@ def test_bfloat16_is_read_and_summed_in_float32():
     x, table = (jnp.asarray(value, jnp.bfloat16) for value in (X, TABLE))
     bias = BIAS.astype(np.float32)
 
-    @jit
+    @jax.jit
     def run(x, table):
         return sampled_cross_entropy(
             x, table, jnp.asarray(bias), jnp.asarray(TARGETS), jax.random.key(0), 5
@@ -129,7 +128,7 @@ def test_bfloat16_is_read_and_summed_in_float32():
 
 
 def test_the_only_class_drawn_may_be_the_target():
-    @jit
+    @jax.jit
     @jax.vmap
     def run(key):
         def loss(bias):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cope_jax.ops.sums import prefix_sum, suffix_sum, sum_of_turns
-from tests.encodings.cases import jit
 from tests.ops.jaxprs import equations
 
 
@@ -19,7 +18,7 @@ def value_and_pull(x, dy):
     return y, pull(dy)[0]
 
 
-compiled = jit(value_and_pull)
+compiled = jax.jit(value_and_pull)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 33, 127, 128, 129, 160, 200, 1025])
@@ -35,18 +34,18 @@ def test_whole_numbers_are_summed_exactly(length, rng, x64):
 @pytest.mark.parametrize("length", [0, 1, 33, 128, 160, 1025])
 def test_sums_from_the_start(length, rng, x64):
     x = rng.integers(-1000, 1000, (2, 3, length)).astype(np.float64)
-    np.testing.assert_array_equal(jit(prefix_sum)(x), np.cumsum(x, axis=-1))
+    np.testing.assert_array_equal(jax.jit(prefix_sum)(x), np.cumsum(x, axis=-1))
 
 
 @pytest.mark.parametrize("block", [7, 256])
 def test_the_block_changes_nothing(block, rng, x64):
     x = rng.integers(-1000, 1000, (300,)).astype(np.float64)
-    np.testing.assert_array_equal(jit(lambda x: suffix_sum(x, block))(x), reverse_cumsum(x))
+    np.testing.assert_array_equal(jax.jit(lambda x: suffix_sum(x, block))(x), reverse_cumsum(x))
 
 
 def test_long_sums_of_gates_keep_their_last_bits():
     """4096 gates near 1 in float32: a product in bfloat16 would read another row of the table."""
-    rng, sums = np.random.default_rng(0), jit(suffix_sum)
+    rng, sums = np.random.default_rng(0), jax.jit(suffix_sum)
     gates = rng.integers(900, 1025, (3, 4096)) / 1024  # exact in float32, as are all of their sums
     np.testing.assert_array_equal(sums(gates.astype(np.float32)), reverse_cumsum(gates))
     gates = rng.uniform(0.9, 1, (3, 4096)).astype(np.float32)
@@ -98,7 +97,7 @@ def test_sums_of_angles_start_again_with_a_segment(cuts, rng, x64):
     turns = rng.normal(size=(2, 9, 3))
     starts = np.array([[0, 0, 1, 0, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0]], bool)
     before, sums, first = None, [], 0
-    run = jit(sum_of_turns)
+    run = jax.jit(sum_of_turns)
     for size in cuts:
         here = slice(first, first + size)
         sums.append(run(turns[:, here], starts[:, here], before))
@@ -110,7 +109,7 @@ def test_sums_of_angles_start_again_with_a_segment(cuts, rng, x64):
             exact[b, t] = last + turns[b, t]
     difference = np.concatenate(sums, axis=1) - exact
     np.testing.assert_allclose(difference, np.round(difference), rtol=0, atol=1e-12)
-    gradient = jit(jax.grad(lambda turns: sum_of_turns(turns, jnp.asarray(starts))[:, 8].sum()))(
-        turns
-    )
+    gradient = jax.jit(
+        jax.grad(lambda turns: sum_of_turns(turns, jnp.asarray(starts))[:, 8].sum())
+    )(turns)
     assert gradient[0, :, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] and np.all(gradient[1] == 1)

@@ -17,7 +17,7 @@ from cope_jax.runs.load import load
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.from_config import create_learner
 from tests.exchange.exchange_cases import CASES, tensors, tokens, write
-from tests.models.cases import build, config, jit
+from tests.models.cases import build, config
 
 pytestmark = pytest.mark.xdist_group("starting")
 
@@ -44,7 +44,7 @@ def learner(folder, encoding, **changes):
 def logits(model_config, params):
     graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(model_config, rngs=nnx.Rngs(0))))
     nnx.replace_by_pure_dict(state, params)
-    return np.asarray(jit(lambda state: nnx.merge(graphdef, state)(tokens()))(state))
+    return np.asarray(jax.jit(lambda state: nnx.merge(graphdef, state)(tokens()))(state))
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,14 @@ def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(
         f"encoding: {encoding} there, {encoding}+cope(npos_max=4) here\n"
     )
     assert not printed.err
-    params = jit(lambda start: here.init(0, start).params)(start)
+    params = jax.jit(lambda start: here.init(0, start).params)(start)
     before, after = logits(*formats.load(folder)), logits(here.model, params)
     # The sum of no more than zeros is added to each logit of attention.
     np.testing.assert_allclose(after, before, rtol=0, atol=2e-6 * np.abs(before).max())
     batch = task.sample(np.random.default_rng(0), 2, "train")
-    gradient = jit(jax.grad(lambda params: here.loss(params, batch, jax.random.key(0))[0]))(params)
+    gradient = jax.jit(jax.grad(lambda params: here.loss(params, batch, jax.random.key(0))[0]))(
+        params
+    )
     tables = [leaf for path, leaf in leaves(gradient) if "cope" in path]
     assert [np.asarray(table).shape for table in tables] == [
         (2, 4, here.model.block.attention_shape(None).head_dim)

@@ -18,13 +18,6 @@ PROBLEM = Problem(length=16, npos_max=4, batch=1, heads=2, head_dim=8, dtype="fl
 TORCH, OURS = contenders.OF_TORCH, contenders.OURS
 
 
-@pytest.fixture(autouse=True, scope="module")
-def fast_compile():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def computed(name, devices=1):
     """out, dq, dk, dv and the gradients of parameters, by a contender, which must agree with its
     own forward.

@@ -18,13 +18,6 @@ from tools.compile_check.trip_counts import LOOPS, count_turns, turns_of, walk
 LENGTH = 512
 
 
-@pytest.fixture(autouse=True, scope="module")
-def fast_compile():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def decoder(encoding="rope", **options):
     names = {"attention", "attention_blocks"} & options.keys()
     block = BlockConfig(model_dim=32, num_heads=2, **{name: options.pop(name) for name in names})

@@ -16,13 +16,6 @@ PEAK = 1e9
 LENGTH = 6  # of training; others are tested too, up to 8
 
 
-@pytest.fixture(autouse=True, scope="module")
-def fast_compile():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def config(**job):
     options = {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2}
     return ExperimentConfig.from_mapping(
