@@ -101,7 +101,8 @@ def named(name: str) -> ConfigDict:
             raise extra
         return _of_run(Path(path))
     try:
-        if b"get_config" not in Path(path).read_bytes():  # do not run what is no config
+        # Do not run what is no config.
+        if not re.search(rb"get_config|import \*", Path(path).read_bytes()):
             raise _not_a_config(path, "it has no such function")
         file = runpy.run_path(path)
         if argument and variant not in (variants := file.get("VARIANTS", argument)):

@@ -181,7 +181,7 @@ def test_config_and_workdir_must_be_given(command, start, tmp_path):
     [
         (None, "No such file or directory"),
         ("def get_config(:\n", "invalid syntax"),
-        ("import cope_jaxx\n", "No module named 'cope_jaxx'"),
+        ("from cope_jaxx import *\n", "No module named 'cope_jaxx'"),
         ("x = 1\n", "get_config"),
         ("def get_config():\n    return 3\n", "ConfigDict"),
         (
