@@ -125,7 +125,7 @@ def load_kernel(text: str) -> str:
 
 @functools.cache
 def _load_kernel(text: str) -> tuple[str, str | None]:
-    digest = _digest(_sources(), text.encode())[:24]
+    digest = _digest(_sources(), text.encode(), repr(KERNEL_FLAGS).encode())[:24]
     try:
         kernel = ctypes.CDLL(str(_compiled(text)))
         library = ctypes.CDLL(str(_compiled()))

@@ -200,6 +200,17 @@ INLINE I inside(I index, int n) {
   return index >= n ? all(n - 1) : index;
 }
 INLINE int32_t inside(int32_t index, int n) { return std::max(0, std::min(index, n - 1)); }
+// Whether each place is in [0, W).
+INLINE bool in_a_vector(I places) {
+#if defined(__AVX512F__)
+  return _mm512_cmplt_epu32_mask((__m512i)places, _mm512_set1_epi32(W)) == 0xffff;
+#else
+  const I outside = (places < 0) | (places >= W);
+  int32_t any = 0;
+  for (int i = 0; i < W; i++) any |= outside[i];
+  return !any;
+#endif
+}
 EACH V take(const float* z, int n, I index) {
 #if !defined(__clang__)  // tables in registers
   if (n == W) return permute(load(z), index);
@@ -210,6 +221,8 @@ EACH V take(const float* z, int n, I index) {
   }
 #endif
   index = inside(index, n);
+  const int base = std::min(index[0], index[W - 1]);  // positions of neighbours are near each other
+  if (base + W <= n && in_a_vector(index - base)) return permute(load(z + base), index - base);
 #if defined(__AVX512F__)
   return (V)_mm512_i32gather_ps((__m512i)index, z, 4);
 #else
@@ -242,10 +255,7 @@ INLINE void add_hats(float* z, int n, V p, V x) {
   alignas(4 * W) int32_t places[W];
   const I place = cell - base;
   store(high, above), store(low, x - above), store(places, place);
-  const I outside = (place < 0) | (place >= W);
-  int32_t any = 0;
-  for (int i = 0; i < W; i++) any |= outside[i];
-  if (any || n <= W) {
+  if (n <= W || !in_a_vector(place)) {
     for (int i = 0; i < W; i++) z[base + places[i]] += low[i], z[std::min(base + places[i] + 1, n - 1)] += high[i];
     return;
   }
@@ -268,18 +278,24 @@ inline void transpose(const float* x, long distance, int rows, int columns, floa
       for (int r = first; r < std::min(rows, first + 16); r++) y[c * to_distance + r] = x[r * distance + c];
 }
 
-// C = A·B, plus C if `ADD`; what is left of the columns after whole vectors is computed one by one.
+// C = A·B, plus C if `ADD`. Columns that are left after whole vectors become one vector, filled up with zeros.
 template <int columns, bool ADD>
 void product(int rows, int summed, Matrix a, const float* b, long b_row, float* c) {
-  constexpr int vectors = columns / W * W;
+  constexpr int vectors = columns / W * W, left = columns - vectors, MOST = 64;
   if (vectors) product<ADD>(rows, vectors, summed, a, b, b_row, c, columns);
-  for (int m = 0; m < rows && vectors < columns; m++) {
-    float* to = c + (long)m * columns;
-    if (!ADD) std::fill(to + vectors, to + columns, 0.f);
-    for (int k = 0; k < summed; k++) {
-      const float factor = a.p[m * a.row + k * a.column];
-      for (int j = vectors; j < columns; j++) to[j] += factor * b[k * b_row + j];
+  for (int m = 0; m < rows && left; m += MOST) {
+    alignas(64) float sums[MOST * W] = {}, filled[MOST * W] = {};
+    const int height = std::min(MOST, rows - m);
+    for (int k = 0; k < summed; k += MOST) {
+      const int depth = std::min(MOST, summed - k);
+      for (int i = 0; i < depth; i++) std::copy_n(b + (k + i) * b_row + vectors, left, filled + i * W);
+      product<true>(height, W, depth, {a.p + m * a.row + k * a.column, a.row, a.column}, filled, W, sums, W);
     }
+    for (int i = 0; i < height; i++)
+      for (int j = 0; j < left; j++) {
+        float& to = c[(long)(m + i) * columns + vectors + j];
+        to = (ADD ? to : 0) + sums[i * W + j];
+      }
   }
 }
 
