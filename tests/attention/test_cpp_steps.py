@@ -86,7 +86,7 @@ UNARY = {
     "log": lambda x: jnp.log(jnp.abs(x)),
     "log of nothing": lambda x: jnp.log(jnp.maximum(x, 0.0)),
     "log1p": lambda x: jnp.log1p(jnp.abs(x) ** 9),
-    "log1p of little": lambda x: jnp.log1p(x * 1e-5),
+    "log1p of little": lambda x: jnp.log1p(x * 1e-5) * 1e5,
     "logistic": lambda x: jax.nn.sigmoid(8 * x),
     "tanh": jnp.tanh,
     "tanh of little": lambda x: jnp.tanh(x / 20),

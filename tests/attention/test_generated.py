@@ -175,6 +175,7 @@ def test_attend_takes_it_for_what_no_kernel_by_hand_can_run_and_says_why_not():
     assert "a bias is given" in reason(bias=np.ones((1, 1, 70, 70), np.float32))
     assert "a type is float16" in reason(dtype=jnp.float16)
     assert "all keys in one block" in reason("cope_two_sided")
+    assert "by a long table" in reason("relative(max_distance=500)")
     encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
 

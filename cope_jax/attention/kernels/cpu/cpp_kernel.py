@@ -22,6 +22,7 @@ from cope_jax.attention.kernels.tile.tile_values import NotATile
 STEPS = {"masked": (True, False, 1), "plain": (False, False, 1), "saturated": (False, True, 1)}
 MOST = 96  # arguments, as in driver.h
 ANSWER = MOST - 1  # the output of a step that asks
+MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +129,7 @@ class CppKernel:
         given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
         arguments = [*programs.constants, *given]
         graph = Graph(programs.program)
+        self._check_products(graph, arguments)
         schedule = Schedule(graph, results(graph, arguments))
         sources = {n: self._source(x) for n, x in enumerate(arguments)}
         turned = {
@@ -144,6 +146,28 @@ class CppKernel:
         }
         self.memory = max(self.memory, step.memory)
         return step.text
+
+    def _check_products(self, graph: Graph, arguments: Sequence[Argument]) -> None:
+        """Refuses programs that would take longer than XLA, which computes once what does not depend on
+        the keys.
+        """
+        changing = {
+            node
+            for node, x in zip(graph.inputs, arguments, strict=True)
+            if x.side == "key" or any(x is leaf for leaf in self.loop)
+        }
+        repeated = 0
+        for node in graph.nodes:
+            if any(a in changing for a in node.args):
+                changing.add(node)
+            elif node.op == "dot":
+                repeated += node.size[0] * node.size[1] * node.args[0].size[node.params["x"]]
+        stream = self.kernel.plan.stream
+        widths = stream.keys.k.shape[-1] + stream.keys.v.shape[-1]
+        if repeated > MOST_REPEATED * stream.sizes.queries * stream.sizes.near * widths:
+            raise NotATile(
+                "for each block of keys, its score multiplies the queries by a long table"
+            )
 
     def _source(self, x: Argument) -> str:
         """The address at which a step reads an argument; what passes from block to block lies in the output."""
