@@ -6,18 +6,11 @@ serves every CPU and every width.
 
 import re
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
+from cope_jax.attention.kernels.cpu.cpp_formulas import area, c_type, formula, literal
 from cope_jax.attention.kernels.cpu.cpp_schedule import OVER_ROWS, TILE, WHOLE, Group, Schedule
 from cope_jax.attention.kernels.tile.tile_graph import COLLECTING, Node
-from cope_jax.attention.kernels.tile.tile_values import NotATile
 
-OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|"}
-FUNCTIONS = frozenset(
-    "abs cos eq erf exp floor ge gt is_finite le log log1p logistic lt max min ne rsqrt sign sin sqrt tanh".split()
-)
 START = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
 ALIGNMENT = 16  # numbers
 
@@ -354,59 +347,7 @@ class Step:
         return formula(node, args)
 
 
-def area(node: Node) -> int:
-    """The number of entries."""
-    return node.size[0] * node.size[1]
-
-
-def c_type(node: Node) -> str:
-    """The type of the entries in memory."""
-    return "float" if node.kind == "float" else "int32_t"
-
-
 def _columns(node: Node) -> int:
     """The columns that an operation visits."""
     inner = node.op.endswith("_columns") or node.op in {"entry"} | OVER_ROWS | COLLECTING
     return node.args[0].size[1] if inner else node.size[1]
-
-
-def literal(node: Node) -> str:
-    """A number in C++."""
-    value: Any = node.params["value"]
-    if node.kind == "bool":
-        return "-1" if value else "0"
-    if node.kind != "float":
-        return f"int32_t({np.int64(value).astype(np.int32)})"
-    if not np.isfinite(value):
-        return "NAN" if np.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
-    return f"{float(np.float32(value))!r}f"
-
-
-def formula(node: Node, args: list[str]) -> str:
-    """An operation on each entry, of vectors or of single numbers."""
-    op = node.op
-    if op in OPERATORS:
-        return f"({args[0]} {OPERATORS[op]} {args[1]})"
-    if op == "ge" and node.args[0].kind == "uint":
-        return f"unsigned_ge({', '.join(args)})"
-    if op in FUNCTIONS:
-        return f"{op}_of({', '.join(args)})"
-    if op == "div":
-        return f"({args[0]} / {args[1]})"
-    if op == "neg":
-        return f"(-{args[0]})"
-    if op == "not":
-        return f"(~{args[0]})"
-    if op == "select_n":
-        return f"choose({args[0]}, {args[2]}, {args[1]})"
-    if op == "power":
-        exponent = node.params["exponent"]
-        product = f"({' * '.join([args[0]] * abs(exponent))})"
-        return product if exponent > 0 else f"(1.f / {product})"
-    if op == "convert":
-        return f"{node.args[0].kind}_to_{node.kind}({args[0]})"
-    if op in ("expand", "as", "set", "add_to"):
-        return args[0]
-    if op == "threefry":
-        return f"threefry<{node.params['at']}>({', '.join(args)})"
-    raise NotATile(f"this kernel has no {op}")
