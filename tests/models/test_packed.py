@@ -40,7 +40,7 @@ def test_packed_documents_are_read_as_if_alone(documents, encoding):
     graphdef, state = cases.build(
         cases.config(encoding, max_length=LENGTH, tape=3 if encoding == "none" else 0)
     )
-    metrics = cases.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
+    metrics = jax.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
 
     def loss(batch):
         return np.array([float(x) for x in metrics(state, padded(batch, len(SIZES)))["loss"]])
@@ -56,7 +56,7 @@ def test_packed_documents_are_read_as_if_alone(documents, encoding):
 
 def test_what_fills_a_row_up_changes_nothing(documents):
     graphdef, state = cases.build(cases.config("learned+cope(npos_max=4)", max_length=LENGTH))
-    metrics = cases.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
+    metrics = jax.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
     batch = batch_of(documents)
     noise = np.where(batch["segments"] == 0, 7, batch["inputs"]).astype(np.int32)
     assert (noise != batch["inputs"]).any()

@@ -9,7 +9,6 @@ from cope_jax.storage import bucket_lock
 from cope_jax.storage.mirror import Mirror
 from tests.storage.bucket_server import serving
 from tests.storage.saving import URL
-from tests.training.conftest import fast_compile as fast_compile
 
 
 @pytest.fixture(autouse=True)

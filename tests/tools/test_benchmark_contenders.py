@@ -107,13 +107,15 @@ def one_core(monkeypatch):
     """PyTorch's threads would wait for each other on a busy machine."""
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("x_transformers", reason="x-transformers is not installed")
-    monkeypatch.setattr("tools.benchmark.torch_contenders.cores", lambda: 1)
+    from tools.benchmark import torch_contenders
+
+    monkeypatch.setattr(torch_contenders, "cores", lambda: 1)
 
 
 def test_without_torch_its_contenders_are_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "tools.benchmark.torch_contenders", raising=False)
-    monkeypatch.delattr("tools.benchmark.torch_contenders", raising=False)
+    monkeypatch.delattr(sys.modules["tools.benchmark"], "torch_contenders", raising=False)
     for name in TORCH:
         with pytest.raises(
             LeftOut, match=r"torch is not installed: run pip install 'cope-jax\[bench\]'"
