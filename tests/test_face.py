@@ -128,7 +128,11 @@ config = {name: getattr(jax.config, name, None) for name in jax.config.values}
 for package in (cope_jax, tools):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not module.name.endswith("__main__") and "torch" not in module.name:
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:
+                if error.name != "triton":  # an extra, which some modules need
+                    raise
             for name in list(FLAGS):  # each command is alone in its process, and several have flags of one name
                 home = FLAGS.find_module_defining_flag(name)
                 if home.endswith("cli.config_flags") or (home == module.name and "cli" not in home):

@@ -44,6 +44,22 @@ def test_every_model_and_task_has_its_row(package):
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(package.names())
 
 
+def test_every_ability_has_its_tasks():
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    listed = {
+        ability: tuple(re.findall(r"`(\w+)`", names))
+        for ability, names in re.findall(r"^- `(\w+)`, to .*?: (`.*`)$", page, re.MULTILINE)
+    }
+    measuring = {ability: tasks.names(ability) for ability in tasks.ABILITIES}
+    wrong = {
+        ability: ", ".join(f"`{name}`" for name in names)
+        for ability, names in measuring.items()
+        if listed.get(ability) != names
+    }
+    assert not wrong, f"docs/tasks.md must list these tasks of these abilities: {wrong}"
+    assert listed.keys() == measuring.keys()
+
+
 def test_the_picture_of_the_package_shows_every_room_and_tool():
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = dict(re.findall(r"^\| `((?:cope_jax|tools)[\w.]*)` \| (.*?) \|$", page, re.MULTILINE))

@@ -42,8 +42,8 @@ __all__ = ["ABILITIES", "TASKS", "Batch", "Task", "create", "names"]
 def names(ability: str | None = None) -> tuple[str, ...]:
     """The names of all tasks, or of those that measure an ability, sorted.
 
-    >>> names("steps")
-    ('chomsky', 'navigation')
+    >>> "navigation" in names("steps")
+    True
 
     Raises:
       ConfigError: the ability is not one of `ABILITIES`.

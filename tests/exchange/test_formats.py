@@ -65,6 +65,7 @@ def noise(choices):
 @pytest.mark.newest
 @pytest.mark.parametrize("name", models.names())
 def test_every_model_reloads_the_same(name, tmp_path):
+    assert name in CONFIGS, f"write a small config of {name} in CONFIGS of this file"
     choices = CONFIGS[name]
     _, params = noise(choices)
     formats.save(tmp_path / "new", choices, params)
