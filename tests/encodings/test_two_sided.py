@@ -3,6 +3,8 @@ sides.
 """
 
 import functools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,46 +15,70 @@ from flax import nnx
 from cope_jax import attention, encodings
 from cope_jax.encodings import Carry
 from tests.attention.test_memory import in_blocks, quadratic
-from tests.encodings.cases import CASES, SIZES, build, parameters, problem, rule_of
+from tests.encodings.cases import (
+    CASES,
+    FEW,
+    FIRSTS,
+    SIZES,
+    build,
+    every,
+    parameters,
+    parts,
+    problem,
+    rule_of,
+)
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.differences import gradients as finite_differences
 
 BATCH, LENGTH = 2, 9
 POSITIONS = np.array([[0, 1, 2, 3, 5, 6, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9]], np.int32)
 SEGMENTS = np.array([[1] * 6 + [0] * 3, [1] * 9], np.int32)  # padding behind the first row
-TWO_SIDED = "cope_two_sided(npos_max=4)"
+TWO_SIDED, CAUSAL = "cope_two_sided(npos_max=4)", "cope(npos_max=3)"
 
 
-# What makes sense without a causal mask, with the options that act on later keys; others act on
-# both sides alike.
-SPECS = [
-    "none",
-    "relative(max_distance=3,signed=True)",
-    "relative(max_distance=3,signed=True,beyond=nothing)",
-    "t5(num_buckets=8,max_distance=5,bidirectional=True)",
-    "grape_additive",
-    "cope(npos_max=3)",
-    TWO_SIDED,
-    "cope_two_sided(npos_max=3,share_table=True,scale_position_logits=True)",
-    "cope_two_sided(npos_max=3)+rope",
-]
-# Slow, for earlier and later keys are alike to them.
-ALIKE = [
-    "learned",
-    "sinusoidal",
-    "rope",
-    "alibi",
-    "t5(num_buckets=6,max_distance=9)",
-    "kerple",
-    "fire(hidden=4,threshold=12.0)",
-]
-every_case = pytest.mark.parametrize(
-    "spec", [*SPECS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in ALIKE)]
+PAGE = Path(__file__).parents[2] / "docs" / "encodings.md"
+ROWS = re.findall(
+    r"^\| (`.*?`) \| (.*) \|$",
+    PAGE.read_text().split("\n## Without a causal mask\n")[1].split("\n## ")[0],
+    re.MULTILINE,
 )
+SAID = {name: said for names, said in ROWS for name in re.findall(r"`(\w+)`", names)}
+"""Encoding → what the page says that it does with a key after the query."""
 
 
-def test_every_case_here_is_one_of_the_suite():
-    assert {*SPECS, *ALIKE} <= set(CASES)
+def is_causal_only(spec):
+    config = encodings.EncodingConfig.parse(spec)
+    shape = encodings.AttentionShape(SIZES.heads, SIZES.head_dim, max_length=SIZES.max_length)
+    return nnx.eval_shape(lambda: config.build(shape, rngs=nnx.Rngs(0))).traits.causal_only
+
+
+SPECS = [spec for spec in CASES if not is_causal_only(spec)]
+# One of each kind of hook, and options that act on later keys alone. `attend` takes causal encodings
+# too, of which the suite has one.
+QUICK = {spec for spec in SPECS if spec in FEW or "signed" in spec or "directional" in spec}
+every_case = every([*SPECS, CAUSAL], {*QUICK, CAUSAL})
+
+
+def test_the_page_says_what_each_does_with_a_later_key(x64):
+    page = "docs/encodings.md, Without a causal mask"
+    assert SAID.keys() == {*encodings.names()}, f"{page}: each encoding must be in one row"
+    for name, said in SAID.items():
+        spec = next(spec for spec in CASES if spec in FIRSTS and parts(spec)[0][0] == name)
+        assert is_causal_only(spec) == ("refused" in said), f"{page}: {name} is {said}"
+        if not is_causal_only(spec):
+            assert uses_distance(spec) == ("|i−j\\|" in said), f"{page}: {name} {said}"
+
+
+def uses_distance(spec):
+    """True if the mirror of a sequence has the mirrored output, and other orders have others."""
+    orders = np.stack([np.arange(LENGTH), np.arange(LENGTH)[::-1], np.roll(np.arange(LENGTH), 4)])
+    x, q, k, v = (problem(length=LENGTH)[name][0][orders] for name in "xqkv")
+    encoding = nnx.merge(*build(spec))
+    out = attention.attend(
+        q, k, v, encoding=encoding, x=x, embedded=True, causal=False, implementation="full"
+    )
+    alike = [np.allclose(row, out[0][order]) for row, order in zip(out, orders, strict=True)]
+    return alike == [True, True, False]
 
 
 def results(spec, state, arrays, *implementations, causal=False):
