@@ -62,10 +62,8 @@ def main() -> None:
 
 
 def with_variants(name: str, text: str) -> str:
-    """The first sentence of a config file, and the variants other than the default."""
-    prefix = f"{name}:"
-    names = config_files.names()
-    variants = [known.removeprefix(prefix) for known in names if known.startswith(prefix)]
+    """The first sentence of a config file, and its variants, the default first."""
+    variants = config_files.variants_of(name)
     return first_sentence(text) + (f"; variants: {', '.join(variants)}" if variants else "")
 
 

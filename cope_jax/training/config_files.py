@@ -183,12 +183,18 @@ def families() -> dict[str, Path]:
 def names() -> tuple[str, ...]:
     """The name of each config of the package, and NAME:VARIANT of each variant but the default."""
     known = []
-    for name, path in families().items():
-        file = runpy.run_path(str(path))
-        default = inspect.signature(file["get_config"]).parameters.values()
-        others = set(file.get("VARIANTS", ())) - {parameter.default for parameter in default}
-        known += [name, *(f"{name}:{variant}" for variant in sorted(others))]
+    for name in families():
+        known += [name, *(f"{name}:{variant}" for variant in variants_of(name)[1:])]
     return tuple(known)
+
+
+@functools.cache
+def variants_of(name: str) -> tuple[str, ...]:
+    """The variants of a config of the package, the default first, then the others, sorted."""
+    file = runpy.run_path(str(families()[name]))
+    parameters = inspect.signature(file["get_config"]).parameters.values()
+    default = [parameter.default for parameter in parameters]
+    return (*default, *sorted(set(file.get("VARIANTS", ())) - {*default}))
 
 
 def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> ConfigDict:

@@ -166,6 +166,10 @@ def test_list_shows_every_name_with_a_line(start):
         names["configs"] == tuple(config_files.families())
         and names["encodings"] == encodings.names()
     )
+    for name, *words in blocks["configs"]:
+        variants = config_files.variants_of(name)
+        assert not variants or " ".join(words).endswith(f"variants: {', '.join(variants)}")
+    assert "counting" in names["configs"] and config_files.variants_of("counting")[0] == "1"
     assert (names["tasks"], names["models"]) == (tasks.TASKS.names(), models.MODELS.names())
     assert names["commands"] == run.command_names()
     assert names["trained"] == ("counting", "shakespeare")
