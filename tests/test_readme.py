@@ -23,7 +23,9 @@ def test_nothing_is_left_out():
     rows = re.findall(
         r"^\| `(\w+)` \| .* \| .* \|$", ENCODINGS.split("\n## The contract\n")[0], re.MULTILINE
     )
-    assert sorted(rows) == list(encodings.names())
+    assert sorted(rows) == list(encodings.names()), (
+        f"docs/encodings.md needs one row for each: {set(rows) ^ set(encodings.names())}"
+    )
     executions = re.findall(r"^\| `(\w+)` \| [✓–] \|", ENCODINGS, re.MULTILINE)
     assert executions == list(encodings.names()), (
         "tests/encodings/test_executions.py prints the table"
@@ -41,7 +43,10 @@ def test_the_readme_is_short():
 def test_every_model_and_task_has_its_row(package):
     page = (ROOT / "docs" / f"{package.__name__.rpartition('.')[2]}.md").read_text()
     rows = re.findall(r"^\| (`.*?`) \|", page.split("\n## In the training data\n")[0], re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(package.names())
+    names = sorted(re.findall(r"`(\w+)`", " ".join(rows)))
+    assert names == list(package.names()), (
+        f"docs/ needs one row for each: {set(names) ^ set(package.names())}"
+    )
 
 
 def test_every_ability_has_its_tasks():

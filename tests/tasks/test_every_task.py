@@ -187,6 +187,6 @@ def test_data_is_the_same_on_every_machine(task):
             crc = zlib.crc32(value.astype(value.dtype.newbyteorder("<")).tobytes(), crc)
     written = getattr(importlib.import_module(f"tests.tasks.test_{task.name}"), "CHECKSUM", None)
     assert crc == written, (
-        f"for a new task, write CHECKSUM = {crc} in tests/tasks/test_{task.name}.py; "
-        f"an older one has the data of {written}, on which earlier runs trained"
+        f"write CHECKSUM = {crc} in tests/tasks/test_{task.name}.py if the task is new; "
+        f"if it had {written}, earlier runs trained on other data"
     )
