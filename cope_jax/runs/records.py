@@ -56,7 +56,6 @@ def summarise(values: Iterable[float]) -> Summary | None:
     if not x.size:
         return None
     std = float(np.std(x, ddof=1)) if x.size > 1 else None
-    std = float(np.std(x, ddof=1)) if x.size > 1 else None
     mean, *others = (float(f(x)) for f in (np.mean, np.median, np.min, np.max))
     return Summary(x.size, mean, std, *others)
 

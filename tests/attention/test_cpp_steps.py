@@ -74,6 +74,12 @@ def random(*shape, seed=0, low=-3.0, high=3.0):
     return np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32)
 
 
+def edges(x):
+    """Numbers beyond int32, infinities and NaN."""
+    beyond = jnp.where(x > 2, jnp.inf, jnp.where(x < -2, -jnp.inf, 2e9 * x))
+    return jnp.where((x > 0) & (x < 0.5), jnp.nan, beyond)
+
+
 UNARY = {
     "abs": jnp.abs,
     "ceil of a negative": lambda x: -jnp.floor(-x),
@@ -107,6 +113,12 @@ UNARY = {
     "columns": lambda x: x + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1).astype(x.dtype),
     "rows": lambda x: x + jax.lax.broadcasted_iota(jnp.float32, x.shape, 0),
     "sums": lambda x: x / jnp.abs(x).sum(axis=1, keepdims=True) + x.sum(axis=0, keepdims=True),
+    "edges of floor": lambda x: jnp.floor(edges(x)),
+    "edges of whole numbers": lambda x: jnp.clip(edges(x).astype(jnp.int32), -9, 9).astype(x.dtype),
+    "edges of exp": lambda x: jnp.exp(jnp.clip(edges(x), -99, 99)) + jnp.exp(88 + x / 9) * 1e-37,
+    "edges of log": lambda x: jnp.log(jnp.abs(x) * 1.2e-38) + jnp.log(edges(x)),
+    "edges of logistic": lambda x: jnp.log(jax.nn.sigmoid(99 * x)),
+    "edges of extremes": lambda x: edges(x).max(axis=1) + edges(x).min(axis=1),
     "extremes": lambda x: x - x.max(axis=1, keepdims=True) * x.min(axis=0, keepdims=True),
     "other extremes": lambda x: x - x.max(axis=0, keepdims=True) * x.min(axis=1, keepdims=True),
     "sum of equal entries": lambda x: jnp.broadcast_to(x[:, :1], x.shape).sum(axis=1),
@@ -143,7 +155,7 @@ def test_operations(width):
     for name in UNARY:
         (function, arrays), computed = unary_results()[name, width]
         exact = np.asarray(jax.jit(function)(*arrays))
-        scale = max(1.0, np.abs(exact[np.isfinite(exact)]).max())
+        scale = np.abs(exact[np.isfinite(exact)]).max(initial=1.0)
         np.testing.assert_allclose(
             computed, exact.reshape(computed.shape), rtol=3e-6, atol=2e-6 * scale, err_msg=name
         )
@@ -263,6 +275,10 @@ def test_random_programs():
 
 
 def test_what_is_missing_is_named():
-    for function, name in ((lambda x: jnp.sort(x), "sort"), (lambda x: x**x, "pow")):
+    for function, name in (
+        (lambda x: jnp.sort(x), "sort"),
+        (lambda x: x**x, "pow"),
+        (lambda x: jax.lax.div(8, x.astype(jnp.int32)), "division of integers"),
+    ):
         with pytest.raises(NotATile, match=f"kernel has no {name}"):
             step_of("step", function, [random(ROWS, 8)])

@@ -194,16 +194,38 @@ def test_attend_takes_it_for_what_no_kernel_by_hand_can_run_and_says_why_not():
         run(x, implementation="fused", blocks=(16, 16, 16))
 
 
-def test_a_kernel_that_cannot_be_compiled_is_one_line_and_attention_goes_on(monkeypatch):
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """No kernel can be compiled, and none is known before or after."""
+
+    def forget():
+        library._load_kernel.cache_clear()
+        cpp_attention.tile_attention._untraced.cache_clear()
+
     monkeypatch.setattr(library, "KERNEL_FLAGS", ["--no-such-flag"])
+    forget()
+    yield
+    forget()
+
+
+def test_a_kernel_that_cannot_be_compiled_is_one_line_and_attention_goes_on(
+    uncompiled, monkeypatch
+):
     encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))
-    library._load_kernel.cache_clear()
-    cpp_attention.tile_attention._untraced.cache_clear()
+    monkeypatch.setenv(library.SETTING, "1")
     why = why_not(encoding, prepare(x, x, x, encoding=encoding))
     assert "attention cannot be compiled: " in why and "no-such-flag" in why and "\n" not in why
     exact = full_attention(encoding, prepare(x, x, x, encoding=encoding))
     np.testing.assert_allclose(attend(x, x, x, encoding=encoding), exact, rtol=0, atol=2e-5)
+
+
+def test_a_kernel_that_is_required_must_compile(uncompiled, monkeypatch):
+    monkeypatch.setenv(library.SETTING, "required")
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))
+    with pytest.raises(ConfigError, match=r"NATIVE=required, but attention cannot be compiled: "):
+        attend(x, x, x, encoding=encoding)
 
 
 PROGRAM = """

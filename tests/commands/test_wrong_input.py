@@ -124,6 +124,7 @@ def contents(folder):
             ["--config.job.mesh.data=16"],
             "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices",
         ),
+        ("compare", ["--config.encodings.fire.c=inf"], "c must be finite, got inf"),
         ("train", ["--config.job.mesh.fsdp=-1"], "job.mesh may set only one axis to -1"),
         ("train", ["--profile_steps=9:3"], "cannot profile the steps '9:3': write FIRST:LAST"),
         ("train", ["--profile_steps=2000:2010"], "--profile_steps=2000:2010 is not before step"),

@@ -28,11 +28,16 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
     reason why this is not possible.
 
     The kernels are compiled while the plan is made. Sums are float32 whatever the type of the inputs.
+
+    Raises:
+      ConfigError: `COPE_JAX_NATIVE` is required, and a kernel cannot be compiled.
     """
     if why := _refusal(encoding, request) or library.why_not():
         return Reason(why)
     stream = jax.eval_shape(lambda: _prepare(encoding, request))
     if why := tile_attention.why_untraced(CpuExecution(stream.keys.k.shape[2]), stream):
+        if library.UNCOMPILED in why:
+            library.check_required(why)
         return Reason(why)
 
     def run() -> Array:

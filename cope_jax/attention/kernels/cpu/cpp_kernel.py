@@ -45,7 +45,7 @@ class CpuExecution:
         try:
             digest = library.load_kernel(CppKernel(kernel).text)
         except library.Unavailable as error:
-            raise NotATile(f"{name} cannot be compiled: {error}") from None
+            raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
         written = [x for x, use in zip(kernel.outputs, kernel.written, strict=True) if use]
         shapes = [jax.ShapeDtypeStruct(_shape(x), x.spec.dtype) for x in written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)

@@ -40,6 +40,7 @@ WRONG = 3  # the status of `check` if the numbers differ
 MARCH = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = [MARCH, "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
 KERNEL_FLAGS = [*FLAGS, "-fno-math-errno", f"-I{SOURCES}"]  # of generated kernels
+UNCOMPILED = "cannot be compiled"  # in the reason why there is no kernel
 VECTORS = (b"__AVX2__", b"__ARM_NEON")  # macros of the CPUs that the library supports
 
 
@@ -61,11 +62,16 @@ def why_not() -> str | None:
     if mode == "0":
         return f"{SETTING} is 0"
     reason = _load()
-    if reason is not None and mode == "required":
+    check_required(reason)
+    return reason
+
+
+def check_required(reason: str | None) -> None:
+    """Raises ConfigError if C++ is required and cannot be used for this reason."""
+    if reason is not None and os.environ.get(SETTING) == "required":
         raise ConfigError(
             f"{SETTING}=required, but {reason}: set it to 1 to run without the C++ library"
         )
-    return reason
 
 
 def target(call: str) -> str:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -71,8 +72,13 @@ INLINE I choose(I condition, I yes, I no) { return condition ? yes : no; }
 INLINE float choose(int32_t condition, float yes, float no) { return condition ? yes : no; }
 INLINE int32_t choose(int32_t condition, int32_t yes, int32_t no) { return condition ? yes : no; }
 
-INLINE I float_to_int(V x) { return truncate(x); }
-INLINE int32_t float_to_int(float x) { return truncate(all(x))[0]; }
+// As XLA converts: numbers beyond int32 take the nearest, and NaN takes 0.
+INLINE I float_to_int(V x) {
+  const I above = x >= 2147483648.f, inside = (x >= -2147483648.f) & ~above;
+  const I beyond = x < -2147483648.f ? all(INT32_MIN) : (above ? all(INT32_MAX) : I{});
+  return inside ? truncate(inside ? x : V{}) : beyond;
+}
+INLINE int32_t float_to_int(float x) { return float_to_int(all(x))[0]; }
 INLINE V int_to_float(I x) { return to_float(x); }
 INLINE float int_to_float(int32_t x) { return (float)x; }
 INLINE V bool_to_float(I x) { return x ? all(1.f) : V{}; }
@@ -90,9 +96,13 @@ INLINE T min_of(T a, T b) { return choose(lt_of(a, b) | ne_of(a, a), a, b); }
 
 INLINE float sum_of_lanes(V x) { return sum(x); }
 INLINE float sum_of_lanes(float x) { return x; }
-INLINE float max_of_lanes(V x) { return maximum(x); }
+template <int N = W / 2>
+INLINE float max_of_lanes(V x) {
+  if constexpr (N > 0) return max_of_lanes<N / 2>(max_of(x, swapped<N>(x, Lanes())));
+  else return x[0];
+}
 INLINE float max_of_lanes(float x) { return x; }
-INLINE float min_of_lanes(V x) { return -maximum(-x); }
+INLINE float min_of_lanes(V x) { return -max_of_lanes(-x); }
 INLINE float min_of_lanes(float x) { return x; }
 INLINE V suffix_sums(V x, float& farther) {
   const V y = suffix_sum(x) + farther;
@@ -131,14 +141,18 @@ INLINE V sign_of(V x) { return x > 0.f ? all(1.f) : (x < 0.f ? all(-1.f) : x); }
 SCALAR(sign_of)
 INLINE I is_finite_of(V x) { return ((I)x & 0x7f800000) != 0x7f800000; }
 INLINE int32_t is_finite_of(float x) { return -(int32_t)std::isfinite(x); }
-INLINE V floor_of(V x) {  // of numbers whose whole part is an int32
-  const V whole = to_float(truncate(x));
-  return whole - (x < whole ? all(1.f) : V{});
+INLINE V floor_of(V x) {
+  const I fraction = abs_of(x) < 8388608.f;  // from 2^23 on all numbers are whole
+  const V whole = to_float(truncate(fraction ? x : V{}));
+  return fraction ? whole - (x < whole ? all(1.f) : V{}) : x;
 }
 SCALAR(floor_of)
-INLINE V exp_of(V x) { return x < -87.f ? V{} : exponential(x); }
+INLINE V exp_of(V x) {  // infinite from 88.73 on, and 0 where it would be denormal
+  const I large = x > 88.f;
+  return x < -87.f ? V{} : exponential(large ? x - 1.f : x) * (large ? all(2.7182818f) : all(1.f));
+}
 SCALAR(exp_of)
-// log x of normal numbers, with a relative error of about 1e-7.
+// log x with a relative error of about 1e-7. Denormal numbers count as 0, as in XLA.
 INLINE V log_of(V x) {
   const I bits = (I)x;
   I exponent = ((bits >> 23) & 255) - 126;
@@ -152,8 +166,8 @@ INLINE V log_of(V x) {
                   2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f})
     p = p * m + c;
   const V y = m * z * p + e * -2.12194440e-4f - z * 0.5f, value = m + y + e * 0.693359375f;
-  const V edge = x == 0.f ? all(-INFINITY) : (x == INFINITY ? x : all(NAN));
-  return (x > 0.f) & (x < INFINITY) ? value : edge;
+  const V edge = abs_of(x) < FLT_MIN ? all(-INFINITY) : (x == INFINITY ? x : all(NAN));
+  return (x >= FLT_MIN) & (x < INFINITY) ? value : edge;
 }
 SCALAR(log_of)
 INLINE V log1p_of(V x) {  // log u, plus what rounding took from u = 1 + x
@@ -161,7 +175,7 @@ INLINE V log1p_of(V x) {  // log u, plus what rounding took from u = 1 + x
   return u == 1.f ? x : (u == INFINITY ? u : log_of(u) + lost / u);
 }
 SCALAR(log1p_of)
-INLINE V logistic_of(V x) { return sigmoid(x); }
+INLINE V logistic_of(V x) { return x < -87.f ? V{} : sigmoid(x); }
 SCALAR(logistic_of)
 INLINE V tanh_of(V x) {
   const V size = abs_of(x), e = exponential(size * -2.f), z = x * x;
@@ -248,7 +262,7 @@ INLINE void add_hats(float* z, int n, float p, float x) {
   z[std::min(cell + 1, n - 1)] += above;
 }
 INLINE void add_hats(float* z, int n, V p, V x) {
-  const I cell = inside(truncate(p), n);
+  const I cell = inside(float_to_int(p), n);
   const V above = x * (p - to_float(cell));
   const int base = std::max(0, std::min(std::min(cell[0], cell[W - 1]), n - W - 1));
   alignas(4 * W) float low[W], high[W];  // in memory, from where one number fills a vector in one instruction

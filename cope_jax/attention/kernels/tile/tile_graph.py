@@ -164,7 +164,9 @@ class Graph:
             return self._sized(args[1], common(args))
         if op == "select_n" and args[1] is args[2]:
             return self._sized(args[1], common(args))
-        if op == "div" and kind == "float":
+        if op == "div" and kind != "float":  # in C++, a division by 0 ends the process
+            raise NotATile("this kernel has no division of integers")
+        if op == "div":
             exact = self._reciprocal(args[1])
             if exact is not None:
                 op, args = "mul", (args[0], exact)
