@@ -226,9 +226,11 @@ def _write_arrays(bucket: Bucket, folder: str, arrays: dict[str, _Shards], creat
             )
             for name, array in written_here.items()
         ]
+        # Also of arrays without a shard here: their metadata must be there before the marker.
+        stores = [store.result() for store in opened]
         writing = [
-            store.result()[index].write(values)
-            for store, array in zip(opened, written_here.values(), strict=True)
+            store[index].write(values)
+            for store, array in zip(stores, written_here.values(), strict=True)
             for index, values in array.shards
         ]
         for written in writing:
