@@ -251,7 +251,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Reads the records of a JSON file, [] if there is none; a value of null becomes NaN."""
+    """Reads the records of a JSON file; without the file there are none. Null values become NaN."""
     records = read_json(path, records=list)["records"] if path.exists() else []
     if not all(isinstance(record, dict) for record in records):
         raise ConfigError(

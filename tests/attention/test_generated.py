@@ -32,6 +32,7 @@ FEW = ["cope(npos_max=3)", "fox", "alibi", "stick_breaking"]
 
 
 pytestmark = pytest.mark.usefixtures("quickly")
+SHIPPED = library.KERNEL_FLAGS
 
 
 @pytest.fixture
@@ -156,6 +157,11 @@ def test_types_vmap_devices_and_several_calls_at_once():
         request = dataclasses.replace(request, layout=Layout(batch=("data",)))
         split = placement.shard_batch(generated, encoding, request)
     np.testing.assert_array_equal(split, whole)
+
+
+def test_with_the_flags_that_users_have(monkeypatch):
+    monkeypatch.setattr(library, "KERNEL_FLAGS", SHIPPED)
+    compare("cope(npos_max=3)", 150, 150)
 
 
 def test_second_derivatives_are_refused_in_one_line():

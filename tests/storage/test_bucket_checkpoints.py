@@ -8,9 +8,11 @@ import math
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from cope_jax.errors import StorageError
@@ -270,6 +272,15 @@ def meshed(shape, names):
         shape, names, devices=jax.devices()[: math.prod(shape)], axis_types=automatic
     )
     return lambda axis: jax.NamedSharding(mesh, jax.P(axis) if axis else jax.P())
+
+
+def test_the_metadata_of_arrays_without_a_shard_here_are_awaited():
+    awaited = []
+    array = SimpleNamespace(result=lambda: awaited.append("created"))
+    bucket = SimpleNamespace(clear_errors=contextlib.nullcontext, array=lambda *_, **__: array)
+    bias = checkpoint_bucket._Shards((3,), (3,), np.dtype("float32"), [])
+    checkpoint_bucket._write_arrays(bucket, "1/attempt", {"bias": bias}, create=True)
+    assert awaited == ["created"]
 
 
 @pytest.mark.parametrize("last", [0, 1])

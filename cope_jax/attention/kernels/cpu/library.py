@@ -123,15 +123,15 @@ def load_kernel(text: str) -> str:
     Raises:
       Unavailable: it cannot be compiled or loaded.
     """
-    digest, reason = _load_kernel(text)
+    digest, reason = _load_kernel(text, tuple(KERNEL_FLAGS))
     if reason is not None:
         raise Unavailable(reason)
     return digest
 
 
 @functools.cache
-def _load_kernel(text: str) -> tuple[str, str | None]:
-    digest = _digest(_sources(), text.encode(), repr(KERNEL_FLAGS).encode())[:24]
+def _load_kernel(text: str, flags: tuple[str, ...]) -> tuple[str, str | None]:
+    digest = _digest(_sources(), text.encode(), repr(flags).encode())[:24]
     try:
         kernel = ctypes.CDLL(str(_compiled(text)))
         library = ctypes.CDLL(str(_compiled()))
