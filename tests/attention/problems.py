@@ -5,11 +5,21 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import AxisType
 
-from cope_jax.attention import BlockSizes, Plan, blockwise_attention, full_attention, prepare
+from cope_jax.attention import (
+    BlockSizes,
+    Plan,
+    blockwise_attention,
+    full_attention,
+    placement,
+    prepare,
+)
 from cope_jax.attention.kernels.tpu import tpu_attention
+from cope_jax.layout import Layout
 from tests.encodings.cases import BATCH, SIZES, build, parameters, parts, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import Sizes
@@ -262,3 +272,32 @@ def assert_equals_full(
         np.testing.assert_allclose(
             computed[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}"
         )
+
+
+def check_types_vmap_and_devices(attention, why_not, encoding):
+    """bfloat16 results have its type; vmap calls the kernel for each entry, and each device for its
+    own examples. Returns attention as a function of q, k and v, and such arrays.
+    """
+    q, k, v = (
+        jax.random.normal(jax.random.key(n), (4, 70, heads, 16))
+        for n, heads in ((0, 4), (1, 2), (2, 2))
+    )
+
+    def out(q, k, v):
+        return attention(encoding, prepare(q, k, v, encoding=encoding))
+
+    whole = out(q, k, v)
+    one_by_one = jax.vmap(out)(*(x[:, None] for x in (q, k, v)))
+    np.testing.assert_array_equal(one_by_one[:, 0], whole)
+    rounded = [jnp.bfloat16(x) for x in (q, k, v)]
+    assert out(*rounded).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(
+        out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded)))
+    )
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
+        request = prepare(q, k, v, encoding=encoding)
+        assert "splits neither the batch nor" in why_not(encoding, request)
+        request = dataclasses.replace(request, layout=Layout(batch=("data",)))
+        split = placement.shard_batch(attention, encoding, request)
+    np.testing.assert_array_equal(split, whole)
+    return out, (q, k, v)

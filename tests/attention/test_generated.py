@@ -14,14 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
 
 from cope_jax import encodings
-from cope_jax.attention import Reason, attend, full_attention, placement, prepare
+from cope_jax.attention import Reason, attend, full_attention, prepare
 from cope_jax.attention.kernels.cpu import cpp_attention, library
 from cope_jax.errors import ConfigError
-from cope_jax.layout import Layout
-from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full, ran
+from tests.attention.problems import (
+    DOCUMENTS,
+    SHUFFLED,
+    assert_equals_full,
+    check_types_vmap_and_devices,
+    ran,
+)
 from tests.attention.test_fused import reason
 from tests.attention.test_native import native as native
 from tests.encodings.cases import CASES, build, every
@@ -135,28 +139,7 @@ def test_nan_stays_in_its_row_and_reads_no_other_memory():
 
 def test_types_vmap_devices_and_several_calls_at_once():
     encoding = nnx.merge(*build("alibi", sizes=SIZES, dtype=np.float32))
-    q, k, v = (
-        jax.random.normal(jax.random.key(n), (4, 70, heads, 16))
-        for n, heads in ((0, 4), (1, 2), (2, 2))
-    )
-
-    def out(q, k, v):
-        return generated(encoding, prepare(q, k, v, encoding=encoding))
-
-    whole = out(q, k, v)
-    one_by_one = jax.vmap(out)(*(x[:, None] for x in (q, k, v)))
-    np.testing.assert_array_equal(one_by_one[:, 0], whole)
-    rounded = [jnp.bfloat16(x) for x in (q, k, v)]
-    assert out(*rounded).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(
-        out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded)))
-    )
-    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
-        request = prepare(q, k, v, encoding=encoding)
-        assert "splits neither the batch nor" in why_not(encoding, request)
-        request = dataclasses.replace(request, layout=Layout(batch=("data",)))
-        split = placement.shard_batch(generated, encoding, request)
-    np.testing.assert_array_equal(split, whole)
+    check_types_vmap_and_devices(generated, why_not, encoding)
 
 
 def test_with_the_flags_that_users_have(monkeypatch):

@@ -2,7 +2,6 @@
 XLA works.
 """
 
-import dataclasses
 import functools
 import os
 import shutil
@@ -17,12 +16,17 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from cope_jax import encodings
-from cope_jax.attention import Reason, attend, full_attention, placement, prepare
+from cope_jax.attention import Reason, attend, full_attention, prepare
 from cope_jax.attention.kernels.cpu import cpu_attention, library
 from cope_jax.encodings.cope import CoPE
 from cope_jax.errors import ConfigError
-from cope_jax.layout import Layout
-from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full, ran
+from tests.attention.problems import (
+    DOCUMENTS,
+    SHUFFLED,
+    assert_equals_full,
+    check_types_vmap_and_devices,
+    ran,
+)
 from tests.encodings.cases import build
 from tests.oracle.encodings import Sizes
 
@@ -187,29 +191,8 @@ def test_types_vmap_devices_and_remat():
     """
     graphdef, state = build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32)
     encoding = nnx.merge(graphdef, state)
-    q, k, v = (
-        jax.random.normal(jax.random.key(n), (4, 70, heads, 16))
-        for n, heads in ((0, 4), (1, 2), (2, 2))
-    )
-
-    def out(q, k, v):
-        return native_attention(encoding, prepare(q, k, v, encoding=encoding))
-
-    whole = out(q, k, v)
-    one_by_one = jax.vmap(out)(*(x[:, None] for x in (q, k, v)))
-    np.testing.assert_array_equal(one_by_one[:, 0], whole)
-    rounded = [jnp.bfloat16(x) for x in (q, k, v)]
-    assert out(*rounded).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(
-        out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded)))
-    )
-    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
-        request = prepare(q, k, v, encoding=encoding)
-        assert "splits neither the batch nor" in why_not(encoding, request)
-        request = dataclasses.replace(request, layout=Layout(batch=("data",)))
-        split = placement.shard_batch(native_attention, encoding, request)
-    np.testing.assert_array_equal(split, whole)
-    gradients = [jax.vjp(f, q, k, v)[1](whole) for f in (out, jax.checkpoint(out))]
+    out, inputs = check_types_vmap_and_devices(native_attention, why_not, encoding)
+    gradients = [jax.vjp(f, *inputs)[1](out(*inputs)) for f in (out, jax.checkpoint(out))]
     jax.tree.map(np.testing.assert_array_equal, *gradients)
 
 
