@@ -9,6 +9,7 @@ import os
 import pkgutil
 import re
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ FOLDERS = ("workdir", "model", "out")
 _FILES = 256
 """The number of files that may be open at a time; checkpoints and readers need this many."""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
+NARROWEST = 40
+"""The least width of a help text; absl fails if a line has no room beside its indent."""
 MORE = "cope-jax list shows all commands, configs, encodings, tasks and models."
 
 
@@ -208,6 +211,8 @@ def help_text(module: str, argv: Sequence[str]) -> str:
     """The help: the command's docstring, its flags, and the fields of configs that `argv` names."""
     main = sys.modules[module].__doc__ or ""
     home = argv[0] if module == "__main__" else module
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
     # Without the heading, which is a path.
     flag_lines = flags.FLAGS.module_help(home).strip().partition("\n")[2]
     text = f"{main.strip()}\n\nFlags:\n{flag_lines}\n\n"

@@ -139,6 +139,11 @@ def test_help_says_what_the_command_does(name, start):
     )
 
 
+def test_help_needs_no_wide_terminal(start):
+    done = start("convert", "--help", around=Surroundings(variables={"COLUMNS": "1"})).wait()
+    assert (done.status, done.err) == (0, "")
+
+
 def test_help_lists_the_fields_of_a_config(start):
     done = start("train", "--help", "--config=quick").wait()
     assert done.status == 0 and "\nFields of quick:\n" in done.out
