@@ -83,7 +83,7 @@ def test_every_encoding(spec, quickly):
         ("cope(npos_max=3)", 37, {"window": 100}),  # fewer queries than keys
         ("cope(npos_max=3)", 180, {}),  # more queries than keys
         ("cope(npos_max=3)", 150, {"window": 20, "segments": DOCUMENTS}),
-        ("alibi", 150, {"window": 70, "causal": False}),
+        pytest.param("alibi", 150, {"window": 70, "causal": False}, marks=pytest.mark.slow),
         ("alibi", 150, {"segments": SHUFFLED, "causal": False, "scale": 0.3}),
         pytest.param("fox", 150, {"segments": DOCUMENTS}, marks=pytest.mark.slow),
         pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),

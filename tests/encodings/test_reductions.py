@@ -10,7 +10,7 @@ from cope_jax import attention, encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import Carry, Pairs
 from cope_jax.encodings.t5 import buckets
-from tests.encodings.cases import CASES, SIZES, build, parts, rule_of
+from tests.encodings.cases import CASES, FIRSTS, SIZES, build, every, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 from tests.oracle.rules import Token
 
@@ -140,9 +140,7 @@ def test_zero_parameters_are_no_encoding(spec):
 ABSOLUTE = {"learned", "sinusoidal", "fire", "darope"}
 
 
-@pytest.mark.parametrize(
-    "spec", [spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}]
-)
+@every([spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}], few=FIRSTS)
 def test_only_distances_matter(spec):
     graphdef, state = build(spec)
     encoding = nnx.merge(graphdef, state)
@@ -330,7 +328,7 @@ def test_initial_parameters_of_encodings_that_know_the_token():
         assert 0.49 < bound <= 0.5
 
 
-@pytest.mark.parametrize("spec", CASES)
+@every(few=FIRSTS)
 def test_initial_parameters_depend_on_the_key_only(spec):
     first, again = (jax.tree.leaves(nnx.state(create_from_key(spec, 0))) for _ in range(2))
     other = jax.tree.leaves(nnx.state(create_from_key(spec, 1)))
