@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -57,6 +58,18 @@ class StorageError(OSError):
         return cls(
             f"cannot write to {path} ({reason}): complete files are intact; free space and rerun the command"
         )
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, saved a checkpoint, and stopped; the same command resumes the run.
+
+    Attributes:
+      exit_code: 128 + the number of the signal, as in shells: 130 after Ctrl-C, 143 after SIGTERM.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT):
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 def not_installed(error: ModuleNotFoundError) -> str | None:

@@ -25,7 +25,7 @@ from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
 from cope_jax import encodings, tasks
-from cope_jax.cli import config_flags, run
+from cope_jax.cli import command_file, config_flags
 from cope_jax.training import config_files
 
 ROOT = Path(__file__).parents[1]
@@ -254,7 +254,7 @@ def test_names_in_sentences_exist(page):
     for name in re.findall(r"`(?:python -m )?((?:tools|cope_jax)\.[\w.]+)\b[^`/]*`", text):
         assert "NAME" in name or pkgutil.resolve_name(name), name
     for name in re.findall(r"`cope-jax (\w+)\b[^`]*`", text):
-        assert name in ("NAME", *run.command_names()), name
+        assert name in ("NAME", *command_file.command_names()), name
     # Not model.FIELD.
     fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))
     assert fields <= all_fields(), page

@@ -36,7 +36,7 @@ from flax import nnx
 
 from cope_jax import encodings, models
 from cope_jax.attention import Reason, attend, fused, prepare
-from cope_jax.cli.flag_values import check_names
+from cope_jax.cli.common_flags import check_names
 from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, first_line

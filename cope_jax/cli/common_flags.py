@@ -1,8 +1,11 @@
-"""Defines flags that several commands have, each with its own help."""
+"""Defines flags that several commands have, each with its own help, and checks names in flags."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from absl import flags
+
+from cope_jax.registry import unknown
 
 # Flags belong to the module that calls this one, whose --help shows them.
 flags.disclaim_key_flags()
@@ -59,3 +62,10 @@ def DEFINE_count(name: str, default: int | None, text: str) -> flags.FlagHolder[
 def DEFINE_text(name: str, text: str) -> flags.FlagHolder[Any]:
     """Defines a flag for a text, a path or a name, which may be omitted."""
     return flags.DEFINE_string(name, None, text)
+
+
+def check_names(kind: str, names: Sequence[str], choices: Collection[str]) -> None:
+    """Raises ConfigError for a name that is not among the choices, and for an empty list."""
+    for name in names:
+        if name not in choices:
+            raise unknown(kind, name, choices)

@@ -1,20 +1,23 @@
-"""Defines flags for configs and their fields, and explains mistakes in them."""
+"""Defines flags for configs and their fields, and explains mistakes in them.
+
+Without a config, nothing here imports JAX.
+"""
 
 import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
 
-from cope_jax import models, tasks
-from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.training import config_files
-from cope_jax.training.experiment_config import ExperimentConfig
+
+if TYPE_CHECKING:
+    from cope_jax.training.experiment_config import ExperimentConfig
 
 # Flags belong to the module that calls this one, whose --help shows them.
 flags.disclaim_key_flags()
@@ -23,8 +26,8 @@ flags.disclaim_key_flags()
 class _ConfigParser(flags.ArgumentParser[Any]):
     """Parses a flag for a config file, which may also be given by name instead of path."""
 
-    def __init__(self, parser: flags.ArgumentParser[Any]):
-        self._parser = parser
+    def __init__(self, parser: flags.ArgumentParser[Any], default: str | None):
+        self._parser, self.default = parser, default
 
     def parse(self, text: str) -> Any:
         return config_files.named(text).lock()
@@ -40,18 +43,38 @@ def DEFINE_config(
 
     The help begins with `purpose`, the config's use.
     """
-    path = None if default is None else config_files.find(default)
     holder = config_flags.DEFINE_config_file(
         name,
-        path,
+        None,  # because reading a config imports JAX, which help does not need
         f"{purpose}Name of a config in cope_jax/configs, such as quick, or path of a config file. "
         f"--{name}.FIELD=VALUE changes a field, for example --{name}.training.steps=100. "
         f"--{name}=NAME --help lists all fields.",
     )
     flag = flags.FLAGS[name]
-    flag.parser = _ConfigParser(flag.parser)
-    flag.default_as_str = default and repr(default)  # the name, not the path
+    flag.parser = _ConfigParser(flag.parser, default)
+    flag.default_as_str = default and repr(default)
     return holder
+
+
+def names() -> tuple[str, ...]:
+    """The names of the flags for configs."""
+    return tuple(name for name in flags.FLAGS if _is_config(name))
+
+
+def _is_config(name: str) -> bool:
+    return isinstance(flags.FLAGS[name].parser, _ConfigParser)
+
+
+def with_defaults(argv: Sequence[str]) -> list[str]:
+    """Adds the default of each flag for a config that `argv` does not have."""
+    given = {argument.lstrip("-").partition("=")[0] for argument in argv[1:]}
+    parsers: dict[str, Any] = {name: flags.FLAGS[name].parser for name in names()}
+    added = [
+        f"--{name}={parser.default}"
+        for name, parser in parsers.items()
+        if parser.default and name not in given
+    ]
+    return [*argv[:1], *added, *argv[1:]]
 
 
 def overrides(name: str) -> dict[str, Any]:
@@ -59,8 +82,10 @@ def overrides(name: str) -> dict[str, Any]:
     return config_flags.get_override_values(flags.FLAGS[name])
 
 
-def warn_of_unused(name: str, config: ExperimentConfig) -> None:
+def warn_of_unused(name: str, config: "ExperimentConfig") -> None:
     """Warns of flags --NAME.encodings.ENCODING.… for encodings that the config does not use."""
+    from cope_jax.encodings import EncodingConfig
+
     used = {name_of_encoding for name_of_encoding, _ in EncodingConfig.parse(config.encoding).parts}
     for field in overrides(name):
         group, _, rest = field.partition(".")
@@ -70,11 +95,14 @@ def warn_of_unused(name: str, config: ExperimentConfig) -> None:
             print(f"warning: {line}", file=sys.stderr)
 
 
-def read_config(value: Any) -> ExperimentConfig:
+def read_config(value: Any) -> "ExperimentConfig":
     """Reads the value of the --config flag.
 
     Raises ConfigError if the config is wrong, also for unused encodings.
     """
+    from cope_jax.encodings import EncodingConfig
+    from cope_jax.training.experiment_config import ExperimentConfig
+
     config = ExperimentConfig.from_mapping(value.to_dict())
     for name, options in config.encodings.items():
         EncodingConfig(((name, options),))
@@ -92,7 +120,11 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def check_names(flag: Any) -> None:
     """ConfigError if a flag replaces the task or model of a config file, on which fields depend."""
-    changed = overrides(flag.name) if isinstance(flag.value, config_files.ConfigDict) else {}
+    if not isinstance(flag.value, config_files.ConfigDict):
+        return
+    from cope_jax import models, tasks
+
+    changed = overrides(flag.name)
     for group, known in (("task", tasks.names()), ("model", models.names())):
         name = changed.get(f"{group}.name")
         if name not in known or config_files.named(flag.config_filename)[group].name == name:
@@ -113,7 +145,7 @@ def help_of_fields(module: str, argv: Sequence[str]) -> str:
         given[name] = value if equals else following
     text = ""
     for flag in flags.FLAGS.get_key_flags_for_module(module):
-        if isinstance(flag.parser, _ConfigParser) and given.get(flag.name):
+        if _is_config(flag.name) and given.get(flag.name):
             text += f"Fields of {given[flag.name]}:\n"
             for name, value in leaves(f"--{flag.name}", config_files.named(given[flag.name])):
                 text += f"  {name}={value!r}\n"

@@ -6,7 +6,6 @@ import sys
 import threading
 from typing import Any
 
-import jax
 from absl import flags
 
 from cope_jax.errors import ConfigError
@@ -73,6 +72,8 @@ def join() -> None:
         _DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())
     ):
         return
+    import jax  # here, because --help does not need it
+
     # Before JAX, which aborts with a trace.
     late = threading.Timer(SECONDS, _leave, (f"after {SECONDS:.0f} s",))
     late.daemon = True

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from cope_jax.cli import common_flags, jobs
-from cope_jax.runs.grid import engines
+
+if TYPE_CHECKING:
+    from cope_jax.runs.grid.engines import Engine
 
 _ENGINE = flags.DEFINE_enum("engine", "local", ["local", "ray", "slurm"], "Where cells run.")
 _CORES = common_flags.DEFINE_count(
@@ -32,8 +35,10 @@ TIME_LIMIT = flags.DEFINE_float(
 )
 
 
-def choose(workdir: Path) -> Callable[[int], engines.Engine]:
+def choose(workdir: Path) -> "Callable[[int], Engine]":
     """Checks the flags, and returns a function that starts the engine with a number of slots."""
+    from cope_jax.runs.grid import engines  # here, because --help does not need JAX
+
     return engines.choose(
         _ENGINE.value, workdir, _CORES.value, _GPUS.value, _RESOURCES.value, _ADDRESS.value
     )
@@ -41,6 +46,8 @@ def choose(workdir: Path) -> Callable[[int], engines.Engine]:
 
 def slots(cells: int) -> int:
     """The number of cells to train at the same time, at most `cells`."""
+    from cope_jax.runs.grid import engines
+
     if (given := jobs.given()) is not None:
         return given
     here = _ENGINE.value == "local"

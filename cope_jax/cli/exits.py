@@ -10,11 +10,10 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-import jax
-
 from cope_jax.cli import interrupts
 from cope_jax.errors import (
     ConfigError,
+    Interrupted,
     NonFiniteError,
     StorageError,
     bucket_error,
@@ -22,7 +21,6 @@ from cope_jax.errors import (
     not_installed,
     storage_reason,
 )
-from cope_jax.training.preemption import Interrupted
 
 _OTHERS = 3.0  # how many seconds the other processes of a run may be behind the first
 _WRONG_PATHS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
@@ -65,7 +63,7 @@ def clear_errors() -> Iterator[None]:
                 2,
                 f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes",
             )
-        if jax.distributed.is_initialized() and _lost_process(error):
+        if _several() and _lost_process(error):
             _leave(
                 134,
                 f"error: another process is lost ({first_line(error)}): rerun the command in all processes",
@@ -88,27 +86,36 @@ def clear_errors() -> Iterator[None]:
         raise
 
 
+def _several() -> bool:
+    """True in one of several processes of a run, which have imported JAX."""
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+
+
+def _from_device(error: Exception) -> bool:
+    return "jax" in sys.modules and isinstance(error, sys.modules["jax"].errors.JaxRuntimeError)
+
+
 def _out_of_memory(error: Exception) -> bool:
-    from_device = isinstance(error, jax.errors.JaxRuntimeError)
-    full = from_device and re.search("(?i)out of memory", str(error))
+    full = _from_device(error) and re.search("(?i)out of memory", str(error))
     return isinstance(error, MemoryError) or bool(full)
 
 
 def _lost_process(error: Exception) -> bool:
     lost = r"(?i)gloo|nccl|connection (reset|closed|refused)|heartbeat|peer"
-    return isinstance(error, jax.errors.JaxRuntimeError) and bool(re.search(lost, str(error)))
+    return _from_device(error) and bool(re.search(lost, str(error)))
 
 
 def _leave(status: int, line: str) -> NoReturn:
     """Prints the line and exits; processes other than the first add their index."""
     line = "\\n".join(line.splitlines())  # a path may have line ends
-    several = jax.distributed.is_initialized()
-    if several and jax.process_index() > 0:
-        line = f"process {jax.process_index()}: {line}"
+    several = _several()
+    index = sys.modules["jax"].process_index() if several else 0
+    if index > 0:
+        line = f"process {index}: {line}"
     # The disk of the log may be full; the status still says what happened.
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
-    if several and jax.process_index() == 0 and status == 2:
+    if several and index == 0 and status == 2:
         # The others find the same mistake; JAX would abort them as soon as this process ends.
         time.sleep(_OTHERS)
     if several and status in (4, 134):
@@ -134,7 +141,7 @@ def no_late_words() -> Iterator[None]:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        if isinstance(left.__context__, KeyboardInterrupt) and not jax.distributed.is_initialized():
+        if isinstance(left.__context__, KeyboardInterrupt) and not _several():
             os._exit(128 + interrupts.signal_of(type(left.__context__)))
         raise
 

@@ -1,7 +1,7 @@
-"""Reads and checks values of flags: names, encodings, numbers, models on disk, task options."""
+"""Reads and checks values of flags: encodings, numbers, models on disk, task options."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,8 @@ from cope_jax import encodings
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.models.embedder import Embedder
-from cope_jax.registry import unknown
 from cope_jax.runs.load import load
 from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
-
-
-def check_names(kind: str, names: Sequence[str], choices: Collection[str]) -> None:
-    """Raises ConfigError for a name that is not among the choices, and for an empty list."""
-    for name in names:
-        if name not in choices:
-            raise unknown(kind, name, choices)
 
 
 def read_names(flag: str, text: str, check: Callable[[str], Any]) -> list[str]:

@@ -1,7 +1,5 @@
 """Defines the flag --jobs of commands that train several cells."""
 
-import jax
-
 from cope_jax.cli import common_flags
 from cope_jax.errors import ConfigError
 from cope_jax.runs.grid import claims
@@ -30,6 +28,8 @@ def number(cells: int, default: int | None = None) -> int:
     Raises:
       ConfigError: more than one job on an accelerator, or in one of several processes.
     """
+    import jax  # here, because --help does not need it
+
     alone = jax.default_backend() == "cpu" and jax.process_count() == 1
     if _JOBS.value is not None:
         if _JOBS.value > 1 and not alone:

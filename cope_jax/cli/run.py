@@ -2,11 +2,9 @@
 
 import contextlib
 import difflib
-import importlib
 import io
 import itertools
 import os
-import pkgutil
 import re
 import resource
 import shutil
@@ -14,59 +12,45 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from logging import getLogger
-from pathlib import Path
+from typing import Any
 
-import jax
 from absl import app, flags, logging
 
-from cope_jax.cli import config_flags, interrupts
+from cope_jax.cli import command_file, config_flags, interrupts
 from cope_jax.cli.exits import clear_errors, no_late_words, one_line
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError
+from cope_jax.errors import ConfigError, Interrupted, NonFiniteError, StorageError
 from cope_jax.registry import check_plain_numbers, unknown
-from cope_jax.storage.files import in_bucket
-from cope_jax.storage.mirror import mirrored
-from cope_jax.storage.programs import keep_programs
-from cope_jax.training.preemption import Interrupted
 
-COMMANDS = Path(__file__).parents[1] / "commands"
-"""The folder of the commands: each is a module with `main`."""
 FOLDERS = ("workdir", "model", "out")
 """The flags that name a folder."""
 _FILES = 256
 """The number of files that may be open at a time; checkpoints and readers need this many."""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 NARROWEST = 40
-"""The least width of a help text; absl fails if a line has no room beside its indent."""
-MORE = "cope-jax list shows all commands, configs, encodings, tasks and models."
+"""The least width of a help text; absl fails if a line has no room after its indent."""
 
 
 def run_command() -> None:
     """Runs the command that the first argument names, with the other arguments as its flags."""
     _open_streams()
     with clear_errors():
-        name = sys.argv[1] if sys.argv[1:] else "--help"
+        name, known = sys.argv[1] if sys.argv[1:] else "--help", command_file.command_names()
         if name in HELP:
-            print(overview())
+            print(command_file.overview())
             sys.exit(0)
-        if name not in command_names():
-            raise unknown("command", name, command_names())
+        if name not in known:
+            raise unknown("command", name, known)
     sys.argv = [f"cope-jax {name}", *sys.argv[2:]]
-    module = importlib.import_module(f"cope_jax.commands.{name}")
-    run(module.main, getattr(module, "MIRRORED", FOLDERS))
+    module, import_rest = command_file.load(name)
+    run(module.main, getattr(module, "MIRRORED", FOLDERS), import_rest)
 
 
-def command_names() -> tuple[str, ...]:
-    """The names of all commands."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules([str(COMMANDS)])))
-
-
-def overview() -> str:
-    """All commands, with one line for each."""
-    return f"cope-jax NAME FLAGS runs a command:\n\n{', '.join(command_names())}\n\n{MORE}"
-
-
-def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
-    """Parses the flags and calls `main`.
+def run(
+    main: Callable[[], None],
+    mirrors: Sequence[str] = FOLDERS,
+    prepare: Callable[[], None] = lambda: None,
+) -> None:
+    """Parses the flags, prepares what a command with right flags needs, and calls `main`.
 
     `mirrors` names the flags whose folder may be in a bucket: the command then works in a local
     folder.
@@ -79,10 +63,16 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
                     f"unexpected argument {argv[1]!r}: give all options as flags, see --help"
                 )
             _allow_open_files()
+            prepare()
+            if "jax" in sys.modules:
+                from cope_jax.storage.programs import keep_programs
+
+                keep_programs()
             with _mirrored_folders(mirrors):
                 main()
             # Each process waits for the others here, because they need the first one.
-            jax.distributed.shutdown()
+            if jax := sys.modules.get("jax"):
+                jax.distributed.shutdown()
 
     def parse(argv: Sequence[str]) -> list[str]:
         with clear_errors():
@@ -92,6 +82,8 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
             try:
                 _check_text(argv)
                 argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+                _check_names(argv)
+                argv = config_flags.with_defaults(argv)
                 rest = flags.FLAGS(argv)
                 _check_numbers(argv)
                 for name in flags.FLAGS:
@@ -110,7 +102,6 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         interrupts.install()
     _open_streams()
-    keep_programs()
     logging.set_verbosity(logging.WARNING)
     getLogger("gcsfs").setLevel(logging.FATAL)  # it logs the errors that it raises
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
@@ -144,6 +135,19 @@ def _check_text(argv: Sequence[str]) -> None:
             )
 
 
+def _check_names(argv: Sequence[str]) -> None:
+    """Refuses unknown flags, as absl does, but before the values of flags are read: a config needs
+    JAX.
+    """
+    known = flags.FlagValues()
+    for name in flags.FLAGS:
+        boolean = flags.FLAGS[name].boolean
+        define = flags.DEFINE_boolean if boolean else flags.DEFINE_string
+        define(name, None, "", flag_values=known)
+    fields = tuple(f"{name}." for name in config_flags.names())
+    known([word for word in argv if not word.lstrip("-").removeprefix("no").startswith(fields)])
+
+
 def _check_lists() -> None:
     """Refuses a list that is empty or has an empty item."""
     for name in flags.FLAGS:
@@ -168,10 +172,16 @@ def _check_numbers(argv: Sequence[str]) -> None:
     """Refuses numbers that only Python reads as such: 1_000, 0x10."""
     for word, following in itertools.pairwise([*argv[1:], ""]):
         name, equals, text = word.lstrip("-").partition("=")
-        leaves = jax.tree.leaves(flags.FLAGS[name].value) if name in flags.FLAGS else []
+        leaves = _leaves(flags.FLAGS[name].value) if name in flags.FLAGS else []
         # Not bool, which the next word does not belong to.
         if any(type(leaf) in (int, float) for leaf in leaves):
             check_plain_numbers(text if equals else following, f"--{name}")
+
+
+def _leaves(value: Any) -> list[Any]:
+    values = value.values() if isinstance(value, dict) else value
+    nested = isinstance(value, dict | list | tuple)
+    return [leaf for inner in values for leaf in _leaves(inner)] if nested else [value]
 
 
 def _check_folders() -> None:
@@ -191,6 +201,9 @@ def _check_folders() -> None:
 @contextlib.contextmanager
 def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
     """Replaces folders in buckets by local ones for the command: see `storage.mirror`."""
+    from cope_jax.storage.files import in_bucket
+    from cope_jax.storage.mirror import mirrored
+
     with contextlib.ExitStack() as stack:
         urls = {}
         for name in names:
@@ -216,7 +229,7 @@ def help_text(module: str, argv: Sequence[str]) -> str:
     # Without the heading, which is a path.
     flag_lines = flags.FLAGS.module_help(home).strip().partition("\n")[2]
     text = f"{main.strip()}\n\nFlags:\n{flag_lines}\n\n"
-    return text + config_flags.help_of_fields(home, argv) + MORE
+    return text + config_flags.help_of_fields(home, argv) + command_file.MORE
 
 
 def _wrapped(error: BaseException | None) -> ConfigError | None:
@@ -245,8 +258,11 @@ def _flag_error(message: str) -> str:
         return f"missing {' and '.join(f'--{name}' for name in sorted(missing))}; see --help"
     name = re.match(r"Unknown command line flag '(\w+)'", message)
     if name:
-        field = config_flags.field_that_ends(name[1]) if "config" in flags.FLAGS else None
-        near = [field] if field else difflib.get_close_matches(f"--{name[1]}", _own_flags(), n=1)
+        near = difflib.get_close_matches(f"--{name[1]}", _own_flags(), n=1)
+        mistyped = difflib.get_close_matches(f"--{name[1]}", near, cutoff=0.85)
+        if not mistyped and "config" in flags.FLAGS:
+            field = config_flags.field_that_ends(name[1])
+            near = [field] if field else near
         hint = f": did you mean {near[0]}? See" if near else "; see"
         return f"unknown flag --{name[1]}{hint} --help"
     number = re.match(

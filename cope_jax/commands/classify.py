@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 
 from cope_jax.cli import common_flags, config_flags, jobs, outputs
-from cope_jax.cli.flag_values import check_names, with_options
+from cope_jax.cli.flag_values import with_options
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import classification, pretrained
 from cope_jax.evaluation.report.table import Table, console, figure
@@ -78,7 +78,7 @@ flags.adopt_module_key_flags(jobs)
 
 def main() -> None:
     """Trains and tests the systems on folds that are not done yet, then shows all results."""
-    check_names("system", _SYSTEMS.value, SYSTEMS)
+    common_flags.check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
     options = {"data_dir": _CORPORA_DIR.value, "file": _INPUT.value}
     config = with_options(config_flags.read_config(_CONFIG.value), **options)

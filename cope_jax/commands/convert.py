@@ -42,11 +42,10 @@ _MODEL = common_flags.DEFINE_model(
     "Folder to read: a training run, or a model in one of the formats that --format accepts (required)."
 )
 _OUT = common_flags.DEFINE_out("Folder to write to; it must be new or empty (required).")
-_FORMAT = flags.DEFINE_enum(
+_FORMAT = flags.DEFINE_string(
     "format",
-    formats.OWN,
-    sorted(formats.FORMATS),
-    "Format to write: ours (cope_jax), or one of Hugging Face's.",
+    "cope_jax",
+    "Format to write: ours (cope_jax), or one of Hugging Face's (bert, gpt2, llama).",
 )
 _SEED = common_flags.DEFINE_seed()
 
@@ -90,6 +89,7 @@ def main() -> None:
     target = Path(_OUT.value)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is not an empty folder: choose another --out")
+    common_flags.check_names("--format", [_FORMAT.value], formats.FORMATS)
     loaded = load(_MODEL.value)
     source = loaded.folder
     texts: dict[str, str] = {}

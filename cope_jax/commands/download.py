@@ -8,7 +8,6 @@ The command keeps existing files, so the same command resumes after an interrupt
 from absl import flags
 
 from cope_jax.cli import common_flags, outputs
-from cope_jax.cli.flag_values import check_names
 from cope_jax.data.fetch import SOURCES, download
 
 _CORPORA = flags.DEFINE_list(
@@ -23,7 +22,7 @@ _MIRROR = common_flags.DEFINE_text(
 
 def main() -> None:
     """Downloads the files that --out does not have yet, and prints the folder."""
-    check_names("corpus to download", _CORPORA.value, SOURCES)
+    common_flags.check_names("corpus to download", _CORPORA.value, SOURCES)
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
         with outputs.writing(_OUT.value):

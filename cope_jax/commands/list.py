@@ -6,7 +6,7 @@ cope-jax list --only=configs
 """
 
 import ast
-import inspect
+import json
 import re
 import shutil
 import textwrap
@@ -17,40 +17,34 @@ from typing import Any
 from absl import flags
 
 import cope_jax
-from cope_jax import encodings, models, tasks
-from cope_jax.cli import run
-from cope_jax.cli.flag_values import check_names
-from cope_jax.runs.load import TRAINED, load_run
+from cope_jax.cli import command_file, common_flags
 from cope_jax.training import config_files
 
 KINDS = ("commands", "configs", "grids", "encodings", "tasks", "models", "trained")
+PACKAGE = Path(cope_jax.__file__).parent
 
 _ONLY = flags.DEFINE_list("only", list(KINDS), f"What to list: any of {', '.join(KINDS)}.")
 
 
 def main() -> None:
-    """Prints a list for each kind."""
-    check_names("--only", _ONLY.value, KINDS)
-    registries: dict[str, Any] = {
-        "encodings": encodings.ENCODINGS,
-        "tasks": tasks.TASKS,
-        "models": models.MODELS,
-    }
+    """Prints a list for each kind; it reads files, and imports none of them but those of configs."""
+    common_flags.check_names("--only", _ONLY.value, KINDS)
     blocks = []
     for kind in _ONLY.value:
-        if kind in registries:
-            known = {name: registries[kind].get(name) for name in registries[kind]}
-            texts = {name: inspect.getdoc(entry) or "" for name, entry in known.items()}
-        elif kind == "trained":
-            texts = {path.name: load_run(path).title() for path in sorted(TRAINED.iterdir())}
+        if kind == "trained":
+            runs = {path.parent.name: path for path in sorted(PACKAGE.glob("trained/*/run.json"))}
+            texts = {name: _title(json.loads(path.read_bytes())) for name, path in runs.items()}
         elif kind == "grids":
-            folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
+            folder = PACKAGE.parent / "experiments" / "grids"
             texts = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
         elif kind == "configs":
             documents = _documents(config_files.families())
             texts = {name: with_variants(name, text) for name, text in documents.items()}
+        elif kind == "commands":
+            names = command_file.command_names()
+            texts = _documents({name: command_file.COMMANDS / f"{name}.py" for name in names})
         else:
-            texts = _documents({name: run.COMMANDS / f"{name}.py" for name in run.command_names()})
+            texts = _registered(PACKAGE / kind)
         if not texts:  # an installed package has no grids
             continue
         width = 2 + max(map(len, texts))
@@ -71,6 +65,27 @@ def _documents(files: Mapping[str, Path]) -> dict[str, str]:
     """Reads the docstring of each file without running the file."""
     trees = {name: ast.parse(path.read_bytes()) for name, path in files.items()}
     return {name: ast.get_docstring(tree) or "" for name, tree in trees.items()}
+
+
+def _registered(folder: Path) -> dict[str, str]:
+    """The docstrings of the classes in a folder, by the names that `register` gives them."""
+    documents = {}
+    for path in folder.glob("*.py"):
+        classes = (
+            node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)
+        )
+        for node in classes:
+            for decorator in map(ast.unparse, node.decorator_list):
+                if name := re.search(r"\.register\('(\w+)'\)", decorator):
+                    documents[name[1]] = ast.get_docstring(node) or ""
+    return dict(sorted(documents.items()))
+
+
+def _title(run: Mapping[str, Any]) -> str:
+    """A description of a trained model in one line, as `LoadedRun.title` gives it."""
+    config = run["config"]
+    names = filter(None, (config["task"]["name"], config["encoding"], config.get("variant")))
+    return f"{', '.join(names)}, seed {run['seeds'][0]}, step {run['step']:,}"
 
 
 def first_sentence(text: str) -> str:

@@ -28,7 +28,7 @@ from absl import flags
 from cope_jax.cli import common_flags, outputs
 from cope_jax.cli.flag_values import load_models
 from cope_jax.corpora import sentences_by_corpus
-from cope_jax.corpora.word_sense_corpora import Occurrence
+from cope_jax.corpora.word_sense_corpora import CORPORA, Occurrence
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word_senses
 from cope_jax.evaluation.contextual.word2vec import (
@@ -73,7 +73,7 @@ _LAYERS = flags.DEFINE_enum(
 _CORPUS = flags.DEFINE_enum(
     "corpus",
     "coarsewsd20",
-    list(word_senses.CORPORA),
+    list(CORPORA),
     "For --task=senses: corpus to read, with labelled word senses.",
 )
 _TRAIN = common_flags.DEFINE_count(
@@ -93,7 +93,7 @@ WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {
     "of any word": ("any", 1),
 }
 """By heading: the occurrences that can be neighbours, and how many of one word may be."""
-Scores = Mapping[str, Sequence[word_senses.SenseScore]]
+Scores = Mapping[str, Sequence["word_senses.SenseScore"]]
 """The scores of each model or baseline, by name."""
 
 

@@ -18,6 +18,7 @@ from absl import flags
 from tqdm import tqdm
 
 from cope_jax.cli import common_flags, engine_flags, jobs, outputs
+from cope_jax.errors import Interrupted
 from cope_jax.evaluation.report import grid_report
 from cope_jax.runs.grid import grid_file, search
 from cope_jax.runs.grid.cell import Cell
@@ -25,7 +26,6 @@ from cope_jax.runs.grid.engines import Engine
 from cope_jax.runs.grid.grid import Grid, State
 from cope_jax.runs.workdir import Workdir
 from cope_jax.storage.mirror import shown
-from cope_jax.training.preemption import Interrupted
 
 _GRID = flags.DEFINE_string(
     "grid",

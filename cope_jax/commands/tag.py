@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from cope_jax.cli import common_flags, config_flags, jobs, outputs
-from cope_jax.cli.flag_values import by_kind, check_names, with_options
+from cope_jax.cli.flag_values import by_kind, with_options
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, pretrained
 from cope_jax.evaluation.report.plot_style import save
@@ -97,7 +97,7 @@ def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
     Raises:
       ConfigError: a system is unknown, or no system is left.
     """
-    check_names("system", names, SYSTEMS)
+    common_flags.check_names("system", names, SYSTEMS)
     missing = [kind for kind in ("elmo", "bert") if kind not in models]
     lacking = {name for name in SYSTEMS for kind in missing if kind in name}
     systems = [name for name in SYSTEMS if name in names and name not in lacking]

@@ -113,3 +113,6 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
                 f"{path}, line {number} is not an annotated sentence ({error}): fix the line"
             ) from error
     return occurrences
+
+
+CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}

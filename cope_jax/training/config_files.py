@@ -2,7 +2,7 @@
 
 A file of cope_jax/configs is given by its name, any other file by its path. Text after a colon is
 the variant: the argument of `get_config`. A file lists its variants in `VARIANTS`. A path may have
-colons too: the variant follows the last.
+colons too: the variant follows the last. To find and to list files needs no JAX.
 """
 
 import dataclasses
@@ -14,18 +14,17 @@ import re
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ml_collections.config_dict import ConfigDict as ConfigDict
 from ml_collections.config_dict import placeholder
 
-from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
-from cope_jax.models import MODELS
-from cope_jax.models.model import overlay
 from cope_jax.registry import checked, field_types, unknown
 from cope_jax.storage.files import read_object
-from cope_jax.training.experiment_config import ExperimentConfig
+
+if TYPE_CHECKING:
+    from cope_jax.training.experiment_config import ExperimentConfig
 
 GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
 """Common optimizer settings of large language models (arXiv 2005.14165)."""
@@ -59,7 +58,7 @@ def measured(examples: int, curve: int, batch_size: int, sweep: int = 0) -> dict
     }
 
 
-def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
+def config(name: str | os.PathLike[str], **changes: Any) -> "ExperimentConfig":
     """Loads a config by its name in cope_jax/configs, or by its path, and applies changes.
 
     >>> import cope_jax as cj
@@ -79,6 +78,9 @@ def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
     Raises:
       ConfigError: there is no such file, a field is unknown, or a value has the wrong type.
     """
+    from cope_jax.models.model import overlay
+    from cope_jax.training.experiment_config import ExperimentConfig
+
     original = named(os.fspath(checked(name, str | os.PathLike, "the name of a config")))
     return ExperimentConfig.from_mapping(overlay(original.to_dict(), changes))
 
@@ -126,6 +128,8 @@ def named(name: str) -> ConfigDict:
 
 def _of_run(path: Path) -> ConfigDict:
     """The config of a run, from its config.json."""
+    from cope_jax.training.experiment_config import ExperimentConfig
+
     config = read_object(path, "give the config.json of a run", config=dict)["config"]
     try:
         ExperimentConfig.from_mapping(config)  # whose errors name the field
@@ -205,6 +209,10 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
       options: the task's options that differ from its defaults.
       **overrides: fields of `ExperimentConfig` that differ from its defaults, as nested dicts.
     """
+    from cope_jax import encodings, tasks
+    from cope_jax.models import MODELS
+    from cope_jax.training.experiment_config import ExperimentConfig
+
     name = overrides.get("model", {}).get("name", ExperimentConfig().model.name)
     model = MODELS.get(name).Options()
     config = _fields(ExperimentConfig(model=model))

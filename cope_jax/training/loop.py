@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from cope_jax.array_types import PyTree
-from cope_jax.errors import NonFiniteError
+from cope_jax.errors import Interrupted, NonFiniteError
 from cope_jax.progress import Progress
 from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import JobConfig, TrainingConfig
 from cope_jax.training.learner import TrainState
 from cope_jax.training.metrics import MetricsWriter, headline
-from cope_jax.training.preemption import GracefulStop, Interrupted
+from cope_jax.training.preemption import GracefulStop
 from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
 from cope_jax.training.throughput import Throughput, describe

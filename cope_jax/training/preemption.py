@@ -13,18 +13,6 @@ from jax.experimental import multihost_utils
 WORDS = b"\nfinishing the current steps, then saving; press Ctrl-C again to quit immediately\n"
 
 
-class Interrupted(Exception):
-    """The run was asked to stop, saved a checkpoint, and stopped; the same command resumes the run.
-
-    Attributes:
-      exit_code: 128 + the number of the signal, as in shells: 130 after Ctrl-C, 143 after SIGTERM.
-    """
-
-    def __init__(self, message: str, number: int = signal.SIGINT):
-        super().__init__(message)
-        self.exit_code = 128 + number
-
-
 class GracefulStop:
     """A context manager in which Ctrl-C (SIGINT) and SIGTERM request a stop, to save and exit.
 

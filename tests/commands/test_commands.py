@@ -10,9 +10,10 @@ import jax
 import pytest
 
 from cope_jax import encodings, models, tasks
-from cope_jax.cli import jobs, run
+from cope_jax.cli import command_file, jobs, run
 from cope_jax.errors import ConfigError
 from cope_jax.runs.grid import claims
+from cope_jax.runs.load import load
 from cope_jax.training import config_files
 from cope_jax.training.metrics import read_metrics
 from tests.commands.commands import ROOT, Command, Surroundings
@@ -176,8 +177,9 @@ def test_list_shows_every_name_with_a_line(start):
         assert not variants or " ".join(words).endswith(f"variants: {', '.join(variants)}")
     assert "counting" in names["configs"] and config_files.variants_of("counting")[0] == "1"
     assert (names["tasks"], names["models"]) == (tasks.TASKS.names(), models.MODELS.names())
-    assert names["commands"] == run.command_names()
-    assert names["trained"] == ("counting", "shakespeare")
+    assert names["commands"] == command_file.command_names()
+    titles = {name: load(name).title() for name in ("counting", "shakespeare")}
+    assert {name: " ".join(words) for name, *words in blocks["trained"]} == titles
     assert (
         start("list", "--only=trained").wait().out == f"trained{done.out.rpartition('trained')[2]}"
     )
@@ -259,7 +261,7 @@ def test_without_a_name_the_commands_are_listed(words, capsys, monkeypatch):
     with pytest.raises(SystemExit) as left:
         run.run_command()
     listed = capsys.readouterr().out.split("\n\n")[1]
-    assert not left.value.code and tuple(listed.split(", ")) == run.command_names()
+    assert not left.value.code and tuple(listed.split(", ")) == command_file.command_names()
 
 
 def test_an_unknown_command_is_one_line(start):

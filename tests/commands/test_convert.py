@@ -305,7 +305,10 @@ def test_wrong_input_is_one_line(start, run, tmp_path):
             (f"--model={run}", new, "--format=bert"),
             "the format bert is for a bert, but this is a decoder",
         ),
-        ((f"--model={run}", new, "--format=onnx"), "--format"),
+        (
+            (f"--model={run}", new, "--format=onnx"),
+            "unknown --format 'onnx': choose from bert, cope_jax",
+        ),
         ((new,), "missing --model"),
     ]
     running = [(start("convert", *flags), message) for flags, message in cases]

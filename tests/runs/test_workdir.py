@@ -262,7 +262,7 @@ def test_a_signal_before_a_command_begins_is_one_line(number):
 import signal, sys
 class Signal:
     def find_spec(name, *_):
-        if name == "jax":
+        if name == "absl":
             signal.raise_signal({int(number)})
 sys.meta_path.insert(0, Signal)
 from cope_jax.__main__ import main

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from cope_jax.errors import Interrupted
 from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import MeshConfig
 from cope_jax.training.metrics import read_metrics
-from cope_jax.training.preemption import Interrupted
 from tests.training import tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exactness")]

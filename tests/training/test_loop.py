@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.errors import NonFiniteError, StorageError
+from cope_jax.errors import Interrupted, NonFiniteError, StorageError
 from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training import loop
 from cope_jax.training.experiment_config import JobConfig
 from cope_jax.training.metrics import read_metrics
-from cope_jax.training.preemption import Interrupted
 from cope_jax.training.profiling import Profile
 from tests.training import tiny
 

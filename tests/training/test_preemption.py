@@ -6,8 +6,9 @@ import sys
 import jax
 import pytest
 
+from cope_jax.errors import Interrupted
 from cope_jax.training import preemption as module
-from cope_jax.training.preemption import GracefulStop, Interrupted
+from cope_jax.training.preemption import GracefulStop
 
 pytestmark = pytest.mark.newest
 

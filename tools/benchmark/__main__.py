@@ -18,13 +18,15 @@ from pathlib import Path
 from absl import flags
 from rich.console import Console
 
-from cope_jax.cli.flag_values import check_names, read_names
+from cope_jax.cli.common_flags import check_names
+from cope_jax.cli.flag_values import read_names
 from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import Interrupted
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.storage.files import write_atomically
-from cope_jax.training.preemption import GracefulStop, Interrupted
+from cope_jax.training.preemption import GracefulStop
 from tools import timing
 from tools.benchmark import benchmark_report, contenders, memory_use, process
 from tools.benchmark.workloads import Recipe, cores, read_problems

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cope_jax.corpora.word_sense_corpora import Occurrence, read_coarsewsd, read_semcor
+from cope_jax.corpora.word_sense_corpora import CORPORA, Occurrence
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.word2vec import normalise
 from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
 
-CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}
 # Cosines that differ by less count as equal, because sums of equal vectors differ by rounding.
 TIE = 1e-5
 

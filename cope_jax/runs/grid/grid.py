@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError, StorageError, storage_reason
+from cope_jax.errors import ConfigError, Interrupted, StorageError, storage_reason
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
@@ -23,7 +23,6 @@ from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.from_config import create_learner
-from cope_jax.training.preemption import Interrupted
 
 
 @dataclasses.dataclass

@@ -14,7 +14,14 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError, bucket_error, storage_reason
+from cope_jax.errors import (
+    ConfigError,
+    Interrupted,
+    NonFiniteError,
+    StorageError,
+    bucket_error,
+    storage_reason,
+)
 from cope_jax.runs.grid import claims
 
 if TYPE_CHECKING:
@@ -62,7 +69,6 @@ def _train(cell: "Cell", folder: Path, commit: str | None) -> int:
     from cope_jax.runs.experiment import Experiment
     from cope_jax.runs.workdir import Workdir
     from cope_jax.storage.programs import keep_programs
-    from cope_jax.training.preemption import Interrupted
 
     keep_programs()
     try:

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 import cope_jax as cj
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError
+from cope_jax.errors import ConfigError, Interrupted, NonFiniteError, StorageError
 from cope_jax.runs.grid import claims, worker
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.cell_process import FAILED, Job, last_line, run
-from cope_jax.training.preemption import Interrupted
 
 PYTHON = sys.executable
 

@@ -12,12 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 import cope_jax as cj
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError
+from cope_jax.errors import ConfigError, Interrupted, NonFiniteError, StorageError
 from cope_jax.runs.grid import engines, schedule
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.cell_process import FAILED, Job
 from cope_jax.runs.grid.grid import Grid
-from cope_jax.training.preemption import Interrupted
 
 CONFIGS = {name: cj.config("quick", encoding=name) for name in ("rope", "cope", "fox", "none")}
 

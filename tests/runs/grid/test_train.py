@@ -10,11 +10,10 @@ import time
 import pytest
 
 import cope_jax as cj
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, Interrupted
 from cope_jax.runs.grid.cell import plan
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.workdir import Workdir, write_json
-from cope_jax.training.preemption import Interrupted
 
 pytestmark = pytest.mark.xdist_group("grid")
 

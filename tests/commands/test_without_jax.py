@@ -1,0 +1,76 @@
+"""Help, lists and mistyped flags need no JAX, whose import takes half a second of CPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cope_jax.cli.command_file import COMMANDS, command_names
+from tests.commands.commands import ROOT
+
+CHILDREN = """
+import json, os, sys
+from cope_jax.__main__ import main
+from cope_jax.cli import run  # once, for all children
+out = os.dup(1)  # a command closes its own
+for words in json.loads(sys.argv[1]):
+    if os.fork():
+        os.wait()
+        continue
+    sys.argv = ["cope-jax", *words]
+    try:
+        main()
+    except SystemExit as left:
+        heavy = sorted({"jax", "flax", "orbax"} & sys.modules.keys())
+        os.write(out, f"\\0{json.dumps([left.code or 0, heavy])}\\0".encode())
+        os._exit(0)
+"""
+"""Runs each command in a child; prints its output, then how it ended and what it imported."""
+HELP = [[name, "--help"] for name in command_names()]
+MISTAKES = {
+    "trian --config=quick": "unknown command 'trian': did you mean 'train'? Choose from ",
+    "train --confg=quick": "unknown flag --confg: did you mean --config? See --help",
+    "train --config=quick --config.seed=1 --noworkdir=x": "unknown flag --noworkdir",
+    "compare --config quick --seedz 3": "unknown flag --seedz: did you mean --seeds? See --help",
+    "evaluate": "missing --model; see --help",
+    "list --only=encoding": "unknown --only 'encoding': did you mean 'encodings'? Choose from ",
+    "sweep --xyz": "unknown flag --xyz; see --help",
+}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    asked = [["--help"], ["list"], *HELP, *(words.split() for words in MISTAKES)]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILDREN, json.dumps(asked)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    texts = done.stdout.split("\0")
+    ends = map(json.loads, texts[1::2])
+    known = zip(asked, texts[::2], ends, strict=False)  # a last text, which is empty
+    return {" ".join(words): (text, *end) for words, text, end in known}
+
+
+def test_no_answer_imports_jax(answers):
+    assert len(answers) == 2 + len(HELP) + len(MISTAKES)
+    assert {words: heavy for words, (_, _, heavy) in answers.items() if heavy} == {}
+
+
+def test_help_is_the_docstring_and_the_flags(answers):
+    for words in HELP:
+        text, status, _ = answers[" ".join(words)]
+        assert status == 0 and "\n\nFlags:\n" in text, words
+        document = (COMMANDS / f"{words[0]}.py").read_text().partition('"""')[2]
+        assert text.partition("\n")[0] == document.partition("\n")[0]
+
+
+def test_mistakes_are_one_line(answers):
+    for words, line in MISTAKES.items():
+        text, status, _ = answers[words]
+        assert (status, text.count("\n")) == (2, 1), text
+        assert text.startswith(f"error: {line}")
