@@ -359,6 +359,7 @@ MISTAKES = {
         dict(k_positions=np.arange(6, dtype=np.int32)),
         "k_positions must have shape",
     ),
+    "blocks": (dict(blocks=(8, 0, 8)), "blocks must be three sizes of at least 1, got (8, 0, 8)"),
     "mask of numbers": (
         dict(mask=ones(2, 1, 6, 6)),
         "mask must be boolean, True where a query may see a key, got float32",

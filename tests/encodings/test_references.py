@@ -158,6 +158,8 @@ def test_selective(x64):
 
 def test_pope(x64):
     ours = Ours("pope")
+    outside = -8.0, 0.5  # of [−2π, 0]
+    ours.encoding.phase[...] = jnp.asarray(ours.encoding.phase[...]).at[0, :2].set(outside)
     theirs = x_transformers()
     polar = theirs.PolarEmbedding(SIZES.head_dim, SIZES.kv_heads).double()
     polar.learned_bias.data = tensor(ours.encoding.phase[...])[:, None]

@@ -294,6 +294,10 @@ def test_flops_are_those_of_the_matrices_and_filters():
         (lambda: ElmoOptions(num_layers=0), "elmo.num_layers must be at least 1"),
         (lambda: ElmoOptions(projection_dim=0), "elmo.projection_dim must be at least 1, got 0"),
         (lambda: ElmoOptions(cell_clip=-1.0), "elmo.cell_clip must be at least 0"),
+        (
+            lambda: dataclasses.replace(CONFIG, projection_dim=0),
+            "elmo.projection_dim must be at least 1, got 0",
+        ),
         (lambda: ElmoOptions(filters=((1, 2, 3),)), "characters.filters must be pairs"),
         (
             lambda: model(vocab_size=0).metrics(batch()),

@@ -97,6 +97,13 @@ def test_cells_say_what_is_shown(tmp_path):
     assert data["views"]["out of distribution"]["stack <b>"]["rope"]["mean"] == pytest.approx(0.5)
 
 
+def test_places_are_those_among_the_encodings_that_all_columns_have():
+    third = [row | {"encoding": "fox", "value": 1.0} for row in rows() if row["encoding"] == "rope"]
+    columns = known([*rows(), *third]).cells["in distribution"]
+    places = {name: cell.mean for name, cell in columns["mean rank"].items()}
+    assert places == {"cope": 1.25, "rope": 1.75, "fox": 3.0}
+
+
 def test_one_task_has_a_column_for_each_split(tmp_path):
     data = content(write(tmp_path, settings=("recall",)))
     assert {name: list(columns) for name, columns in data["views"].items()} == {
