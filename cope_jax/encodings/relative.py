@@ -10,7 +10,7 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
 from cope_jax.errors import ConfigError
-from cope_jax.ops.gather import take_rows
+from cope_jax.ops.gather import row_products
 from cope_jax.registry import check_at_least
 
 
@@ -69,12 +69,13 @@ class Relative(Encoding):
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         first, end, dtype = self.first, self.end, pairs.logits.dtype
-        z_BHLN = jnp.einsum("BHLK,NK->BHLN", pairs.q.astype(dtype), self.table[...].astype(dtype))
-        if self.config.scale_position_logits:
-            z_BHLN = z_BHLN / self.shape.head_dim**0.5
         distance_B1LM = pairs.distance
-        row_B1LM = jnp.clip(distance_B1LM, first, end - 1) - first
-        bias_BHLM = take_rows(z_BHLN, jnp.broadcast_to(row_B1LM, pairs.logits.shape))
+        row_BLM = jnp.clip(distance_B1LM[:, 0], first, end - 1) - first
+        bias_BHLM = row_products(
+            pairs.q.astype(dtype), self.table[...].astype(dtype), row_BLM, pairs.mask[:, 0]
+        )
+        if self.config.scale_position_logits:
+            bias_BHLM = bias_BHLM / self.shape.head_dim**0.5
         if self.config.beyond == "nothing":
             bias_BHLM = jnp.where(jnp.abs(distance_B1LM) < end, bias_BHLM, jnp.zeros((), dtype))
         if not self.config.signed:

@@ -89,6 +89,44 @@ def _take_rows_of_tangent(dz: Array, y: Array, z: Array, indices: Array) -> Arra
 take_rows.defjvps(_take_rows_of_tangent, None)
 
 
+def row_products(q_BHLK: Array, table_NK: Array, rows_BLM: Array, seen_BLM: Array) -> Array:
+    """Returns products of queries with rows of a table, y_BHLM = q_l·table[rows_lm].
+
+    If the rows of all pairs that are seen fit into a window of L + M − 1 rows, as those of
+    distances do, only these rows are multiplied.
+
+    Args:
+      q_BHLK: queries.
+      table_NK: the table, shared by all heads.
+      rows_BLM: int32, `[B, L, M]` or `[1, L, M]`. The caller must ensure that they are within
+        [0, N−1].
+      seen_BLM: the pairs whose products matter; the others are finite.
+
+    >>> q, table = jnp.ones((1, 1, 2, 1)), jnp.arange(9.0)[:, None]
+    >>> rows = jnp.array([[[5, 4], [6, 0]]])
+    >>> row_products(q, table, rows, rows > 0)[0, 0, :, 0].tolist()
+    [5.0, 6.0]
+    """
+    length, keys = rows_BLM.shape[1:]
+    window, last = length + keys - 1, len(table_NK) - 1
+
+    def read(table_NK: Array, rows_BLM: Array) -> Array:
+        z_BHLN = jnp.einsum("BHLK,NK->BHLN", q_BHLK, table_NK)
+        shape = (*q_BHLK.shape[:3], keys)
+        return take_rows(z_BHLN, jnp.broadcast_to(rows_BLM[:, None], shape))
+
+    if tile.is_tracing() or window > last:
+        return read(table_NK, rows_BLM)
+    first = jnp.minimum(jnp.where(seen_BLM, rows_BLM, last).min(), last + 1 - window)
+
+    def read_window() -> Array:
+        near = jax.lax.dynamic_slice_in_dim(table_NK, first, window)
+        return read(near, jnp.clip(rows_BLM - first, 0, window - 1))
+
+    fits = jnp.where(seen_BLM, rows_BLM, 0).max() < first + window
+    return jax.lax.cond(fits, read_window, lambda: read(table_NK, rows_BLM))
+
+
 def take_windows(z: Array, starts: Array, size: int) -> Array:
     """Returns neighbours in rows of `z`, y[..., m, s] = z[..., starts[..., m] + s], s < size.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cope_jax.ops import gather
-from cope_jax.ops.gather import lookup, take_rows, take_tokens, take_windows
+from cope_jax.ops.gather import lookup, row_products, take_rows, take_tokens, take_windows
 
 SIZE = 5
 
@@ -73,6 +73,43 @@ def test_indices_carry_no_gradient():
     z, at, dy = problem((2,), 3)
     pull = jax.vjp(take_rows, jnp.asarray(z), jnp.asarray(at))[1]
     assert pull(jnp.asarray(dy))[1].dtype == jax.dtypes.float0
+
+
+def products_and_pull(q, table, rows, seen, dy):
+    y, pull = jax.vjp(lambda q, table: row_products(q, table, rows, seen), q, table)
+    return y, *pull(jnp.where(seen[:, None], dy, 0))
+
+
+@pytest.mark.parametrize(
+    "stride, table_rows", [(1, 30), (1, 6), (1, 5), (3, 30)], ids=["window", "6", "5", "apart"]
+)
+def test_products_of_queries_with_rows(stride, table_rows):
+    rng = np.random.default_rng(0)
+    q, table = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(table_rows, 5))
+    distance = stride * (4 + np.arange(4)[:, None] - np.arange(3)[None])
+    rows = np.clip(distance, 0, table_rows - 1)[None].astype(np.int32)
+    seen, dy = np.ones(rows.shape, bool), rng.normal(size=(2, 3, 4, 3))
+    # A pair that is not seen may be anywhere.
+    rows[0, 1, 2], seen[0, 1, 2] = 0, False
+    y, dq, dtable = jax.jit(products_and_pull)(q, table, rows, seen, dy)
+    visible = np.where(seen[:, None], dy, 0)
+    kept = np.broadcast_to(seen[:, None], y.shape)
+    expected = np.einsum("bhlk,lmk->bhlm", q, table[rows[0]])
+    np.testing.assert_allclose(y[kept], expected[kept], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        dq, np.einsum("bhlm,lmk->bhlk", visible, table[rows[0]]), rtol=0, atol=1e-13
+    )
+    by_row = np.zeros_like(table)
+    np.add.at(by_row, rows[0], np.einsum("bhlm,bhlk->lmk", visible, q))
+    np.testing.assert_allclose(dtable, by_row, rtol=0, atol=1e-13)
+
+
+def test_products_leave_rows_out_that_no_pair_reads():
+    """A product with the whole table would multiply the NaN of its other rows by 0."""
+    q, table = jnp.ones((1, 1, 4, 5)), jnp.full((30, 5), jnp.nan).at[10:16].set(1.0)
+    rows = jnp.asarray(10 + 2 + np.arange(4)[:, None] - np.arange(3)[None], jnp.int32)[None]
+    y, dq, _ = products_and_pull(q, table, rows, rows > 0, jnp.ones((1, 1, 4, 3)))
+    assert jnp.isfinite(y).all() and jnp.isfinite(dq).all()
 
 
 TABLE = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
