@@ -33,6 +33,7 @@ MISTAKES = {
     "train --confg=quick": "unknown flag --confg: did you mean --config? See --help",
     "train --config=quick --config.seed=1 --noworkdir=x": "unknown flag --noworkdir",
     "compare --config quick --seedz 3": "unknown flag --seedz: did you mean --seeds? See --help",
+    "train --config=quikc --workdir=x": "unknown config 'quikc': did you mean 'quick'? Choose from ",
     "evaluate": "missing --model; see --help",
     "list --only=encoding": "unknown --only 'encoding': did you mean 'encodings'? Choose from ",
     "sweep --xyz": "unknown flag --xyz; see --help",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cope_jax.evaluation.report import grid_cells, page, results_table
+from cope_jax.evaluation.report import grid_cells, page, results_picture, results_table
 from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.runs.grid.cell import Cell
@@ -73,7 +73,7 @@ def write_all(grid: Grid, state: State, budget: str = "") -> list[Path]:
     title = grid.workdir.resolve().name
     tables, (page, latex) = write(grid, state, made, title, facts)
     text = write_atomically(grid.workdir / "table.md", results_table.markdown(tables))
-    picture = save(results_table.picture(tables, title), grid.workdir / "table.png")
+    picture = save(results_picture.picture(tables, title), grid.workdir / "table.png")
     return [page, *grid.write_results(), latex, text, picture]
 
 

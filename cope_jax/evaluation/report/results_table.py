@@ -1,15 +1,8 @@
-"""The tables of a grid, encodings by settings, as Markdown, as LaTeX and as a picture."""
+"""The tables of a grid, encodings by settings, as Markdown and as LaTeX."""
 
-import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from matplotlib import rc_context
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-
-from cope_jax.evaluation.report.grid_cells import RANK, Cell, Tables, legend
-from cope_jax.evaluation.report.plot_style import STYLE, add_caption
+from cope_jax.evaluation.report.grid_cells import Cell, Tables, legend
 from cope_jax.evaluation.report.table import MISSING, Table, escaped, words
 
 
@@ -55,7 +48,7 @@ def results_table(
     """A row for each name, with `quote` around it, and a column of cells for each heading."""
     cells = [[column.get(name) for column in columns.values()] for name in rows]
     pairs = zip(rows, cells, strict=True)
-    texts = [[f"{quote}{name}{quote}", *map(_text, row)] for name, row in pairs]
+    texts = [[f"{quote}{name}{quote}", *map(cell_text, row)] for name, row in pairs]
     bold = {
         (n, m)
         for n, row in enumerate(cells)
@@ -63,40 +56,6 @@ def results_table(
         if cell and cell.best
     }
     return Table(title, ["encoding", *columns], texts, bold=bold)
-
-
-@rc_context(STYLE)
-def picture(tables: Tables, title: str) -> Figure:
-    """The tables as a picture, one next to the other; the colour of a cell is its error."""
-    names, views = tables.encodings, len(tables.cells)
-    widest = max(map(len, tables.cells.values()))
-    size = (1.2 + 0.42 * widest * views, 1.0 + 0.25 * len(names))
-    figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize=9)
-    panels = figure.subplots(1, views, sharey=True, squeeze=False)[0]
-    for axes, (view, columns) in zip(panels, tables.cells.items(), strict=True):
-        headings = [heading for heading in columns if heading != RANK]
-        shown = [[columns[heading].get(name) for heading in headings] for name in names]
-        means = [[cell and cell.mean for cell in row] for row in shown]
-        values = [[math.nan if mean is None else mean for mean in row] for row in means]
-        highest = 1 if tables.unit.symbol else None
-        axes.imshow(np.array(values), COLOURS, vmin=0, vmax=highest, aspect="auto")
-        axes.set_title(view)
-        axes.set_xticks(range(len(headings)), headings, rotation=90)
-        axes.set_yticks(range(len(names)), names)
-        axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-        axes.spines[:].set_visible(False)
-        for row, cells in enumerate(shown):
-            for column, cell in enumerate(cells):
-                weight = "bold" if cell and cell.best else "normal"
-                text = _text(cell).replace(" ± ", "\n± ")
-                axes.text(column, row, text, ha="center", va="center", fontsize=5, weight=weight)
-    add_caption(figure, legend(tables.unit, "Bold"))
-    return figure
-
-
-COLOURS = LinearSegmentedColormap.from_list("errors", ["#66b0f2", "#f7fafc", "#f2a468"])
-"""From blue to orange, which most colour-blind people tell apart."""
 
 
 def _latex(text: str) -> str:
@@ -120,5 +79,6 @@ _LATEX = str.maketrans(
 )
 
 
-def _text(cell: Cell | None) -> str:
+def cell_text(cell: Cell | None) -> str:
+    """The text of a cell, which may be missing."""
     return MISSING if cell is None else cell.text

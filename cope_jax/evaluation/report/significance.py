@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import special, stats
 
 SOLVED = 0.01
 """The error below which a seed has solved a task."""
@@ -45,6 +44,8 @@ def solved(errors: Sequence[float], bound: float = SOLVED) -> Share:
     >>> share.solved, share.count, round(share.low, 2), round(share.high, 2)
     (4, 5, 0.28, 0.99)
     """
+    from scipy import special  # here and below, because a run that trains does without SciPy
+
     below, count = sum(error < bound for error in errors), len(errors)
     tail = (1 - CONFIDENCE) / 2
     low = float(special.betaincinv(below, count - below + 1, tail)) if below else 0.0
@@ -112,6 +113,8 @@ def rank_sum(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     >>> rank_sum(np.array([3.0, 4.0, 5.0]), np.array([1.0, 2.0]))
     (3.0, 0.2)
     """
+    from scipy import stats
+
     both = np.round(np.concatenate([first, second]), 12)  # errors that differ by rounding are equal
     # Equal values may share half a rank.
     doubled = np.rint(2 * stats.rankdata(both)).astype(np.int64)
@@ -143,6 +146,8 @@ def differences(
     Differences are shown if their false discovery rate is at most 5 % (Benjamini & Hochberg): of
     all differences that are shown, at most one in twenty is expected to be due to chance.
     """
+    from scipy import stats
+
     pairs = itertools.combinations(errors, 2)
     compared_of = {(a, b): difference(errors[a], errors[b], examples) for a, b in pairs}
     tested = {pair: compared for pair, compared in compared_of.items() if compared}
@@ -188,6 +193,8 @@ def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str,
     bootstrap over settings, with the given seed: it says how much the rank depends on the choice of
     the settings.
     """
+    from scipy import stats
+
     names = list(dict.fromkeys(name for row in errors.values() for name in row))
     rows = [[row[name] for name in names] for row in errors.values() if row.keys() >= set(names)]
     if not rows:

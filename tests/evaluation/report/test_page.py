@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import grid_cells, page, page_charts, results_table
+from cope_jax.evaluation.report import grid_cells, page, page_charts, results_picture, results_table
 from cope_jax.evaluation.report.plots import error_by_length
 from tests.evaluation.browser import browse, needs_browser
 
@@ -155,7 +155,7 @@ def test_the_tables_for_latex(tmp_path):
 
 
 def test_the_tables_as_a_picture():
-    left, right = results_table.picture(known(rows()), "A grid").axes
+    left, right = results_picture.picture(known(rows()), "A grid").axes
     assert [axes.get_title() for axes in (left, right)] == list(VIEWS)
     texts = {text.get_position(): (text.get_text(), text.get_fontweight()) for text in left.texts}
     assert texts == {
