@@ -61,18 +61,15 @@ class CoPETwoSided(Encoding):
         dtype = accumulator_dtype(q_BHLK.dtype)
         scale = self.shape.head_dim**-0.5 if self.config.scale_position_logits else 1.0
         tables_2NK = scale * self.tables[...].astype(dtype)
-        return Carry(
-            constants=tuple(table_logits(q_BHLK.astype(dtype), table_NK) for table_NK in tables_2NK)
-        )
+        table_NK = tables_2NK.reshape(-1, self.shape.head_dim)
+        return Carry(constants=table_logits(q_BHLK.astype(dtype), table_NK))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         positions_BHLM = self._positions(_gates(pairs), pairs)
-        added = [interpolate(z_BHLN, positions_BHLM) for z_BHLN in carry.constants]
-        added_BHLM = (
-            added[0]
-            if self.config.share_table
-            else jnp.where(pairs.distance < 0, added[1], added[0])
-        )
+        # The tables of both sides follow each other in one row.
+        second = 0 if self.config.share_table else self.config.npos_max
+        first_B1LM = jnp.where(pairs.distance < 0, jnp.int32(second), jnp.int32(0))
+        added_BHLM = interpolate(carry.constants, positions_BHLM, first=first_B1LM)
         return pairs.logits + added_BHLM, carry
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:

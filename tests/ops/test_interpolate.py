@@ -54,6 +54,20 @@ def test_values_and_gradients():
     equal(dp, expected["p"], atol=1e-9)
 
 
+def test_tables_in_one_row():
+    """A table that begins at `first`, with its ends, gives what it gives alone."""
+    z, p, dy = problem()
+    p[..., :2] = 0, SIZE - 1
+    row = np.concatenate([np.full_like(z, 7), z, np.full_like(z, 9)], axis=-1)
+    first = np.full(p.shape, SIZE, np.int32)
+    y, pull = jax.vjp(lambda row, p: interpolate(row, p, first=jnp.asarray(first)), row, p)
+    (drow, dp), expected = pull(dy), compiled(z, p, dy)
+    equal(y, expected[0])
+    equal(drow, np.pad(expected[1], [(0, 0)] * (z.ndim - 1) + [(SIZE, SIZE)]))
+    equal(dp, expected[2])
+    equal(jax.jit(_sum_over_row)(row, p, first)[0], expected[0])
+
+
 def test_whole_places_read_one_entry():
     """With 0 and N−1, the ends of the table, where weight and gradient of the neighbour are 0."""
     z, _, _ = problem()
