@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,10 +24,12 @@ SIZES = BlockSizes(128, 128, 128)
 # Up to ONE_BLOCK keys are one block. Blocks of up to SHORT_BLOCK queries then see different, known
 # numbers of keys.
 ONE_BLOCK, SHORT_BLOCK = 256, 48
-MOST_SPANS = 8  # maximum number of blocks of queries that are traced one by one
+# Each span of keys is compiled by itself: few blocks of queries have a span each, many share FEW.
+MOST_SPANS, FEW_SPANS = 8, 4
 # Name of the forward results that the backward pass needs, for rematerialisation.
 RESIDUALS = "attention"
-Spans = tuple[tuple[int, int], ...] | None
+# A number of blocks of queries, and the first key and the end of the keys that these queries see.
+Span = tuple[int, int, int]
 COUPLED = Reason("it splits the queries, but this encoding couples them", "choose 'full'")
 
 
@@ -72,37 +75,38 @@ def blockwise_attention(encoding: Encoding, request: Request) -> Array:
         sizes = sizes._replace(near=keys)
     padding = -length % sizes.queries
     stream = stream_of(encoding, request, sizes, one_block=sizes.near == keys, padding=padding)
-    few = length + padding <= MOST_SPANS * sizes.queries
-    spans = static_spans(request.mask, sizes.queries) if stream.one_block and few else None
-    return head_major(_attend(spans, stream)[:, :, :length])
+    spans = static_spans(request.mask, sizes.queries) if stream.one_block else None
+    everything = ((length + padding) // sizes.queries, 0, keys)
+    return head_major(_attend(spans or (everything,), stream)[:, :, :length])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spans: Spans, stream: Stream) -> Array:
+def _attend(spans: tuple[Span, ...], stream: Stream) -> Array:
     return _forward_blocks(spans, stream, gradient=False)[0]
 
 
 def _forward_blocks(
-    spans: Spans, stream: Stream, gradient: bool
+    spans: tuple[Span, ...], stream: Stream, gradient: bool
 ) -> tuple[Array, Array, tuple[Array, ...]]:
     def of_strip(stream: Stream, number: Array) -> Any:
         strip = stream.query_block(number)
         state = streaming_softmax.start(strip, gradient)
         return streaming_softmax.finish(strip, streaming_softmax.accumulate(strip, state))
 
-    if spans is not None:
-        return _concatenate(
-            [of_strip(_narrow(stream, span), jnp.int32(n)) for n, span in enumerate(spans)]
-        )
-    return _join(jax.lax.map(functools.partial(of_strip, stream), _numbers(stream)))
+    return _concatenate(
+        [
+            _join(jax.lax.map(functools.partial(of_strip, narrow), numbers))
+            for numbers, narrow, _ in _parts(spans, stream)
+        ]
+    )
 
 
-def _forward(spans: Spans, stream: Stream) -> tuple[Array, Any]:
+def _forward(spans: tuple[Span, ...], stream: Stream) -> tuple[Array, Any]:
     result = checkpoint_name(_forward_blocks(spans, stream, gradient=True), RESIDUALS)
     return result[0], (stream, *result)
 
 
-def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
+def _backward(spans: tuple[Span, ...], kept: Any, dout_BHLK: Array) -> tuple[Any]:
     stream, *result = kept
     residuals = Residuals.of(dout_BHLK, *result)
 
@@ -118,23 +122,16 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
         return (jax.tree.map(add_cotangent, dparams, more), state.keys), dqueries
 
     dparams, dkeys = jax.tree.map(jnp.zeros_like, stream.params), KeyGradients.zeros(stream.keys)
-    dqueries: QueryGradients
-    keys = len(stream.keys.indices)
-    if spans is not None:
-        blocks = []
-        for n, (first, end) in enumerate(spans):
-            narrow = _narrow(stream, (first, end))
-            (dparams, dkey), dquery = of_strip(
-                narrow, (dparams, KeyGradients.zeros(narrow.keys)), jnp.int32(n)
-            )
-            dkeys = dkeys.add(end, dkey.k, dkey.v, dkey.features)
-            blocks.append(dquery.among(first, keys))
-        dqueries = _concatenate(blocks)
-    else:
-        (dparams, dkeys), stacked = jax.lax.scan(
-            functools.partial(of_strip, stream), (dparams, dkeys), _numbers(stream)
+    blocks = []
+    for numbers, narrow, (_, first, end) in _parts(spans, stream):
+        (dparams, dkey), stacked = jax.lax.scan(
+            functools.partial(of_strip, narrow),
+            (dparams, KeyGradients.zeros(narrow.keys)),
+            numbers,
         )
-        dqueries = _join(stacked)
+        dkeys = dkeys.add(end, dkey.k, dkey.v, dkey.features) if len(spans) > 1 else dkey
+        blocks.append(_join(stacked).among(first, len(stream.keys.indices)))
+    dqueries: QueryGradients = _concatenate(blocks)
     cotangents = dqueries.of(stream.queries), dkeys.of(stream.keys, dqueries.bias)
     return (streaming_gradient.of(stream, dparams, *cotangents),)
 
@@ -142,14 +139,21 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
 _attend.defvjp(_forward, _backward)
 
 
-def _numbers(stream: Stream) -> Array:
-    return jnp.arange(stream.queries.q.shape[2] // stream.sizes.queries, dtype=jnp.int32)
-
-
-def _narrow(stream: Stream, span: tuple[int, int]) -> Stream:
-    """Returns a stream with the same queries and only the keys of `span`, as one block."""
-    sizes = stream.sizes._replace(near=span[1] - span[0])
-    return dataclasses.replace(stream.part(stream.queries, stream.keys.range(*span)), sizes=sizes)
+def _parts(spans: tuple[Span, ...], stream: Stream) -> Iterator[tuple[Array, Stream, Span]]:
+    """Yields for each span (the numbers of its blocks of queries, a stream with its keys only, the
+    span).
+    """
+    start = 0
+    for span in spans:
+        blocks, first, end = span
+        narrow = stream
+        if len(spans) > 1:
+            sizes = stream.sizes._replace(near=end - first)
+            narrow = dataclasses.replace(
+                stream.part(stream.queries, stream.keys.range(first, end)), sizes=sizes
+            )
+        yield jnp.arange(start, start + blocks, dtype=jnp.int32), narrow, span
+        start += blocks
 
 
 def _join(stacked: Any) -> Any:
@@ -166,20 +170,27 @@ def _concatenate(blocks: list[Any]) -> Any:
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=2), *blocks)
 
 
-def static_spans(mask: Mask, size: int) -> Spans:
-    """Returns the range of keys (first, end) that causality and window let each block of `size`
-    queries see.
+def static_spans(mask: Mask, size: int) -> tuple[Span, ...] | None:
+    """Returns the spans of keys that causality and window let the blocks of `size` queries see.
 
-    The result is None if the indices are unknown while tracing.
+    Consecutive blocks share a span if there are more than `MOST_SPANS`. The result is None if the
+    indices are unknown while tracing.
     """
     q_indices, k_indices = mask.q_indices_L, mask.k_indices_M
     if not isinstance(q_indices, np.ndarray) or not isinstance(k_indices, np.ndarray):
         return None
+    blocks = -(-len(q_indices) // size)
+    together = 1 if blocks <= MOST_SPANS else -(-blocks // FEW_SPANS)
     spans = []
-    for start in range(0, len(q_indices), size):
+    for start in range(0, blocks, together):
+        end = min(start + together, blocks)
         rule = Mask(
-            q_indices[start : start + size], k_indices, causal=mask.causal, window=mask.window
+            q_indices[start * size : end * size],
+            k_indices,
+            causal=mask.causal,
+            window=mask.window,
         )
         seen = np.flatnonzero(rule.allowed().any(axis=0))
-        spans.append((int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1))
+        keys = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)
+        spans.append((end - start, *keys))
     return tuple(spans)

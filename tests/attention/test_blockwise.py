@@ -172,6 +172,19 @@ def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
         np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("spec", ["cope_two_sided(npos_max=4)", "path(rank=3,forget=True)"])
+def test_strips_that_share_a_span(spec, x64, monkeypatch):
+    """Seven strips of one query share three spans."""
+    monkeypatch.setattr("cope_jax.attention.blockwise.MOST_SPANS", 2)
+    monkeypatch.setattr("cope_jax.attention.blockwise.FEW_SPANS", 3)
+    run = compiled(spec, BlockSizes(1, KEYS, KEYS), window=6)
+    _, state = build(spec)
+    arrays, data = arrays_of(LENGTH, KEYS), known(random_data(0, LENGTH, KEYS))
+    data = data._replace(q_segments=None, k_segments=None)
+    full, blockwise = run(state, arrays, data)
+    assert_equal(blockwise, full)
+
+
 def masks(length, keys):
     """Two-sided within a prefix, then padding; and masks at random, some of whose queries and keys
     are all hidden.

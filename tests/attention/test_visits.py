@@ -1,5 +1,7 @@
 """The blocks of keys that a block of queries visits, and the block at which it stops counting."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,10 @@ def request_of(q, k, v, mask, blocks=BLOCKS):
     queries = QueryBlock(q, q, None, (), places[0], mask.q_indices_L, mask.q_segment_ids_BL)
     keys = KeyBlock(k, v, (), places[1], mask.k_indices_M, mask.k_segment_ids_BM, mask.given_B1LM)
     return Request(queries, keys, causal=mask.causal, window=mask.window, blocks=blocks)
+
+
+def request_with(request, v):
+    return dataclasses.replace(request, keys=dataclasses.replace(request.keys, v=v))
 
 
 def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
@@ -131,6 +137,24 @@ def test_far_blocks_are_wide(gradient, given):
     jax.effects_barrier()
     sizes = sorted((int(columns[0]), len(columns)) for _, columns, _ in seen)
     assert sizes == [(0, 5), (5, 5), (10, 5), (15, 5), (20, 2), (22, 2)]
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_strips_that_share_a_span_read_only_its_keys(gradient):
+    """Twelve strips of two queries, which see all keys as one block, share four spans."""
+    seen = []
+    encoding, blocks = Recorder(seen), BlockSizes(2, KEYS, KEYS)
+    q, k, v = (random(1, KEYS, 2, WIDTH, seed=s) for s in range(3))
+    request = request_of(q, k, v, Mask(INDICES, INDICES), blocks)
+    out, pull = jax.vjp(lambda v: blockwise_attention(encoding, request_with(request, v)), v)
+    if gradient:
+        jax.effects_barrier()
+        seen.clear()
+        jax.block_until_ready(pull(out))
+    jax.block_until_ready(out)
+    jax.effects_barrier()
+    sizes = {int(rows[0]): len(columns) for rows, columns, _ in seen}
+    assert sizes == {row: 6 * (1 + row // 6) for row in range(0, KEYS, 2)}
 
 
 RULED_OUT = {  # the mask, and the keys that no query sees
