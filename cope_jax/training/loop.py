@@ -98,7 +98,8 @@ class Run:
             folder, job = self.workdir / "checkpoints", self.job
             checkpoints = Checkpoints(folder, job.keep, job.keep_best)
             stack.enter_context(checkpoints)
-            state, step, seconds = self._start(checkpoints)
+            restored = checkpoints.restore(self.program.state_shapes())
+            step = restored[0] if restored else 0
             first = jax.process_index() == 0
             metrics = stack.enter_context(
                 MetricsWriter(self.workdir, step, self.seeds, self.recipe, first, self.job.tracker)
@@ -108,18 +109,23 @@ class Run:
                 filter(None, (self.label, f"resumes from step {step:,}" if step else ""))
             ):
                 bar.write(heading)
+            if step < self.config.steps:
+                bar.compiling()
+            state, seconds = self._start(restored)
             if self.profile is not None:
                 stack.enter_context(self.profile)
             return self._train(state, step, seconds, checkpoints, metrics, bar, stop)
 
-    def _start(self, checkpoints: Checkpoints) -> tuple[TrainState, int, float]:
-        restored = checkpoints.restore(self.program.state_shapes())
+    def _start(
+        self, restored: tuple[int, TrainState, dict[str, Any]] | None
+    ) -> tuple[TrainState, float]:
+        """Returns the state of a checkpoint, or a new one, and the seconds of training so far."""
         if restored is None:
-            return self.program.init(self.seeds, self.start()), 0, 0.0
-        step, state, progress = restored
+            return self.program.init(self.seeds, self.start()), 0.0
+        _, state, progress = restored
         for iterator, data_state in zip(self.iterators, progress["data"], strict=True):
             iterator.set_state(data_state)
-        return state, step, progress["seconds"]
+        return state, progress["seconds"]
 
     def _train(
         self,
@@ -133,8 +139,6 @@ class Run:
     ) -> tuple[TrainState, float]:
         config, size, first = self.config, self.config.steps_per_dispatch, step
         started = time.perf_counter() - seconds
-        if step < config.steps:
-            bar.compiling()
         drawn = self._draw() if step < config.steps else None
         while drawn is not None:
             batches, indices = drawn

@@ -366,9 +366,11 @@ def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_sp
     """And when it is saved, all rows of metrics up to it are on disk, even if the machine goes
     down.
 
-    Each evaluation is a line, after one that says how far the run is.
+    The first line comes before anything is compiled. Each evaluation is a line, after one that says
+    how far the run is.
     """
     scores, save, fsync, on_disk = {}, Checkpoints.save, os.fsync, []
+    early = []
 
     def scoring(self, step, state, progress, score=None):
         assert on_disk[-1] == (tmp_path / "metrics.jsonl").stat().st_size
@@ -383,14 +385,15 @@ def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_sp
     monkeypatch.setattr(os, "fsync", noting)
     run = tiny.create_run(tmp_path, [3, 8], evaluate=two_splits)
     run.config = dataclasses.replace(run.config, checkpoint_every=2)
+    run.start = lambda: early.append(capsys.readouterr().err) or {}
     run.train()
     shown = capsys.readouterr().err.splitlines()
     losses = [
         f"step {step}: loss in_distribution {loss:.3f}, sparse {-loss:.3f} (mean of 2 seeds)"
         for step, loss in LOSSES.items()
     ]
-    assert [line for line in shown if "/" not in line] == ["compiling", *losses]
-    assert re.fullmatch(r"4/12 steps, loss \d\.\d{3}, \S+ tok/s, 00:\d\d left", shown[1]), shown
+    assert early == ["compiling\n"] and [line for line in shown if "/" not in line] == losses
+    assert re.fullmatch(r"4/12 steps, loss \d\.\d{3}, \S+ tok/s, 00:\d\d left", shown[0]), shown
     assert scores == {2: None, 4: 0.25, 6: None, 8: 0.5, 10: None, 12: 0.75}
 
 

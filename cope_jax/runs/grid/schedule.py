@@ -142,12 +142,14 @@ class _View:
         self._steps = {job.folder: _step(job.folder) for _, job in jobs}
         self._total = len(jobs)
         self._ended = self._finished = self._failed = 0
-        self._first, self._began = sum(self._steps.values()), time.monotonic()
+        self._first, self._began = sum(self._steps.values()), 0.0
+        self._compiling = True
         steps = sum(cell.config.training.steps for cell, _ in jobs)
         self._bar = Progress(steps, "step", label=self._label(), done=self._first)
 
     def __enter__(self) -> "_View":
         self._bar.__enter__()
+        self._bar.compiling()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -166,12 +168,19 @@ class _View:
         self._bar.write(line)
 
     def show(self) -> None:
-        """Advances the bar to the steps that the cells have done."""
+        """Advances the bar to the steps that the cells have done; its clock starts with the first."""
         steps = {folder: max(step, _step(folder)) for folder, step in self._steps.items()}
         self._bar.label = self._label()
         done = sum(steps.values())
-        rate = (done - self._first) / max(time.monotonic() - self._began, SECONDS)
-        self._bar.advance(done - sum(self._steps.values()), f"{rate:,.3g} steps/s")
+        more = done - sum(self._steps.values())
+        if not self._compiling:
+            rate = (done - self._first) / max(time.monotonic() - self._began, SECONDS)
+            self._bar.advance(more, f"{rate:,.3g} steps/s")
+        elif more:
+            self._compiling, self._first, self._began = False, done, time.monotonic()
+            self._bar.start_clock(more)
+        else:
+            self._bar.advance(0, "compiling")
         self._steps = steps
 
     def _label(self) -> str:

@@ -243,32 +243,36 @@ def test_a_second_ctrl_c_ends_cells_at_once(tmp_path):
 
 
 def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
-    """One cell resumes; its steps are not counted as done now, so the rest takes as long as it
-    takes.
+    """One cell resumes; its steps are not counted as done now, and neither are those of the first
+    look at a cell that trains, because compilation came before them.
     """
     jobs = jobs_of(tmp_path, 2)
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    for _, job in jobs:
-        job.folder.mkdir(parents=True)
-    (jobs[0][1].folder / "metrics.jsonl").write_text('{"step": 200, "seed": 0}\n')
-    view = schedule._View(jobs)
-    (jobs[0][1].folder / "metrics.jsonl").write_text(
-        '{"step": 200, "seed": 0}\n{"step": 400, "seed": 0}\n'
-    )
-    (jobs[1][1].folder / "metrics.jsonl").write_text('{"step": 300, "seed": 0}\n{"step": 4')
-    view.end(jobs[1][0], "error: no", True, 1.0)
-    now[0] += 40
-    view.show()
-    assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == "0 of 2 cells, 1 failed: 400/1,200 steps, 5 steps/s, 02:40 left"
-    )
-    (jobs[1][1].folder / "metrics.jsonl").write_text('{"step": 600, "seed": 0}\n')
-    now[0] += 40
-    view.show()
-    line = "0 of 2 cells, 1 failed: 1,000/1,200 steps, 10 steps/s, 00:20 left"
-    assert capsys.readouterr().err.splitlines()[-1] == line
+    first, second = (job.folder / "metrics.jsonl" for _, job in jobs)
+    for path in (first, second):
+        path.parent.mkdir(parents=True)
+    first.write_text('{"step": 200, "seed": 0}\n')
+    with schedule._View(jobs) as view:
+        for _ in range(2):
+            now[0] += 40
+            view.show()
+        first.write_text('{"step": 200, "seed": 0}\n{"step": 300, "seed": 0}\n')
+        view.end(jobs[1][0], "error: no", True, 1.0)
+        view.show()
+        first.write_text('{"step": 400, "seed": 0}\n{"step": 5')  # the last is being written
+        for step in (100, 300):
+            now[0] += 40
+            second.write_text(f'{{"step": {step}, "seed": 0}}\n')
+            view.show()
+    assert capsys.readouterr().err.splitlines() == [
+        "0 of 2 cells: compiling",
+        "0 of 2 cells: 200/1,200 steps, compiling",
+        "0 of 2 cells: 200/1,200 steps, compiling",
+        "[1/2] rope, seed 1: error: no, 00:01",
+        "0 of 2 cells, 1 failed: 400/1,200 steps, 2.5 steps/s, 05:20 left",
+        "0 of 2 cells, 1 failed: 600/1,200 steps, 3.75 steps/s, 02:40 left",
+    ]
 
 
 def test_equal_shares_of_the_cores(monkeypatch):
