@@ -213,10 +213,11 @@ class _Board:
     """
 
     def __init__(self, directory: Path, first: int):
-        # Imported here, since it imports PyTorch if that is installed.
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.summary import scalar, text
+        # Only for graphs of models would it need PyTorch, whose import takes more than a second.
+        with _hidden("torch"):
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+            from tensorboardX.summary import scalar, text
 
         directory.mkdir(parents=True, exist_ok=True)
         self._event, self._scalar, self._text = Event, scalar, text
@@ -238,6 +239,19 @@ class _Board:
 
     def _write(self, step: int, **content: Any) -> None:
         self._events.write_event(self._event(wall_time=time.time(), step=step, **content))
+
+
+@contextlib.contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Lets the imports in it find no such module, unless it is imported already."""
+    absent = module not in sys.modules
+    if absent:
+        sys.modules[module] = None  # type: ignore[assignment]  # an import then fails
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules[module]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

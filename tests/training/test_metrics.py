@@ -1,4 +1,6 @@
+import importlib
 import json
+import sys
 import tracemalloc
 
 import pytest
@@ -192,3 +194,13 @@ def test_a_writer_that_is_not_active_writes_nothing(tmp_path):
         writer.write(rows(1))
         writer.board(1, {"speed": 7.0})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hidden_module_is_not_imported_and_can_be_later(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with metrics._hidden("colorsys"), pytest.raises(ImportError):
+        importlib.import_module("colorsys")
+    module = importlib.import_module("colorsys")
+    with metrics._hidden("colorsys"):
+        assert importlib.import_module("colorsys") is module
+    assert sys.modules["colorsys"] is module
