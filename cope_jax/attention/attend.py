@@ -56,6 +56,9 @@ def attend(
     `rotate`, `initial_carry`, `score`, `sink`. Logits, gates, sums of gates and softmax are float32
     (float64 for float64 inputs).
 
+    It has reverse mode, forward mode, and forward mode of gradients; only `full` has reverse mode
+    of gradients.
+
     >>> import jax
     >>> from flax import nnx
     >>> from cope_jax import encodings

@@ -11,8 +11,9 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention import streaming_gradient, streaming_softmax
+from cope_jax.attention import derivative, streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import BlockSizes, head_major
+from cope_jax.attention.derivative import RESIDUALS, Passes
 from cope_jax.attention.mask import Mask
 from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.attention.stream import Stream, add_cotangent, needs_one_block, stream_of
@@ -26,8 +27,6 @@ SIZES = BlockSizes(128, 128, 128)
 ONE_BLOCK, SHORT_BLOCK = 256, 48
 # Each span of keys is compiled by itself: few blocks of queries have a span each, many share FEW.
 MOST_SPANS, FEW_SPANS = 8, 4
-# Name of the forward results that the backward pass needs, for rematerialisation.
-RESIDUALS = "attention"
 # A number of blocks of queries, and the first key and the end of the keys that these queries see.
 Span = tuple[int, int, int]
 COUPLED = Reason("it splits the queries, but this encoding couples them", "choose 'full'")
@@ -76,16 +75,15 @@ def blockwise_attention(encoding: Encoding, request: Request) -> Array:
     padding = -length % sizes.queries
     stream = stream_of(encoding, request, sizes, one_block=sizes.near == keys, padding=padding)
     spans = static_spans(request.mask, sizes.queries) if stream.one_block else None
-    everything = ((length + padding) // sizes.queries, 0, keys)
-    return head_major(_attend(spans or (everything,), stream)[:, :, :length])
+    return head_major(derivative.attend(passes(spans or ()), stream)[:, :, :length])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spans: tuple[Span, ...], stream: Stream) -> Array:
-    return _forward_blocks(spans, stream, gradient=False)[0]
+def passes(spans: tuple[Span, ...] = ()) -> Passes:
+    """Returns the passes over a stream; if it has no `spans`, all queries share one."""
+    return Passes(functools.partial(_forward, spans), functools.partial(_backward, spans))
 
 
-def _forward_blocks(
+def _forward(
     spans: tuple[Span, ...], stream: Stream, gradient: bool
 ) -> tuple[Array, Array, tuple[Array, ...]]:
     def of_strip(stream: Stream, number: Array) -> Any:
@@ -93,20 +91,16 @@ def _forward_blocks(
         state = streaming_softmax.start(strip, gradient)
         return streaming_softmax.finish(strip, streaming_softmax.accumulate(strip, state))
 
-    return _concatenate(
+    result = _concatenate(
         [
             _join(jax.lax.map(functools.partial(of_strip, narrow), numbers))
             for numbers, narrow, _ in _parts(spans, stream)
         ]
     )
+    return checkpoint_name(result, RESIDUALS)
 
 
-def _forward(spans: tuple[Span, ...], stream: Stream) -> tuple[Array, Any]:
-    result = checkpoint_name(_forward_blocks(spans, stream, gradient=True), RESIDUALS)
-    return result[0], (stream, *result)
-
-
-def _backward(spans: tuple[Span, ...], kept: Any, dout_BHLK: Array) -> tuple[Any]:
+def _backward(spans: tuple[Span, ...], kept: Any, dout_BHLK: Array) -> Any:
     stream, *result = kept
     residuals = Residuals.of(dout_BHLK, *result)
 
@@ -133,18 +127,15 @@ def _backward(spans: tuple[Span, ...], kept: Any, dout_BHLK: Array) -> tuple[Any
         blocks.append(_join(stacked).among(first, len(stream.keys.indices)))
     dqueries: QueryGradients = _concatenate(blocks)
     cotangents = dqueries.of(stream.queries), dkeys.of(stream.keys, dqueries.bias)
-    return (streaming_gradient.of(stream, dparams, *cotangents),)
-
-
-_attend.defvjp(_forward, _backward)
+    return streaming_gradient.of(stream, dparams, *cotangents)
 
 
 def _parts(spans: tuple[Span, ...], stream: Stream) -> Iterator[tuple[Array, Stream, Span]]:
     """Yields for each span (the numbers of its blocks of queries, a stream with its keys only, the
     span).
     """
-    start = 0
-    for span in spans:
+    start, blocks = 0, stream.queries.q.shape[2] // stream.sizes.queries
+    for span in spans or ((blocks, 0, len(stream.keys.indices)),):
         blocks, first, end = span
         narrow = stream
         if len(spans) > 1:

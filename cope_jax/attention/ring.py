@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention import streaming_gradient, streaming_softmax
+from cope_jax.attention import derivative, streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import QueryBlock, along_sequence, pad_by
-from cope_jax.attention.blockwise import COUPLED, RESIDUALS
+from cope_jax.attention.blockwise import COUPLED
+from cope_jax.attention.derivative import RESIDUALS, Passes
 from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.attention.ring_chunk import ChunkAttention, chunk_attention
 from cope_jax.attention.ring_schedule import Ring
@@ -105,6 +106,10 @@ def _reason(encoding: Encoding, request: Request) -> Reason | None:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
     queries, keys = stream.queries, stream.keys
+    passes = Passes(
+        functools.partial(_once_around, ring, attention),
+        functools.partial(_backward, ring, attention),
+    )
     length = queries.q.shape[2]
     padding = ring.chunks * attention.pieces * attention.size - length
     if length % ring.devices:
@@ -117,7 +122,7 @@ def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
     keys = along_sequence(_cut((ring.chunks,)), keys)
     placed = ring.sharded(ring.placed, (True,), True)((queries, keys))
     out = ring.sharded(ring.unplaced, (True,), True)(
-        _attend_placed(ring, attention, stream.part(*placed))
+        derivative.attend(passes, stream.part(*placed))
     )
     out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[
         :, :length
@@ -125,17 +130,13 @@ def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
     return ring.whole(out_BLHK, 1) if length % ring.devices else out_BLHK
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend_placed(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
-    """Computes the output [chunks, pieces, B, H, L, K] for queries [chunks, pieces, ...] and keys
-    [chunks, ...].
-    """
-    return _once_around(ring, attention, stream, gradient=False)[0]
-
-
 def _once_around(
     ring: Ring, attention: ChunkAttention, stream: Stream, gradient: bool
 ) -> tuple[Array, Array, tuple[Array, ...]]:
+    """Computes the output [chunks, pieces, B, H, L, K] and residuals, for queries
+    [chunks, pieces, ...] and keys [chunks, ...].
+    """
+
     def on_device(stream: Stream) -> Any:
         def start(strip: QueryBlock) -> streaming_softmax.State:
             return streaming_softmax.start(stream.part(strip, stream.keys), gradient)
@@ -161,15 +162,10 @@ def _once_around(
         (_, states), _ = jax.lax.scan(step, loop, length=ring.chunks)
         return _map_blocks(finish, (stream.queries, states))
 
-    return ring.sharded(on_device, (_split(stream),), True)(stream)
+    return checkpoint_name(ring.sharded(on_device, (_split(stream),), True)(stream), RESIDUALS)
 
 
-def _forward(ring: Ring, attention: ChunkAttention, stream: Stream) -> tuple[Array, Any]:
-    result = checkpoint_name(_once_around(ring, attention, stream, gradient=True), RESIDUALS)
-    return result[0], (stream, *result)
-
-
-def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> tuple[Any]:
+def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> Any:
     stream, *result = kept
     none: Any = None
 
@@ -234,10 +230,7 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
         )
 
     sharded = ring.sharded(on_device, (_split(stream), True), (False, True, True))
-    return (streaming_gradient.of(stream, *sharded(stream, (dout, *result))),)
-
-
-_attend_placed.defvjp(_forward, _backward)
+    return streaming_gradient.of(stream, *sharded(stream, (dout, *result)))
 
 
 def _split(stream: Stream) -> Any:

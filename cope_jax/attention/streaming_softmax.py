@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, accumulator_dtype
 from cope_jax.attention.blocks import KeyBlock, QueryBlock
+from cope_jax.attention.linear_tangent import never_reversed
 from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Carry
 from cope_jax.ops.grouped_matmul import weights_times_v
@@ -66,7 +67,8 @@ class State:
         else the type of v.
         """
         lowest = jnp.finfo(logits_BHLM.dtype).min
-        row_max_BHL = jnp.maximum(self.row_max, logits_BHLM.max(axis=-1))
+        highest_BHL = jax.lax.stop_gradient(logits_BHLM).max(axis=-1)
+        row_max_BHL = jnp.maximum(self.row_max, highest_BHL)
         # While a row has seen no key, its exponentials must be 0, not exp(lowest − lowest) = 1.
         shift_BHL = jnp.where(row_max_BHL == lowest, 0, row_max_BHL)
         correction_BHL = jnp.exp(self.row_max - shift_BHL)
@@ -154,7 +156,8 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
         inside = body(sizes.far, False, saturates)
         loop = jax.lax.while_loop(lambda loop: interior(loop[0]) & more(loop), inside, loop)
     with jax.named_scope("boundary"):
-        return jax.lax.while_loop(more, body(sizes.far, True, saturates), loop)[1]
+        state = jax.lax.while_loop(more, body(sizes.far, True, saturates), loop)[1]
+    return never_reversed(state)
 
 
 def all_rows(rows_BHL: Array | None) -> Array:

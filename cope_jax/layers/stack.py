@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import jax
 from flax import nnx
 
-from cope_jax.attention.blockwise import RESIDUALS
+from cope_jax.attention.derivative import RESIDUALS
 from cope_jax.ops.product import PRODUCT
 
 L = TypeVar("L", bound=nnx.Module)

@@ -147,14 +147,20 @@ def test_with_the_flags_that_users_have(monkeypatch):
     compare("cope(npos_max=3)", 150, 150)
 
 
-def test_second_derivatives_are_refused_in_one_line():
+def test_second_derivatives_by_forward_mode_only():
     encoding = encodings.create("alibi", num_heads=1, head_dim=16, rngs=nnx.Rngs(0))
 
-    def norm(q):
-        return (generated(encoding, prepare(q, q, q, encoding=encoding)) ** 2).sum()
+    def norm(attention):
+        return lambda q: (attention(encoding, prepare(q, q, q, encoding=encoding)) ** 2).sum()
 
-    with pytest.raises(ConfigError, match=r"in C\+\+ has first derivatives only: choose"):
-        jax.hessian(norm)(jnp.ones((1, 4, 1, 16)))
+    q = jax.random.normal(jax.random.key(0), (1, 4, 1, 16), jnp.float32)
+    slope = jax.jvp(jax.grad(norm(generated)), (q,), (q,))[1]
+    with jax.enable_x64(True):
+        wide = jnp.float64(q)
+        exact = jax.jvp(jax.grad(norm(full_attention)), (wide,), (wide,))[1]
+    np.testing.assert_allclose(slope, exact, rtol=0, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"take jax\.jvp of jax\.grad, or choose"):
+        jax.grad(lambda q: jax.grad(norm(generated))(q).sum())(q)
 
 
 def test_attend_takes_it_for_what_no_kernel_by_hand_can_run_and_says_why_not():

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array
-from cope_jax.attention.blockwise import RESIDUALS
+from cope_jax.attention import derivative
+from cope_jax.attention.blockwise import blockwise_attention
+from cope_jax.attention.derivative import RESIDUALS
 from cope_jax.attention.kernels import arguments
 from cope_jax.attention.kernels.arguments import GATES, Arrays
 from cope_jax.attention.kernels.cpu import library
@@ -49,16 +52,34 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
         return Reason(score)
     if why := library.why_not():
         return Reason(why)
-    return Plan("fused", lambda: attention(score, request))
+    return Plan("fused", lambda: _run(encoding, score, request))
 
 
 def attention(score: NativeScore, request: Request) -> Array:
-    """Runs the plan: computes out_BLHK, in the type of the values."""
+    """Computes out_BLHK in C++, in the type of the values."""
+    given = arguments.arrays_of(score, request), arguments.segments_of(request)
+    return _attend(_options_of(score, request), *given)
+
+
+def _run(encoding: Encoding, score: NativeScore, request: Request) -> Array:
+    """Computes the same, in forward mode by `blockwise`."""
+    graph, params = nnx.split(encoding)
+    options = _options_of(score, request)
+    of_kernel = arguments.arrays_of(score, request), arguments.segments_of(request)
+
+    def kernel(given: Any) -> Array:
+        return _attend(options, *given[0])
+
+    def xla(given: Any) -> Array:
+        return blockwise_attention(nnx.merge(graph, given[1]), given[2])
+
+    return derivative.attend_by_kernel(kernel, xla, (of_kernel, params, request))
+
+
+def _options_of(score: NativeScore, request: Request) -> _Options:
     position = 1 if score.slopes is not None else 0
-    options = _Options(
-        request.causal, arguments.window_of(request), GATES.index(score.gates), position
-    )
-    return _attend(options, arguments.arrays_of(score, request), arguments.segments_of(request))
+    window, gates = arguments.window_of(request), GATES.index(score.gates)
+    return _Options(request.causal, window, gates, position)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -112,7 +112,7 @@ def call(name: str, shapes: Any, *arrays: Array, **attributes: Any) -> Any:
 
 def _refuse_to_differentiate(primals: Any, tangents: Any) -> Any:
     raise ConfigError(
-        "attention in C++ has first derivatives only: choose implementation='full' for second ones"
+        "attention in C++ has first derivatives only: choose implementation='blockwise' for second ones"
     )
 
 

@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array
 from cope_jax.attention import placement
-from cope_jax.attention.blockwise import RESIDUALS
+from cope_jax.attention.derivative import RESIDUALS
 from cope_jax.attention.kernels import arguments
 from cope_jax.attention.kernels.arguments import GATES, Arrays
 from cope_jax.attention.request import Plan, Reason, Request

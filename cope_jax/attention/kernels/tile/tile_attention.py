@@ -7,8 +7,8 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array
-from cope_jax.attention import streaming_gradient, streaming_softmax
-from cope_jax.attention.blockwise import RESIDUALS
+from cope_jax.attention import blockwise, derivative, streaming_gradient, streaming_softmax
+from cope_jax.attention.derivative import RESIDUALS, Passes
 from cope_jax.attention.kernels.tile import tile_flash
 from cope_jax.attention.kernels.tile.tile_plan import Execution
 from cope_jax.attention.kernels.tile.tile_values import NotATile
@@ -55,37 +55,35 @@ def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | 
     return None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(execution: Execution, stream: Stream) -> Array:
-    """Computes out_BHLK for whole blocks of queries; keys are whole parts of `execution.keys`."""
-    return _forward_pass(execution, stream, gradient=False)[0]
+    """Computes out_BHLK for whole blocks of queries; keys are whole parts of `execution.keys`.
+
+    The kernels have no forward mode: there `blockwise` takes their place.
+    """
+    xla = blockwise.passes()
+
+    def forward(stream: Stream, gradient: bool) -> Any:
+        kernel = functools.partial(_forward, execution, gradient=gradient)
+        return derivative.by_xla(kernel, lambda stream: xla.forward(stream, gradient))(stream)
+
+    backward = derivative.by_xla(functools.partial(_backward, execution), xla.backward)
+    return derivative.attend(Passes(forward, backward), stream)
 
 
-def _forward_pass(
-    execution: Execution, stream: Stream, gradient: bool
+def _forward(
+    execution: Execution, stream: Stream, *, gradient: bool
 ) -> tuple[Array, Array, tuple[Array, ...]]:
     state = tile_flash.accumulate(
         stream, streaming_softmax.start(stream, gradient), execution, first=True
     )
-    return streaming_softmax.finish(stream, state)
+    return checkpoint_name(streaming_softmax.finish(stream, state), RESIDUALS)
 
 
-def _forward(execution: Execution, stream: Stream) -> tuple[Array, Any]:
-    result = checkpoint_name(_forward_pass(execution, stream, gradient=True), RESIDUALS)
-    return result[0], (stream, *result)
-
-
-def _backward(execution: Execution, kept: Any, dout_BHLK: Array) -> tuple[Any]:
+def _backward(execution: Execution, kept: Any, dout_BHLK: Array) -> Any:
     stream, *result = kept
     residuals = Residuals.of(dout_BHLK, *result)
     state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
     state = tile_flash.backward(stream, residuals, state, execution)
     dparams, dqueries = streaming_gradient.finish(stream, residuals, state)
-    return (
-        streaming_gradient.of(
-            stream, dparams, dqueries.of(stream.queries), state.keys.of(stream.keys)
-        ),
-    )
-
-
-attend.defvjp(_forward, _backward)
+    cotangents = dqueries.of(stream.queries), state.keys.of(stream.keys)
+    return streaming_gradient.of(stream, dparams, *cotangents)
