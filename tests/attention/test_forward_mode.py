@@ -205,3 +205,19 @@ def test_kernels(native):
             for how in (full_attention, attention)
         )
         assert_close(computed, exact, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_memory_of_32768_tokens():
+    """Below 1 GiB in addition to the inputs, with the results."""
+    sizes = Sizes(heads=8, kv_heads=8, head_dim=64, model_dim=8, max_length=64)
+    graphdef, state = build("cope(npos_max=64)", sizes=sizes, dtype=np.float32)
+    encoding = nnx.merge(graphdef, state)
+
+    def out(q, k, v):
+        return in_blocks(None)(encoding, prepare(q, k, v, encoding=encoding))
+
+    point = (jax.ShapeDtypeStruct((1, 32_768, 8, 64), jnp.float32),) * 3
+    pushed = jax.jit(lambda point, moved: jax.jvp(out, point, moved))
+    memory = pushed.lower(point, point).compile().memory_analysis()
+    assert 2**27 < memory.temp_size_in_bytes + memory.output_size_in_bytes < 2**30
