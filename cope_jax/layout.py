@@ -39,9 +39,9 @@ class Layout:
           ConfigError: the current mesh does not have an axis of the layout.
         """
         entries = tuple(self.spec(*axes))
-        if not any(entries):
-            return x
         sizes = jax.sharding.get_abstract_mesh().shape
+        if self == WHOLE or not (any(entries) or sizes):
+            return x
 
         def devices(entry: Any) -> int:
             names = (entry,) if isinstance(entry, str) else entry or ()

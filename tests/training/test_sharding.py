@@ -93,6 +93,18 @@ def named(tree):
     }
 
 
+def test_no_array_is_copied_to_all_devices_to_be_split_anew(capfd):
+    """XLA then warns of an involuntary full rematerialization, as for the embedding's gradient."""
+    mesh = sharding.create_mesh(mesh_config({"data": 2, "fsdp": 4}))
+    fresh = Program(learner(sharding.layout_of(mesh), encoding="rope"), SeedBatch(1), mesh)
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fresh.batch_sharding), batches(1)
+    )
+    with jax.set_mesh(mesh):
+        fresh._train_steps.lower(fresh.state_shapes(), batch).compile()
+    assert "rematerialization" not in capfd.readouterr().err
+
+
 @functools.cache
 def gradient(program):
     """Loss and gradient of the first batch at random parameters, where no table is at its start."""
