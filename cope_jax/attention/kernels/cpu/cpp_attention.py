@@ -1,19 +1,17 @@
 """Attention on CPUs by kernels in C++ that are generated from an encoding's own hooks."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array
-from cope_jax.attention import placement
-from cope_jax.attention.blocks import BlockSizes, along_sequence, head_major, pad_by
+from cope_jax.attention.blocks import BlockSizes, head_major
 from cope_jax.attention.kernels.cpu import library
 from cope_jax.attention.kernels.cpu.cpp_kernel import CpuExecution
 from cope_jax.attention.kernels.tile import tile_attention
 from cope_jax.attention.request import Plan, Reason, Request
-from cope_jax.attention.stream import Stream, needs_one_block, stream_of
+from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Encoding
 
 SIZES, SHORT_SIZES = BlockSizes(64, 64, 64), BlockSizes(32, 32, 32)
@@ -49,25 +47,13 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
 
 
 def _refusal(encoding: Encoding, request: Request) -> str | None:
-    queries, keys, axis = request.queries, request.keys, request.layout.width
+    queries, keys = request.queries, request.keys
     types = [x.dtype for x in (queries.q, keys.k, keys.v) if x.dtype not in TYPES]
-    if not encoding.traits.splits_queries or needs_one_block(encoding, request):
-        return "the encoding needs all keys in one block"
     if request.implementation == "auto" and len(keys.indices) < FEW:
         return f"the generated kernels are faster from {FEW} keys on"
-    if request.blocks is not None:
-        return "sizes of blocks are given, and the kernels of this device have their own"
     if types:
         return f"a type is {types[0]}, not float32 or bfloat16"
-    if axis is not None and jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1:
-        return f"axis {axis!r} of the mesh splits the heads, and the kernels of this device cannot"
-    if keys.given is not None:
-        return "a mask is given, and the kernels know only causality, windows and segments"
-    if keys.bias is not None:
-        return "a bias is given, and the kernels have none"
-    if 0 in (*queries.q.shape, *keys.v.shape):
-        return "there are no queries or no keys"
-    return placement.why_undivided(request.layout.batch, None, 1)
+    return tile_attention.why_not(encoding, request)
 
 
 def _prepare(encoding: Encoding, request: Request) -> Stream:
@@ -76,13 +62,5 @@ def _prepare(encoding: Encoding, request: Request) -> Stream:
     def wide(x: Any) -> Any:
         return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
-    sizes, keys = SHORT_SIZES if request.length <= SHORT else SIZES, len(request.keys.indices)
-    request = jax.tree.map(wide, request)
-    padding = -request.length % sizes.queries
-    stream = stream_of(encoding, request, sizes, one_block=False, padding=padding)
-    missing = -keys % sizes.near
-    if missing:
-        padded = along_sequence(pad_by(missing), stream.keys)
-        indices = jnp.pad(stream.keys.indices, (0, missing), constant_values=-1)
-        stream = stream.part(stream.queries, dataclasses.replace(padded, indices=indices))
-    return stream
+    sizes = SHORT_SIZES if request.length <= SHORT else SIZES
+    return tile_attention.whole_blocks(encoding, jax.tree.map(wide, request), sizes)

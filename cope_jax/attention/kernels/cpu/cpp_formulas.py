@@ -20,6 +20,8 @@ def area(node: Node) -> int:
 
 def c_type(node: Node) -> str:
     """The type of the entries in memory."""
+    if node.kind == "bfloat16":
+        raise NotATile("this kernel has no type bfloat16")
     return "float" if node.kind == "float" else "int32_t"
 
 

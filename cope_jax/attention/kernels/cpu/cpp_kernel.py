@@ -47,50 +47,20 @@ class CpuExecution:
         except library.Unavailable as error:
             raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
         written = [x for x, use in zip(kernel.outputs, kernel.written, strict=True) if use]
-        shapes = [jax.ShapeDtypeStruct(_shape(x), x.spec.dtype) for x in written]
+        shapes = [jax.ShapeDtypeStruct(x.stored_shape, x.spec.dtype) for x in written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
         inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *map(_given, kernel.inputs)]
         arrays = iter(library.call("Generate", shapes, *inputs, digest=digest))
         results = [
-            _result(x, next(arrays)) if use else jnp.zeros(x.array.shape, x.spec.dtype)
+            x.restored(next(arrays)) if use else jnp.zeros(x.array.shape, x.spec.dtype)
             for x, use in zip(kernel.outputs, kernel.written, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(kernel.results, is_leaf=is_argument), results)
 
 
-def _by_token(x: Argument) -> bool:
-    """Returns whether the heads of a token are neighbours in memory, not all blocks of a head."""
-    heads: int = x.array.shape[1]
-    return x.by_token and heads > 1
-
-
-def _shape(x: Argument) -> tuple[int, ...]:
-    """The shape in which C++ has an array."""
-    if not _by_token(x):
-        return tuple(x.array.shape)
-    batch, heads, blocks, *size = x.array.shape
-    return batch, blocks * size[x.along], heads, size[1 - x.along]
-
-
 def _given(x: Argument) -> Array:
-    """An array as C++ reads it; conditions are -1 where true.
-
-    XLA removes the changes of shape, as they undo those of the caller's array.
-    """
-    array = -jnp.asarray(x.array, jnp.int32) if x.array.dtype == jnp.bool_ else jnp.asarray(x.array)
-    if not _by_token(x):
-        return array
-    batch, heads, _, _, width = array.shape
-    return jnp.swapaxes(array.reshape(batch, heads, -1, width), 1, 2)
-
-
-def _result(x: Argument, array: Array) -> Array:
-    """A result of C++ as `[B, heads, blocks, rows, columns]`; tokens in columns are one block."""
-    if not _by_token(x):
-        return array
-    if x.along == 1:
-        return jnp.transpose(array, (0, 2, 3, 1))[:, :, None]
-    return jnp.swapaxes(array, 1, 2).reshape(x.array.shape)
+    """An array as C++ reads it; conditions are -1 where true."""
+    return -x.stored.astype(jnp.int32) if x.array.dtype == jnp.bool_ else x.stored
 
 
 class CppKernel:
@@ -209,7 +179,7 @@ class CppKernel:
 
     def _argument(self, x: Argument, plain: bool = True, turned: bool = False) -> str:
         batch, heads, _, *size = x.array.shape
-        order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if _by_token(x) else "BY_HEAD"
+        order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if x.interleaved else "BY_HEAD"
         flags = [str(flag).lower() for flag in (batch > 1, plain, turned)]
         return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *flags))) + "}"
 

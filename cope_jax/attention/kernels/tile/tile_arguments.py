@@ -5,9 +5,10 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.array_types import PyTree, accumulator_dtype
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention.blocks import AXES, KeyBlock, QueryBlock
 from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec, natural
 
@@ -50,6 +51,44 @@ class Argument:
             if self.side == "key"
             else self
         )
+
+    @property
+    def interleaved(self) -> bool:
+        """True if the heads of a token are neighbours in the array as a kernel in text has it, and
+        not all blocks of a head.
+        """
+        heads: int = self.array.shape[1]
+        return self.by_token and heads > 1
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in which a kernel in text has the array."""
+        if not self.interleaved:
+            return tuple(self.array.shape)
+        batch, heads, blocks, *size = self.array.shape
+        return batch, blocks * size[self.along], heads, size[1 - self.along]
+
+    @property
+    def stored(self) -> Array:
+        """The array as a kernel in text reads it.
+
+        XLA removes the changes of shape, as they undo those of the caller's array.
+        """
+        array = jnp.asarray(self.array)
+        if not self.interleaved:
+            return array
+        batch, heads, _, _, width = array.shape
+        return jnp.swapaxes(array.reshape(batch, heads, -1, width), 1, 2)
+
+    def restored(self, array: Array) -> Array:
+        """A result of a kernel in text as `[B, heads, blocks, rows, columns]`; tokens in columns are
+        one block.
+        """
+        if not self.interleaved:
+            return array
+        if self.along == 1:
+            return jnp.transpose(array, (0, 2, 3, 1))[:, :, None]
+        return jnp.swapaxes(array, 1, 2).reshape(self.array.shape)
 
     @property
     def along(self) -> int:

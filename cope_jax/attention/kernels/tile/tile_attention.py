@@ -1,20 +1,61 @@
 """Attention by the two kernels of `tile_flash`, and its derivative, on any backend."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array
-from cope_jax.attention import blockwise, derivative, streaming_gradient, streaming_softmax
+from cope_jax.attention import (
+    blockwise,
+    derivative,
+    placement,
+    streaming_gradient,
+    streaming_softmax,
+)
+from cope_jax.attention.blocks import BlockSizes, along_sequence, pad_by
 from cope_jax.attention.derivative import RESIDUALS, Passes
 from cope_jax.attention.kernels.tile import tile_flash
 from cope_jax.attention.kernels.tile.tile_plan import Execution
 from cope_jax.attention.kernels.tile.tile_values import NotATile
-from cope_jax.attention.stream import Stream
+from cope_jax.attention.request import Request
+from cope_jax.attention.stream import Stream, needs_one_block, stream_of
 from cope_jax.attention.streaming_gradient import KeyGradients, Residuals
+from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
+
+
+def why_not(encoding: Encoding, request: Request) -> str | None:
+    """Returns why kernels that are printed as text cannot run a request; None if they may."""
+    queries, keys, axis = request.queries, request.keys, request.layout.width
+    if not encoding.traits.splits_queries or needs_one_block(encoding, request):
+        return "the encoding needs all keys in one block"
+    if request.blocks is not None:
+        return "sizes of blocks are given, and the kernels of this device have their own"
+    if axis is not None and jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1:
+        return f"axis {axis!r} of the mesh splits the heads, and the kernels of this device cannot"
+    if keys.given is not None:
+        return "a mask is given, and the kernels know only causality, windows and segments"
+    if keys.bias is not None:
+        return "a bias is given, and the kernels have none"
+    if 0 in (*queries.q.shape, *keys.v.shape):
+        return "there are no queries or no keys"
+    return placement.why_undivided(request.layout.batch, None, 1)
+
+
+def whole_blocks(encoding: Encoding, request: Request, sizes: BlockSizes) -> Stream:
+    """Returns the stream with whole blocks of queries and of keys."""
+    padding, keys = -request.length % sizes.queries, len(request.keys.indices)
+    stream = stream_of(encoding, request, sizes, one_block=False, padding=padding)
+    missing = -keys % sizes.near
+    if not missing:
+        return stream
+    padded = along_sequence(pad_by(missing), stream.keys)
+    indices = jnp.pad(stream.keys.indices, (0, missing), constant_values=-1)
+    return stream.part(stream.queries, dataclasses.replace(padded, indices=indices))
 
 
 def why_untraced(execution: Execution, stream: Stream) -> str | None:

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
@@ -20,6 +21,7 @@ ELEMENTWISE = frozenset(
     "abs add and cos div eq erf exp floor ge gt is_finite le log log1p logistic lt max min mul ne neg not or rsqrt "
     "select_n sign sin sqrt sub tanh".split()
 )
+FACTORS = ("float", "bfloat16")  # of products, whose sums are float
 COLLECTING = frozenset(("gather_up", "add_rows", "add_table"))
 """Operations that add each entry to a place that an index gives."""
 
@@ -33,7 +35,7 @@ class Node:
       op: its name; "input" and "const" have no arguments.
       args: its operands.
       size: the numbers of rows and columns.
-      kind: "float", "int", "uint" or "bool".
+      kind: "float", "bfloat16", "int", "uint" or "bool".
       params: what else it depends on.
     """
 
@@ -65,6 +67,7 @@ def kind_of(dtype: Any) -> str:
     if dtype == np.float32:
         return "float"
     kinds = {np.dtype("int32"): "int", np.dtype("uint32"): "uint", np.dtype("bool"): "bool"}
+    kinds[np.dtype(jnp.bfloat16)] = "bfloat16"
     if np.dtype(dtype) not in kinds:
         raise NotATile(f"this kernel has no type {np.dtype(dtype)}")
     return kinds[np.dtype(dtype)]
@@ -284,7 +287,7 @@ class Graph:
     ) -> Node:
         (x_axis,), (y_axis,) = dimension_numbers[0]
         x, y = (self._sized(node, shape) for node, shape in values)
-        if kind_of(out.dtype) != "float" or {x.kind, y.kind} != {"float"}:
+        if kind_of(out.dtype) != "float" or x.kind != y.kind or x.kind not in FACTORS:
             raise NotATile(f"this kernel has no product of type {out.dtype}")
         return self.add("dot", [x, y], out.shape, "float", x=x_axis, y=y_axis)
 
