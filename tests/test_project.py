@@ -252,7 +252,7 @@ def test_no_module_is_too_long_to_be_read_at_once():
     assert not {path: length for path, length in lengths.items() if length > LONGEST_MODULE}
 
 
-IN_TRITON = {"gpu_blocks.py", "gpu_kernels.py"}
+IN_TRITON = {"triton_operations.py"}
 
 
 @pytest.mark.newest

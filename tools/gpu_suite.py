@@ -49,11 +49,8 @@ from tools import timing
 
 SECTIONS = {"correctness": 0.2, "benchmark": 0.4, "prefill": 0.15, "train": 1.0}
 """The sections, and the share of the remaining time that each may take."""
-KERNELS = ("cope", "rope", "cope(gate=separate_key)", "cope(gate=value,position=slope)+rope")
-"""Encodings that have kernels on GPUs.
-
-They are checked first, with all masks; of the others only the defaults are.
-"""
+FIRST = ("cope", "rope", "cope(gate=separate_key)", "cope(gate=value,position=slope)+rope")
+"""Encodings that are checked first, with all masks; of the others only the defaults are."""
 MASKS = ("causal", "packed", "two_sided")
 GRACE = 20.0  # seconds between asking a command to stop and killing it
 TOLERANCE = {"float32": 2e-4, "bfloat16": 3e-2}  # of the largest entry, see `check_encoding`
@@ -130,9 +127,9 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     """
     records: list[Record] = []
     failed, refused = [], collections.defaultdict[str, dict[str, None]](dict)
-    others = [name for name in encodings.names() if name not in KERNELS]
+    others = [name for name in encodings.names() if name not in FIRST]
     cases = [
-        *itertools.product(KERNELS, TOLERANCE, MASKS),
+        *itertools.product(FIRST, TOLERANCE, MASKS),
         *itertools.product(others, TOLERANCE, MASKS[:1]),
     ]
     for number, (spec, dtype, mask) in enumerate(cases):

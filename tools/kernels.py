@@ -81,10 +81,9 @@ def _for_gpu(problems: list[Problem], kind: str) -> tuple[list[dict[str, Any]], 
     headings = ["tokens", "encoding", "kernel", "blocks", "registers", "stack", "shared KiB"]
     rows = []
     for row in counted:
-        for name in kernel_cycles.KERNELS:
-            resources, sizes = row[name], row[name]["sizes"]
+        for name, resources in row["kernels"].items():
             numbers = (resources["registers"], resources["stack"], resources["shared"] // 1024)
-            blocks = f"{sizes.queries}×{sizes.keys}×{sizes.far}"
+            blocks = "×".join(map(str, resources["blocks"]))
             rows.append((str(row["length"]), row["encoding"], name, blocks, *map(str, numbers)))
     return counted, Table(f"kernels for {kind}", headings, rows)
 

@@ -1,10 +1,9 @@
-"""Fused attention: the algorithm of blockwise attention as two kernels of the device, one forward
-and one backward.
+"""Fused attention: the algorithm of blockwise attention as kernels of the device.
 
-On TPUs and CPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose
-hooks use only what a tile program can do (see `kernels.tile`). A TPU runs them by Pallas, a CPU by
-generated C++. By hand are written kernels in C++ and, for NVIDIA GPUs, in Triton, of what
-`Encoding.native_score` can express.
+The encoding's own hooks are traced into the kernels, so they run any encoding whose hooks use only
+what a tile program can do (see `kernels.tile`). A TPU runs them by Pallas, an NVIDIA GPU by generated
+Triton, a CPU by generated C++. Kernels in C++ of what `Encoding.native_score` can express are written
+by hand.
 """
 
 from cope_jax.attention import placement

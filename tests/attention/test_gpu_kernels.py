@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -20,42 +21,49 @@ from jax.sharding import AbstractMesh
 from cope_jax import encodings
 from cope_jax.attention import Reason, attend, full_attention, fused, prepare
 from cope_jax.attention.attend import automatic
-from cope_jax.attention.kernels.gpu import gpu_attention
+from cope_jax.attention.kernels.gpu import gpu_attention, triton_programs
 from cope_jax.attention.kernels.gpu.gpu_attention import Sizes
 from cope_jax.errors import ConfigError
 from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full, ran
+from tests.attention.test_fused import reason
+from tests.encodings.cases import CASES, every
 from tests.oracle.encodings import Sizes as Shapes
 
 triton = pytest.importorskip("triton", reason="needs the extra gpu-kernels")
 if os.environ.get("TRITON_INTERPRET") == "1":
     torch = pytest.importorskip("torch", reason="Triton's interpreter needs torch")
 
-from cope_jax.attention.kernels.gpu import gpu_kernels  # noqa: E402 - imports triton, which may be missing
-
 H200 = "NVIDIA H200"
 PLUGIN = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec(
     "jax_plugins.xla_cuda13"
 )
 SHAPES = Shapes(heads=2, kv_heads=1, head_dim=16, model_dim=6, max_length=80)
-BLOCKS = Sizes(32, 16, 32, 4, 1)  # so small that a short sequence has many
+BLOCKS = Sizes(32, 16, 4, 1)  # so small that a short sequence has many
 
 
 def interpret(launch, *arrays):
     """Runs a kernel in Triton's interpreter."""
-    launch = dataclasses.replace(launch, sizes=BLOCKS)
-    kernel = getattr(gpu_kernels, launch.kernel)
+    # The interpreter multiplies the bits of bfloat16 as integers, so the kernels get float32.
+    launch = dataclasses.replace(launch, text=launch.text.replace("tl.bfloat16", "tl.float32"))
 
     def run(*arrays):
-        # The interpreter multiplies the bits of bfloat16 as integers, so the kernels get float32.
         given = [
             torch.from_numpy(np.array(x, np.int32 if x.dtype == np.int32 else np.float32))
             for x in arrays
         ]
-        outputs = [torch.full(x.shape, torch.nan) for x in launch.results]
+        # What is not written is NaN, or a block of keys that no array has.
+        outputs = [
+            torch.full(x.shape, -999 if x.dtype == np.int32 else torch.nan).to(
+                torch.int32 if x.dtype == np.int32 else torch.float32
+            )
+            for x in launch.results
+        ]
         for n in launch.zeroed:
             outputs[n].zero_()
-        with np.errstate(over="ignore"):  # of the interpreter's sigmoid
-            kernel[(launch.programs,)](*given, *outputs, **launch.metaparameters)
+        # Of exponentials, of rows of NaN, and of what lies beyond the size of a tile.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            launch.function[(launch.programs,)](*given, *outputs)
         return [
             x.numpy().astype(result.dtype)
             for x, result in zip(outputs, launch.results, strict=True)
@@ -68,8 +76,13 @@ def interpret(launch, *arrays):
 RUN = interpret if os.environ.get("TRITON_INTERPRET") == "1" else None
 
 
+def planned(encoding, request):
+    device, sizes = (H200, BLOCKS) if RUN else (None, None)
+    return gpu_attention.plan(encoding, request, device=device, launch=RUN, sizes=sizes)
+
+
 def attention(encoding, request):
-    return ran(gpu_attention.plan(encoding, request, device=H200 if RUN else None, run=RUN))
+    return ran(planned(encoding, request))
 
 
 def compare(spec, length, keys, sizes=SHAPES, **options):
@@ -79,19 +92,10 @@ def compare(spec, length, keys, sizes=SHAPES, **options):
 @pytest.mark.parametrize(
     ("spec", "length", "keys", "options"),
     [
-        ("cope(npos_max=6)", 50, 70, {}),
-        ("cope(npos_max=20)", 40, 40, {"no_keys": True}),  # half of the positions are whole
-        ("cope(npos_max=6,gate=separate_key)", 40, 70, {"window": 20}),
-        ("cope(position=learned_slope,gate=value)+rope", 40, 40, {}),
-        ("cope(npos_max=6)", 70, 70, {"segments": SHUFFLED, "causal": False}),
-        ("none", 64, 80, {"window": 60, "causal": False}),
-        ("none", 40, 40, {"window": 2**31 - 1}),  # hides nothing
-        (
-            "rope",
-            64,
-            70,
-            {"segments": DOCUMENTS, "causal": False, "sizes": Shapes(4, 2, 16, 6, 80)},
-        ),
+        ("cope(npos_max=6)", 20, 40, {"window": 20}),
+        ("stick_breaking", 40, 40, {}),  # rows that are done
+        ("t5", 30, 30, {}),
+        ("none", 40, 40, {"segments": DOCUMENTS, "causal": False, "scale": 0.3}),
     ],
     ids=str,
 )
@@ -99,19 +103,43 @@ def test_it_equals_full_attention(spec, length, keys, options):
     compare(spec, length, keys, **options)
 
 
+# Without those for heads of width 4.
+ALL = [spec for spec in CASES if "longrope" not in spec and "max_length=14" not in spec]
+
+
+@pytest.mark.slow
+@every(ALL)
+def test_every_encoding(spec):
+    why = reason(spec)
+    if why is not None:
+        with pytest.raises(AssertionError, match=why):  # it has no plan
+            compare(spec, 40, 40, sizes=Shapes(4, 2, 16, 8, 80))
+        return
+    # The gradient of FIRE's last bias is 0: a sum of numbers up to 1 that cancel.
+    least = 1.0 if "fire" in spec else 1e-3
+    compare(spec, 40, 40, sizes=Shapes(4, 2, 16, 8, 80), atol=6e-5, least=least)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "length", "keys", "options"),
     [
-        ("rope", 70, 80, {}),
+        ("cope(npos_max=6)", 50, 70, {}),
+        ("cope(npos_max=20)", 40, 40, {"no_keys": True}),  # half of the positions are whole
+        ("t5", 40, 40, {"sizes": Shapes(4, 2, 16, 6, 80)}),
+        ("cope(npos_max=6,gate=separate_key)", 40, 70, {"window": 20}),
+        ("cope(position=learned_slope,gate=value)+rope", 40, 40, {}),
+        ("cope(npos_max=6)", 70, 70, {"segments": SHUFFLED, "causal": False}),
         ("learned+cope(npos_max=80)", 40, 40, {}),  # nothing is saturated
         ("cope(npos_max=2)", 40, 40, {}),  # all but the nearest keys are
-        ("cope(npos_max=20,gate=value,scale_position_logits=True)", 40, 40, {}),
         ("cope(position=slope)", 40, 40, {"causal": False}),
         ("cope(npos_max=6)", 80, 40, {}),  # more queries than keys
         ("cope(npos_max=6)", 70, 70, {"window": 20, "segments": DOCUMENTS}),
         ("cope(npos_max=6)", 64, 64, {}),  # whole blocks
-        ("none", 70, 70, {"window": 33}),
+        ("cope(npos_max=2048)", 40, 40, {}),  # rows that do not fit in registers
+        ("kerple", 40, 70, {"logits_soft_cap": 2.0}),
+        ("none", 64, 80, {"window": 60, "causal": False}),
+        ("none", 40, 40, {"window": 2**31 - 1}),  # hides nothing
         ("none", 1, 70, {}),
     ],
     ids=str,
@@ -126,6 +154,38 @@ def test_it_equals_full_attention_in_more_cases(spec, length, keys, options):
 )
 def test_widths_and_groups_of_heads(shapes):
     compare("cope(npos_max=20)", 40, 40, sizes=shapes)
+
+
+def test_a_program_has_several_blocks_of_keys(monkeypatch):
+    monkeypatch.setattr(triton_programs, "PROGRAMS", 4)  # two chunks of two blocks for each head
+    encoding = encodings.create("fox", num_heads=2, head_dim=16, model_dim=8, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 60, 8))
+    q = jax.random.normal(jax.random.key(1), (1, 60, 2, 16))
+
+    def gradient(attention):
+        def out(q):
+            return (attention(encoding, prepare(q, q, q, encoding=encoding, x=x)) ** 2).sum()
+
+        return jax.jit(jax.grad(out))(q)
+
+    np.testing.assert_allclose(gradient(attention), gradient(full_attention), rtol=0, atol=1e-4)
+
+
+def test_dropout():
+    """Every pair is dropped that full attention drops."""
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 40, 2, 16))
+
+    def gradients(attention):
+        def out(q, k, v):
+            options = {"dropout_rate": 0.4, "dropout_key": jax.random.key(1)}
+            return attention(encoding, prepare(q, k, v, encoding=encoding, **options))
+
+        value, pull = jax.vjp(jax.jit(out), q, k, v)
+        return value, *pull(jnp.cos(value))
+
+    for computed, exact in zip(gradients(attention), gradients(full_attention), strict=True):
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -150,13 +210,31 @@ def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
     exact = jax.vmap(functools.partial(both, full_attention))(*wide)
     for array, other in zip(computed, exact, strict=True):
         assert array.dtype == jnp.bfloat16
-        # NaN where the other has NaN.
-        np.testing.assert_allclose(array.astype(jnp.float32), other, rtol=0, atol=5e-2)
+        # Gradients may be numbers where those of the other are NaN.
+        near = np.where(np.isnan(other), other, array.astype(jnp.float32))
+        np.testing.assert_allclose(near, other, rtol=0, atol=5e-2)
     assert (
         not computed[0][0, 0, 3].any()
         and np.isnan(computed[0][0, 0, 15:]).all()
         and not np.isnan(computed[0][0, 0, :15]).any()
     )
+
+
+def test_products_of_float32_are_exact_where_jax_says_so():
+    texts = []
+
+    def record(launch, *arrays):
+        texts.append(launch.text)
+        return [jnp.zeros(x.shape, x.dtype) for x in launch.results]
+
+    encoding = encodings.create("none", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 40, 2, 16))
+    request = prepare(x, x, x, encoding=encoding)
+    for precision in ("highest", "default"):
+        with jax.default_matmul_precision(precision):
+            ran(gpu_attention.plan(encoding, request, device=H200, launch=record))
+    assert "precision='ieee'" in texts[0] and "precision='tf32x3'" in texts[-1]
+    assert "tf32x3" not in texts[0]
 
 
 COMPILE = """
@@ -175,16 +253,16 @@ def compiled(*problems):
         command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"}
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    return [(record["kind"], record["forward"], record["backward"]) for record in results]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_on_an_h200_bfloat16_heads_of_64_keep_their_numbers_in_registers():
-    ((kind, forward, backward),) = compiled(("cope", 64, "bfloat16", H200))
-    for kernel in (forward, backward):
-        assert kernel["registers"] > 100
+    (record,) = compiled(("rope", 64, "bfloat16", H200))
+    assert len(record["kernels"]) == 3
+    for kernel in record["kernels"].values():
+        assert kernel["registers"] > 50
         assert kernel["stack"] <= 16  # bytes, of which spilled registers are a part
-        assert kernel["shared"] <= SHARED[kind] * 1024
+        assert kernel["shared"] <= SHARED[record["kind"]] * 1024
 
 
 @pytest.mark.slow
@@ -197,9 +275,9 @@ def test_they_compile_for_every_kind_of_gpu_type_and_width():
         for dtype in ("bfloat16", "float32")
         if kind == H200 or encoding == "cope"
     ]
-    for case, (kind, forward, backward) in zip(cases, compiled(*cases), strict=True):
-        for kernel in (forward, backward):
-            assert kernel["shared"] <= SHARED[kind] * 1024, (case, kernel)
+    for case, record in zip(cases, compiled(*cases), strict=True):
+        for kernel in record["kernels"].values():
+            assert kernel["shared"] <= SHARED[record["kind"]] * 1024, (case, kernel)
 
 
 THROUGH_XLA = """
@@ -229,7 +307,7 @@ def test_a_million_tokens_compile_for_an_h200_through_jax_triton():
         [sys.executable, "-c", THROUGH_XLA], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) < 9 * 2**30  # recorded in docs/attention.md: 7.6 GiB
+    assert int(done.stdout) < 12 * 2**30  # recorded in docs/attention.md: 11.5 GiB
 
 
 def on(kind):
@@ -238,7 +316,7 @@ def on(kind):
 
 
 def test_attend_takes_it_on_request_and_says_why_it_cannot():
-    def reason(spec, kind=H200, dtype=jnp.float32, width=16, **options):
+    def why(spec, kind=H200, dtype=jnp.float32, width=16, **options):
         encoding = encodings.create(
             spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0)
         )
@@ -251,20 +329,20 @@ def test_attend_takes_it_on_request_and_says_why_it_cannot():
             )
             return answer.why if isinstance(answer, Reason) else None
 
-    assert reason("cope(npos_max=8)") is None
-    assert "cannot express what this encoding adds" in reason("alibi")
-    assert "were not compiled for the device 'NVIDIA GeForce" in reason(
+    assert why("cope(npos_max=8)") is None
+    assert why("alibi") is None
+    assert why("cope", dropout_rate=0.1, dropout_key=jax.random.key(0)) is None
+    assert "needs all keys in one block" in why("cope_two_sided")
+    assert "a table of 32 × 255 numbers does not fit" in why("relative(max_distance=255)")
+    assert "were not compiled for the device 'NVIDIA GeForce" in why(
         "cope", "NVIDIA GeForce RTX 4090"
     )
-    assert "were not compiled for the device 'NVIDIA RTX A1000'" in reason(
-        "cope", "NVIDIA RTX A1000"
-    )
+    assert "were not compiled for the device 'NVIDIA RTX A1000'" in why("cope", "NVIDIA RTX A1000")
     for width in (8, 512):
-        assert f"widths of a head, ({width}, {width}), are not between 16 and 256" in reason(
+        assert f"widths of a head, ({width}, {width}), are not between 16 and 256" in why(
             "cope", width=width
         )
-    assert "not float32 or bfloat16" in reason("cope", dtype=jnp.float16)
-    assert "no dropout" in reason("cope", dropout_rate=0.1, dropout_key=jax.random.key(0))
+    assert "not float32 or bfloat16" in why("cope", dtype=jnp.float16)
     x = jnp.ones((1, 70, 2, 16))
     with on(H200), pytest.raises(ConfigError, match="have their own"):
         encoding = encodings.create("cope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))

@@ -5,6 +5,7 @@ need.
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 
 from cope_jax.attention import Reason, prepare
 from cope_jax.attention.kernels.gpu import gpu_attention
-from cope_jax.attention.kernels.gpu.gpu_attention import Launch
+from cope_jax.attention.kernels.gpu.triton_kernel import Launch
 from cope_jax.errors import ConfigError
 from tools.compile_check.kernel_cycles import Problem
 
@@ -22,7 +23,7 @@ WARP = 32  # threads
 
 def count(problem: Problem, kind: str) -> dict[str, Any]:
     """The registers and the bytes of stack of a thread, and the bytes of shared memory of a
-    program, of both kernels.
+    program, of every kernel.
 
     Registers that do not suffice spill to the stack, which is slow memory.
 
@@ -37,46 +38,44 @@ def count(problem: Problem, kind: str) -> dict[str, Any]:
         raise ConfigError(
             "--blocks is for TPUs: the kernels for GPUs have their own sizes; leave it out"
         )
-    launches: list[tuple[Launch, list[Any]]] = []
+    launches: dict[str, tuple[Launch, list[Any]]] = {}
 
     def record(launch: Launch, *arrays: Any) -> Any:
-        launches.append((launch, [jax.typeof(x) for x in (*arrays, *launch.results)]))
+        launches[launch.name] = launch, [jax.typeof(x) for x in (*arrays, *launch.results)]
         return [jnp.zeros(x.shape, x.dtype) for x in launch.results]
 
     def attention(encoding: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
         request = prepare(q, k, v, encoding=encoding, x=x, embedded=True)
-        plan = gpu_attention.plan(encoding, request, device=kind, run=record)
+        plan = gpu_attention.plan(encoding, request, device=kind, launch=record)
         if isinstance(plan, Reason):
             raise ConfigError(f"there is no kernel for {problem.encoding}: {plan.why}")
         return plan.run()
 
     step, arguments = problem.step(attention)
     jax.eval_shape(step, *arguments)
-    return {"kind": kind, **{launch.kernel: _compiled(launch, avals) for launch, avals in launches}}
+    kernels = {name: compiled(launch, avals) for name, (launch, avals) in launches.items()}
+    return {"kind": kind, "kernels": kernels}
 
 
-def _compiled(launch: Launch, avals: list[Any]) -> dict[str, Any]:
+def compiled(launch: Launch, avals: Sequence[Any]) -> dict[str, Any]:
+    """The resources of one kernel, for arguments and results of these shapes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cope_jax.attention.kernels.gpu import gpu_kernels
-
-    kernel, constants = getattr(gpu_kernels, launch.kernel), launch.metaparameters
     types = {"float32": "*fp32", "bfloat16": "*bf16", "int32": "*i32"}
-    arrays = [name for name in kernel.arg_names if name not in constants]
-    signature = {name: types[x.dtype.name] for name, x in zip(arrays, avals, strict=True)}
-    aligned = {(n,): [["tt.divisibility", 16]] for n in range(len(arrays))}  # as XLA's arrays are
-    signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, signature, constants, aligned)
-    options = {"num_warps": launch.sizes.warps, "num_stages": launch.sizes.stages}
+    names = launch.function.arg_names
+    signature = {name: types[x.dtype.name] for name, x in zip(names, avals, strict=True)}
+    aligned = {(n,): [["tt.divisibility", 16]] for n in range(len(names))}  # as XLA's arrays are
+    source = ASTSource(launch.function, signature, {}, aligned)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     options["enable_fp_fusion"] = True
     target = GPUTarget("cuda", launch.capability, WARP)
-    compiled = triton.compile(source, target=target, options=options)
+    kernel = triton.compile(source, target=target, options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(compiled.asm["cubin"])
+        Path(file.name).write_bytes(kernel.asm["cubin"])
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK"))
-    resources = {"sizes": launch.sizes, "registers": registers, "stack": stack}
-    return resources | {"shared": compiled.metadata.shared}
+    resources = {"blocks": launch.blocks, "registers": registers, "stack": stack}
+    return resources | {"shared": kernel.metadata.shared}

@@ -1,6 +1,4 @@
-"""The arguments of kernels that are written by hand, for CPUs and for GPUs, and what these kernels
-cannot run.
-"""
+"""The arguments of kernels that are written by hand, and what these kernels cannot run."""
 
 from typing import NamedTuple
 

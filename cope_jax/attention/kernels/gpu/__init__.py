@@ -1,1 +1,1 @@
-"""Triton for NVIDIA GPUs, for encodings whose `native_score` says what they add."""
+"""Generated Triton for NVIDIA GPUs."""
