@@ -2,10 +2,11 @@
 by XLA.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
-from cope_jax.attention import placement, streaming_gradient, streaming_softmax
+from cope_jax.attention import derivative, placement, streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import BlockSizes
 from cope_jax.attention.blockwise import SIZES
 from cope_jax.attention.kernels.tile import tile_flash
@@ -39,13 +40,15 @@ class ChunkAttention(NamedTuple):
         """Computes `streaming_softmax.accumulate`."""
         if self.execution is None:
             return streaming_softmax.accumulate(stream, state)
-        return tile_flash.accumulate(stream, state, self.execution)
+        kernel = functools.partial(tile_flash.accumulate, execution=self.execution)
+        return derivative.by_xla(kernel, streaming_softmax.accumulate)(stream, state)
 
     def backward(self, stream: Stream, residuals: Residuals, state: Gradients) -> Gradients:
         """Computes `streaming_gradient.backward`."""
         if self.execution is None:
             return streaming_gradient.backward(stream, residuals, state)
-        return tile_flash.backward(stream, residuals, state, self.execution)
+        kernel = functools.partial(tile_flash.backward, execution=self.execution)
+        return derivative.by_xla(kernel, streaming_gradient.backward)(stream, residuals, state)
 
 
 def chunk_attention(

@@ -31,6 +31,17 @@ AXES = ("data", "fsdp")
 BLOCKWISE, RING = in_blocks((2, 3, 2)), in_blocks((2, 1, 2), lambda *call: ran(ring.plan(*call)))
 
 
+def test_more_examples_than_groups_of_heads(x64):
+    graphdef, state = build("alibi")  # of two groups
+    results = [
+        jax.jit(functools.partial(value_and_gradients, how, graphdef))(
+            state, arrays_of(LENGTH, LENGTH, batch=BATCH), plain(LENGTH, LENGTH, BATCH)
+        )
+        for how in (BLOCKWISE, full_attention)
+    ]
+    assert_equal(*results)
+
+
 def mesh_of(data=2, fsdp=2, sequence=1):
     shape = (data, fsdp, sequence)
     names = ("data", "fsdp", "sequence")

@@ -94,14 +94,6 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
     return data
 
 
-def test_more_examples_than_groups_of_heads(x64):
-    batch = SIZES.kv_heads + 1
-    full, blockwise = compiled("alibi", BlockSizes(3, 2, 3))(
-        build("alibi")[1], arrays_of(LENGTH, KEYS, batch=batch), plain(LENGTH, KEYS, batch)
-    )
-    assert_equal(blockwise, full)
-
-
 @every(few=FEW)
 def test_every_encoding(spec, x64):
     """Strips and blocks that do not divide; several near and far blocks; masks of all kinds."""

@@ -180,6 +180,14 @@ def test_ring(devices, spec, options, x64):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ring")
+def test_a_ring_with_kernels(x64):
+    kernels = around(2, 2, 4, resident=2, interpret=True)
+    with jax.set_mesh(mesh_of(2)):
+        assert_slopes(kernels, "fox", plain(13, 13), length=13, keys=13, second=False)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ring")
 @pytest.mark.parametrize("spec", [spec for spec in STREAMED if splits_keys(spec)])
 def test_every_encoding_in_a_ring(spec, x64):
     with jax.set_mesh(mesh_of(4)):
