@@ -173,6 +173,7 @@ def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyP
     # The first removes the flags that the command defines.
     with flagsaver.flagsaver(), only_common_flags():
         names = runpy.run_module(module)
+        monkeypatch.setattr(sys, "argv", config_flags.with_defaults(sys.argv))
         assert flags.FLAGS(sys.argv) == sys.argv[:1]
         given = flags.FLAGS.flag_values_dict()
     configs = [
