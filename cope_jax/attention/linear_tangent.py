@@ -92,6 +92,7 @@ def _tangent_vmap(arrays: Sequence[Array], axes: Sequence[Any], *, rule: Tangent
 
     kept, tangents = arrays[: rule.reads], arrays[rule.reads :]
     tangents = [first(x, axis) for x, axis in zip(tangents, axes[rule.reads :], strict=True)]
+    # The first is out, of which the result has the shape.
     kept, axes_kept = (first(kept[0], axes[0]), *kept[1:]), (0, *axes[1 : rule.reads])
     push = jax.vmap(rule.push, (*axes_kept, *([0] * len(tangents))))
     pull = jax.vmap(rule.pull, (axes_kept, 0))
@@ -100,12 +101,10 @@ def _tangent_vmap(arrays: Sequence[Array], axes: Sequence[Any], *, rule: Tangent
 
 def tangent_transpose(cotangent: Any, *arrays: Any, rule: Tangent) -> list[Any]:
     """Returns the cotangents of all arrays: those of what is read are None."""
-    kept, tangents = arrays[: rule.reads], arrays[rule.reads :]
-    gradients: list[Any] = [None] * len(tangents)
-    if type(cotangent) is not ad.Zero:
-        pulled = zip(rule.pull(tuple(kept), cotangent), tangents, strict=True)
-        gradients = [dx if ad.is_undefined_primal(x) else None for dx, x in pulled]
-    return [None] * rule.reads + gradients
+    kept = tuple(arrays[: rule.reads])
+    nothing = [None] * (len(arrays) - rule.reads)
+    pulled = nothing if type(cotangent) is ad.Zero else rule.pull(kept, cotangent)
+    return [None] * rule.reads + pulled
 
 
 ad.primitive_jvps[tangent_p] = _tangent_jvp

@@ -217,7 +217,7 @@ def finish(stream: Stream, state: State) -> tuple[Array, Array, tuple[Array, ...
       are 0 for a row without any key or sink.
     """
     state = _add_sink(stream, state)
-    some_BHL = state.total > 0
+    some_BHL = state.total != 0  # NaN stays
     total_BHL = jnp.where(some_BHL, state.total, 1)
     out_BHLK = (state.weighted / total_BHL[..., None]).astype(stream.keys.v.dtype)
     logsumexp_BHL = jnp.where(some_BHL, state.row_max + jnp.log(total_BHL), 0)

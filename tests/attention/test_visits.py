@@ -91,6 +91,22 @@ def random(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
+def recorded(request, gradient):
+    """The pairs of each block that the forward pass visits, or the gradient."""
+    seen = []
+    encoding = Recorder(seen)
+    out, pull = jax.vjp(
+        lambda v: blockwise_attention(encoding, request_with(request, v)), request.keys.v
+    )
+    if gradient:
+        jax.effects_barrier()
+        seen.clear()
+        jax.block_until_ready(pull(out))
+    jax.block_until_ready(out)
+    jax.effects_barrier()
+    return seen
+
+
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
     """From the last key that queries see to the first: near blocks of 2 keys and far ones of 5,
@@ -125,16 +141,9 @@ def test_far_blocks_are_wide(gradient, given):
     """Four last queries: two near blocks need a mask, the other 20 keys are 4 blocks of 5; in the
     gradient too.
     """
-    seen = []
-    encoding, mask = Recorder(seen), Mask(INDICES[-4:], INDICES, given_B1LM=given)
+    mask = Mask(INDICES[-4:], INDICES, given_B1LM=given)
     q, k, v = random(1, 4, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
-    out, pull = jax.vjp(lambda v: blockwise_attention(encoding, request_of(q, k, v, mask)), v)
-    if gradient:
-        jax.effects_barrier()
-        seen.clear()
-        jax.block_until_ready(pull(out))
-    jax.block_until_ready(out)
-    jax.effects_barrier()
+    seen = recorded(request_of(q, k, v, mask), gradient)
     sizes = sorted((int(columns[0]), len(columns)) for _, columns, _ in seen)
     assert sizes == [(0, 5), (5, 5), (10, 5), (15, 5), (20, 2), (22, 2)]
 
@@ -142,17 +151,9 @@ def test_far_blocks_are_wide(gradient, given):
 @pytest.mark.parametrize("gradient", [False, True])
 def test_strips_that_share_a_span_read_only_its_keys(gradient):
     """Twelve strips of two queries, which see all keys as one block, share four spans."""
-    seen = []
-    encoding, blocks = Recorder(seen), BlockSizes(2, KEYS, KEYS)
     q, k, v = (random(1, KEYS, 2, WIDTH, seed=s) for s in range(3))
-    request = request_of(q, k, v, Mask(INDICES, INDICES), blocks)
-    out, pull = jax.vjp(lambda v: blockwise_attention(encoding, request_with(request, v)), v)
-    if gradient:
-        jax.effects_barrier()
-        seen.clear()
-        jax.block_until_ready(pull(out))
-    jax.block_until_ready(out)
-    jax.effects_barrier()
+    blocks = BlockSizes(2, KEYS, KEYS)
+    seen = recorded(request_of(q, k, v, Mask(INDICES, INDICES), blocks), gradient)
     sizes = {int(rows[0]): len(columns) for rows, columns, _ in seen}
     assert sizes == {row: 6 * (1 + row // 6) for row in range(0, KEYS, 2)}
 

@@ -84,7 +84,7 @@ def plan(
     ):
         return Reason(f"jax-triton is not installed ({INSTALL})")
     chosen = sizes or _sizes(encoding, request)
-    exact = jax.config.jax_default_matmul_precision in EXACT  # type: ignore[attr-defined]
+    exact = jax.config.jax_default_matmul_precision in EXACT  # type: ignore[attr-defined]  # made at import
 
     def prepare() -> Stream:
         blocks = BlockSizes(chosen.queries, chosen.keys, chosen.keys)
