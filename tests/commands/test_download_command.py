@@ -59,7 +59,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(start, tmp_path):
         command = start(
             "download", "--corpora=tinyshakespeare", f"--mirror={server.url}", f"--out={tmp_path}"
         )
-        command.signal_when(lambda: server.served, signal.SIGINT)
+        command.signal_when(lambda: [*tmp_path.glob(".partial-*/archive")], signal.SIGINT)
         began = time.monotonic()
         done = command.wait(60)
         assert time.monotonic() - began < 20

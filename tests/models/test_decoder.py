@@ -194,10 +194,10 @@ def test_recomputing_keeps_what_it_says_and_changes_nothing(remat):
     assert counts == {name: sum(e.primitive.name == name for e in operations) for name in counts}
     value, gradient = without_recomputation()
     other_value, other_gradient = jax.jit(program)(state)
-    np.testing.assert_allclose(other_value, value, rtol=1e-6)
+    # The same sums, which the compiler may fuse in another way.
+    np.testing.assert_allclose(other_value, value, rtol=1e-5)
     other = named(other_gradient)
     for path, leaf in named(gradient).items():
-        # The same sums, which the compiler may fuse in another way.
         np.testing.assert_allclose(other[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
 
 
