@@ -2,12 +2,11 @@
 
 The encoding's own hooks are traced into the kernels, so they run any encoding whose hooks use only
 what a tile program can do (see `kernels.tile`). A TPU runs them by Pallas, an NVIDIA GPU by generated
-Triton, a CPU by generated C++. Kernels in C++ of what `Encoding.native_score` can express are written
-by hand.
+Triton, a CPU by generated C++.
 """
 
 from cope_jax.attention import placement
-from cope_jax.attention.kernels.cpu import cpp_attention, cpu_attention
+from cope_jax.attention.kernels.cpu import cpp_attention
 from cope_jax.attention.kernels.gpu import gpu_attention
 from cope_jax.attention.kernels.tpu import tpu_attention
 from cope_jax.attention.request import Plan, Reason, Request
@@ -22,8 +21,7 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
     """Returns the plan of the kernels of the current device, or the reason why they cannot run."""
     device = placement.current_device()
     if device == CPU:
-        by_hand = cpu_attention.plan(encoding, request)
-        return by_hand if isinstance(by_hand, Plan) else cpp_attention.plan(encoding, request)
+        return cpp_attention.plan(encoding, request)
     if device.startswith("NVIDIA"):
         return gpu_attention.plan(encoding, request)
     return tpu_attention.plan(encoding, request)

@@ -15,7 +15,7 @@ from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph
 from cope_jax.attention.kernels.tile.tile_program import TileProgram
 from cope_jax.attention.kernels.tile.tile_values import NotATile, natural
 from cope_jax.ops import tile
-from tests.attention.test_native import native as native
+from tests.attention.test_generated import native as native
 
 pytestmark = pytest.mark.usefixtures("native")
 ROWS = 6

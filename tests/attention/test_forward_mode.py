@@ -25,7 +25,7 @@ from tests.attention.problems import (
     value_and_gradients,
 )
 from tests.attention.test_generated import generated
-from tests.attention.test_native import native as native
+from tests.attention.test_generated import native as native
 from tests.attention.test_ring import around, mesh_of
 from tests.encodings.cases import BATCH, CASES, build, every, splits_keys, splits_queries
 from tests.oracle.encodings import Sizes

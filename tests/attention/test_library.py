@@ -20,7 +20,7 @@ from cope_jax import encodings
 from cope_jax.attention import attend
 from cope_jax.attention.kernels.cpu import library
 from cope_jax.errors import ConfigError
-from tests.attention.test_native import native as native
+from tests.attention.test_generated import native as native
 
 
 @pytest.fixture

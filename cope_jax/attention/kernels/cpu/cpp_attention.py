@@ -37,13 +37,14 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
         if library.UNCOMPILED in why:
             library.check_required(why)
         return Reason(why)
+    return Plan("fused", lambda: run(encoding, request))
 
-    def run() -> Array:
-        stream = _prepare(encoding, request)
-        out = tile_attention.attend(CpuExecution(stream.keys.k.shape[2]), stream)
-        return head_major(out[:, :, : request.length]).astype(request.keys.v.dtype)
 
-    return Plan("fused", run)
+def run(encoding: Encoding, request: Request) -> Array:
+    """Computes out_BLHK, in the type of the values."""
+    stream = _prepare(encoding, request)
+    out = tile_attention.attend(CpuExecution(stream.keys.k.shape[2]), stream)
+    return head_major(out[:, :, : request.length]).astype(request.keys.v.dtype)
 
 
 def _refusal(encoding: Encoding, request: Request) -> str | None:

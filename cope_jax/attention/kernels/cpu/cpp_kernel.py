@@ -12,7 +12,7 @@ from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.kernels.cpu import library
 from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
 from cope_jax.attention.kernels.cpu.cpp_text import Step
-from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument
+from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument, leaves_of
 from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph, kind_of
 from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
 from cope_jax.attention.kernels.tile.tile_operations import Forms
@@ -34,6 +34,7 @@ class CpuExecution:
     """
 
     keys: int
+    halves = True
 
     @property
     def forms(self) -> Forms:
@@ -43,19 +44,20 @@ class CpuExecution:
         """Compiles the kernel while it is traced, and calls it."""
         plan = kernel.plan
         try:
-            digest = library.load_kernel(CppKernel(kernel).text)
+            cpp = CppKernel(kernel)
+            digest = library.load_kernel(cpp.text)
         except library.Unavailable as error:
             raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
-        written = [x for x, use in zip(kernel.outputs, kernel.written, strict=True) if use]
-        shapes = [jax.ShapeDtypeStruct(x.stored_shape, x.spec.dtype) for x in written]
+        shapes = [jax.ShapeDtypeStruct(x.stored_shape, x.spec.dtype) for x in cpp.written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
         inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *map(_given, kernel.inputs)]
-        arrays = iter(library.call("Generate", shapes, *inputs, digest=digest))
-        results = [
-            x.restored(next(arrays)) if use else jnp.zeros(x.array.shape, x.spec.dtype)
-            for x, use in zip(kernel.outputs, kernel.written, strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(kernel.results, is_leaf=is_argument), results)
+        arrays = library.call(digest, shapes, *inputs)
+        known = {id(x): x.restored(y) for x, y in zip(cpp.written, arrays, strict=True)}
+
+        def result(x: Argument) -> Array:
+            return known[id(x)] if id(x) in known else jnp.zeros(x.array.shape, x.spec.dtype)
+
+        return jax.tree.map(result, cpp.results, is_leaf=is_argument)
 
 
 def _given(x: Argument) -> Array:
@@ -64,48 +66,74 @@ def _given(x: Argument) -> Array:
 
 
 class CppKernel:
-    """The text of a kernel, in `text`."""
+    """The text of a kernel, in `text`.
+
+    Attributes:
+      results: what it returns: the results of the second half, and what is added up over keys.
+      written: those of them that are not 0.
+    """
 
     def __init__(self, kernel: TileKernel):
         self.kernel, plan = kernel, kernel.plan
         self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
-        numbers = iter(range(len(kernel.outputs)))
-        self.numbers = [next(numbers) if use else None for use in kernel.written]
-        self.loop = jax.tree.leaves(kernel.loop, is_leaf=is_argument)
+        self.results = kernel.halves[1][0].results, kernel.results[2]
+        self.loop = leaves_of(kernel.loop)
+        self.added = {id(x) for x in kernel.outputs[len(self.loop) :]}
+        self.outputs = self._outputs()
+        self.numbers = {id(x): n for n, x in enumerate(self.outputs)}
+        returned = {id(x) for x in leaves_of(self.results)}
+        self.written = [x for x in self.outputs if id(x) in returned]
+        self.unfilled: set[int] = set()
         self.uses: set[int] = set()
         self.reads: set[int] = set()
         self.memory = 0
         for x in kernel.inputs:
             kind_of(x.spec.dtype)
-        if len(kernel.inputs) > MOST or len(kernel.outputs) >= ANSWER:
+        if len(kernel.inputs) > MOST or len(self.outputs) >= ANSWER:
             raise NotATile(f"this kernel has more than {MOST} arguments")
-        step_args = jax.tree.leaves((*kernel.args, kernel.loop), is_leaf=is_argument)
-        carry = plan.params, kernel.carry(kernel.args, kernel.loop)
-        carry_args = jax.tree.leaves(carry, is_leaf=is_argument)
-        texts = [
-            self._step(name, kernel.steps[key], step_args, self._results)
-            for name, key in STEPS.items()
-            if key in kernel.steps
-        ]
+        step_args = leaves_of((*kernel.args, kernel.loop))
+        carry_args = leaves_of((plan.params, kernel.carry(kernel.args, kernel.loop)))
+        texts = []
+        for name, (half, programs) in zip(("begin", "end"), kernel.halves, strict=True):
+            leaves = leaves_of(half.results)
+            texts.append(self._step(name, programs, leaves_of(half.args), leaves))
+        for name, key in STEPS.items():
+            if key in kernel.steps:
+                texts.append(self._step(name, kernel.steps[key], step_args, kernel.outputs))
         asks = {name: programs for name, programs in kernel.ask.items() if programs is not None}
         for name, programs in asks.items():
-            texts += [
-                self._step(f"ask_{name}", programs, carry_args, self._answer),
-                self._ask(name),
-            ]
+            texts += [self._step(f"ask_{name}", programs, carry_args, None), self._ask(name)]
         self.text = "\n".join(['#include "driver.h"', "", *texts, *self._tables(asks)])
 
-    def _step(self, name: str, programs: Programs, args: Sequence[Argument], results: Any) -> str:
+    def _outputs(self) -> list[Argument]:
+        """What its functions write; a result of the first half only if another function reads it."""
+        kernel, (end, programs) = self.kernel, self.kernel.halves[1]
+        outputs = [x for x, use in zip(kernel.outputs, kernel.written, strict=True) if use]
+        outputs += [x for x in kernel.used if not x.given]
+        computed = zip(leaves_of(end.results), programs.program.results, strict=True)
+        outputs += [x for x, spec in computed if spec is not None]
+        return list({id(x): x for x in outputs}.values())
+
+    def _step(
+        self, name: str, programs: Programs, args: list[Argument], results: list[Argument] | None
+    ) -> str:
+        """The text of a function that writes `results`, or an answer."""
         given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
         arguments = [*programs.constants, *given]
         graph = Graph(programs.program)
-        self._check_products(graph, arguments)
-        schedule = Schedule(graph, results(graph, arguments))
+        if name in STEPS:
+            self._check_products(graph, arguments)
+        schedule = Schedule(
+            graph,
+            [Result(graph.results[0], "set", ANSWER, (self.kernel.plan.sizes.queries, 1))]  # type: ignore[arg-type]
+            if results is None
+            else self._results(graph, arguments, results, half=name not in STEPS),
+        )
         sources = {n: self._source(x) for n, x in enumerate(arguments)}
         turned = {
             n: f"t.turned[{self.places[id(x)]}]"
             for n, x in enumerate(arguments)
-            if x.side == "key" and min(x.spec.size) > 1
+            if x.given and x.side != "query" and min(x.spec.size) > 1
         }
         step = Step(name, schedule, sources, turned)
         self.uses |= {self.places[id(arguments[n])] for n in step.uses}
@@ -140,31 +168,27 @@ class CppKernel:
             )
 
     def _source(self, x: Argument) -> str:
-        """The address at which a step reads an argument; what passes from block to block lies in the output."""
-        for n, leaf in enumerate(self.loop):
-            if leaf is x:
-                return f"t.out[{self.numbers[n]}]"
-        return f"t.in[{self.places[id(x)]}]"
+        """The address at which a function reads an argument."""
+        number = self.numbers.get(id(x))
+        return f"t.in[{self.places[id(x)]}]" if number is None else f"t.out[{number}]"
 
-    def _results(self, graph: Graph, arguments: Sequence[Argument]) -> list[Result]:
+    def _results(
+        self, graph: Graph, arguments: Sequence[Argument], leaves: list[Argument], half: bool
+    ) -> list[Result]:
         results = []
         inputs = {id(x): node for x, node in zip(arguments, graph.inputs, strict=True)}
-        for n, node in enumerate(graph.results):
-            x, number = self.kernel.outputs[n], self.numbers[n]
-            if number is None:
+        for x, node in zip(leaves, graph.results, strict=True):
+            number, old = self.numbers.get(id(x)), inputs.get(id(x))
+            if number is None or (node is None and (half or id(x) in self.added)):
                 continue
-            if n < len(self.loop):
-                old = inputs.get(id(self.loop[n]))
-                node = graph.const(0.0, kind_of(x.spec.dtype)) if node is None else node
-                if node is not old:
-                    results.append(Result(node, "set", number, x.spec.size, old))
-            elif node is not None:
+            if half and id(x) not in self.added:
+                self.unfilled.add(number)
+            node = graph.const(0.0, kind_of(x.spec.dtype)) if node is None else node
+            if id(x) in self.added:
                 results.append(Result(node, "add_to", number, x.spec.size))
+            elif node is not old:
+                results.append(Result(node, "set", number, x.spec.size, old))
         return results
-
-    def _answer(self, graph: Graph, arguments: Sequence[Argument]) -> list[Result]:
-        node: Any = graph.results[0]
-        return [Result(node, "set", ANSWER, (self.kernel.plan.sizes.queries, 1))]
 
     def _ask(self, name: str) -> str:
         rows = self.kernel.plan.sizes.queries
@@ -189,23 +213,20 @@ class CppKernel:
             self._argument(x, n in self.reads, n in self.uses) for n, x in enumerate(kernel.inputs)
         ]
         outputs = []
-        for n, x in enumerate(kernel.outputs):
-            if self.numbers[n] is None:
-                continue
-            leaf = self.loop[n] if n < len(self.loop) else None
-            how = "TOTAL" if leaf is None else "LOOP"
-            start = -1 if leaf is None or leaf.fill is not None else self.places[id(leaf)]
-            fill = 0.0 if leaf is None or leaf.fill is None else leaf.fill
-            outputs.append(f"{{{self._argument(x)}, {how}, {start}, {fill!r}f}}")
+        for n, x in enumerate(self.outputs):
+            result = next((m for m, y in enumerate(self.written) if y is x), -1)
+            filled = str(n not in self.unfilled).lower()
+            fields = self._argument(x), str(result), filled, f"{x.fill or 0.0!r}f"
+            outputs.append(f"{{{', '.join(fields)}}}")
         steps = [name if key in kernel.steps else "nullptr" for name, key in STEPS.items()]
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]
         flags = str(plan.boundary).lower(), str(plan.spans.shape[0] > 1).lower()
         counts = len(inputs), len(outputs), plan.heads, plan.groups, self.memory
-        fields = ["inputs", "outputs", *map(str, counts), *flags, *steps, *questions]
+        table = ["inputs", "outputs", *map(str, counts), *flags, "begin", "end", *steps, *questions]
         return [
             f"static const Argument inputs[] = {{{', '.join(inputs)}}};",
             f"static const Output outputs[] = {{{', '.join(outputs)}}};",
-            f"static const Kernel kernel{{{', '.join(fields)}}};",
+            f"static const Kernel kernel{{{', '.join(table)}}};",
             'extern "C" void run_kernel(void* const* in, void* const* out, Parallel parallel, void* threads) {',
             "  run(kernel, in, out, parallel, threads);",
             "}",

@@ -51,27 +51,26 @@ struct Argument {
   }
 };
 
-enum How { LOOP, TOTAL };
-
-// A result. LOOP passes from one block of keys to the next, and begins as input `start`, or else as `fill`.
-// TOTAL is a sum. `written` is the place among the kernel's results.
+// What functions write: result number `result` of the kernel, or, if this is -1, what exists only while a block of
+// queries visits its keys. It begins as `fill`, if `filled`.
 struct Output {
   Argument array;
-  How how;
-  int start;
+  int result;
+  bool filled;
   float fill;
 };
 
 typedef void (*Step)(const Tiles&, float*);
 typedef void (*Parallel)(void* threads, int count, void (*work)(void*, int), void* arg);
 
-// Steps by what they see: blocks with hidden pairs, blocks without, and blocks of which all rows are saturated.
+// `begin` and `end` come before and after the blocks of keys. Steps by what they see: blocks with hidden pairs, blocks
+// without, and blocks of which all rows are saturated.
 struct Kernel {
   const Argument* inputs;
   const Output* outputs;
   int input_count, output_count, heads, groups, memory;
   bool boundary, spans_by_example;
-  Step masked, plain, saturated;
+  Step begin, end, masked, plain, saturated;
   bool (*is_saturated)(Tiles&, float*);
   bool (*is_done)(Tiles&, float*);
 };
@@ -100,13 +99,16 @@ struct Call {
   }
   long at(const Argument& x, int b, int h, int block) const { return x.at(b, head(x, h), count(x), block); }
   bool staged(const Argument& x) const { return x.side == QUERY && x.order != BY_HEAD; }
+  bool staged(const Output& x) const { return x.array.side == QUERY && (x.result < 0 || x.array.order != BY_HEAD); }
+  float* result(const Output& x) const { return (float*)out[x.result]; }
 
   // All blocks of keys for one block of queries of one head. `sums` are the sums of each output over these blocks.
   void visit(int b, int h, int strip, float* const* sums) const {
     size_t needed = kernel.memory;
-    for (int n = 0; n < kernel.input_count; n++) needed += staged(kernel.inputs[n]) ? kernel.inputs[n].size() : 0;
+    auto space = [](const Argument& x) { return (x.size() + 15) / 16 * 16; };
+    for (int n = 0; n < kernel.input_count; n++) needed += staged(kernel.inputs[n]) ? space(kernel.inputs[n]) : 0;
     for (int n = 0; n < kernel.output_count; n++)
-      needed += staged(kernel.outputs[n].array) ? kernel.outputs[n].array.size() : 0;
+      needed += staged(kernel.outputs[n]) ? space(kernel.outputs[n].array) : 0;
     float *memory = memory_of_thread(0, needed), *stage = memory + kernel.memory;
     Tiles t;
     for (int n = 0; n < kernel.input_count; n++) {
@@ -114,17 +116,17 @@ struct Call {
       const float* from = (const float*)in[n];
       if (x.side == KEY) continue;
       t.in[n] = from + at(x, b, h, x.side == QUERY ? strip : 0);
+      if (turned[n]) t.turned[n] = turned[n] + by_head(x, b, h, 0);
       if (!staged(x)) continue;
       x.pack((const float*)t.in[n], stage);
-      t.in[n] = stage, stage += x.size();
+      t.in[n] = stage, stage += space(x);
     }
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
       if (x.array.side == KEY) continue;
-      t.out[n] = (float*)out[n] + at(x.array, b, h, x.array.side == QUERY ? strip : 0);
-      if (staged(x.array)) t.out[n] = stage, stage += x.array.size();
-      if (x.how == LOOP && x.start >= 0) std::memcpy(t.out[n], t.in[x.start], 4 * x.array.size());
-      else if (x.array.side == QUERY) std::fill_n(t.out[n], x.array.size(), x.fill);
+      if (staged(x)) t.out[n] = stage, stage += space(x.array);
+      else t.out[n] = result(x) + at(x.array, b, h, x.array.side == QUERY ? strip : 0);
+      if (x.array.side == QUERY && x.filled) std::fill_n(t.out[n], x.array.size(), x.fill);
     }
     auto see = [&](int block) {
       for (int n = 0; n < kernel.input_count; n++) {
@@ -132,7 +134,7 @@ struct Call {
         if (x.side != KEY) continue;
         const long from = by_head(x, b, h, block);
         t.in[n] = (plain[n] ? plain[n] : (const float*)in[n]) + from;
-        t.turned[n] = turned[n] + from;
+        if (turned[n]) t.turned[n] = turned[n] + from;
       }
       for (int n = 0; n < kernel.output_count; n++) {
         const Argument& x = kernel.outputs[n].array;
@@ -150,14 +152,16 @@ struct Call {
         step(t, memory);
       }
     };
+    kernel.begin(t, memory);
     auto interior = [&] { return block >= full && block < full_end; };
     go(kernel.masked, [&] { return !interior(); });
     go(kernel.plain, interior, kernel.is_saturated);
     if (kernel.saturated) go(kernel.saturated, interior);
     if (kernel.boundary) go(kernel.masked, [] { return true; });
+    kernel.end(t, memory);
     for (int n = 0; n < kernel.output_count; n++) {
-      const Argument& x = kernel.outputs[n].array;
-      if (staged(x)) x.unpack(t.out[n], (float*)out[n] + at(x, b, h, strip));
+      const Output& x = kernel.outputs[n];
+      if (staged(x) && x.result >= 0) x.array.unpack(t.out[n], result(x) + at(x.array, b, h, strip));
     }
   }
 
@@ -170,7 +174,7 @@ struct Call {
       const Argument& x = kernel.outputs[n].array;
       if (x.side == KEY) needed += heads(x) * blocks * x.size();
       if (x.side == HEAD)
-        for (int h = first; h < first + heads(x); h++) std::fill_n((float*)out[n] + at(x, b, h, 0), x.size(), 0.f);
+        for (int h = first; h < first + heads(x); h++) std::fill_n(result(kernel.outputs[n]) + at(x, b, h, 0), x.size(), 0.f);
     }
     float* memory = memory_of_thread(1, needed);
     std::fill_n(memory, needed, 0.f);
@@ -190,7 +194,7 @@ struct Call {
       if (x.side != KEY) continue;
       for (int h = first; h < first + heads(x); h++)
         for (int block = 0; block < blocks; block++, free += x.size()) {
-          float* to = (float*)out[n] + at(x, b, h, block);
+          float* to = result(kernel.outputs[n]) + at(x, b, h, block);
           if (x.order == BY_HEAD) std::copy_n(free, x.size(), to);
           else x.unpack(free, to);
         }
@@ -207,12 +211,13 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
   auto copy = [&](int number, std::vector<float*>& to, void (Argument::*pack)(const float*, float*) const) {
     const Argument& x = kernel.inputs[number];
     const int heads = (x.batched ? call.batch : 1) * x.heads;
-    copies.emplace_back(new float[heads * (size_t)call.blocks * x.size()]);
+    const int blocks = call.count(x);
+    copies.emplace_back(new float[heads * (size_t)blocks * x.size()]);
     to[number] = copies.back().get();
     auto work = [&](int item) {
-      for (int block = 0; block < call.blocks; block++)
-        (x.*pack)((const float*)call.in[number] + x.at(item / x.heads, item % x.heads, call.blocks, block),
-                  to[number] + ((long)item * call.blocks + block) * x.size());
+      for (int block = 0; block < blocks; block++)
+        (x.*pack)((const float*)call.in[number] + x.at(item / x.heads, item % x.heads, blocks, block),
+                  to[number] + ((long)item * blocks + block) * x.size());
     };
     typedef decltype(work) Work;
     parallel(threads, heads, [](void* work, int item) { (*(Work*)work)(item); }, &work);

@@ -33,8 +33,9 @@ from cope_jax.storage.locks import open_lock, try_lock, unfinished
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
 SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
+CHECKING = 4 * SECONDS  # the longest time of the check, which compiles two kernels
 SOURCES = Path(__file__).parent
-CALLS = ("Forward", "Backward", "Generate")
+CALL = "Generate"
 WRONG = 3  # the status of `check` if the numbers differ
 # -ffp-contract: multiply and add in one instruction. Apple's compiler has no -march=native for ARM.
 MARCH = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
@@ -74,16 +75,16 @@ def check_required(reason: str | None) -> None:
         )
 
 
-def target(call: str) -> str:
-    """The name of a custom call; it changes with the source, so a cached program finds the code it
+def target() -> str:
+    """The name of the custom call; it changes with the source, so a cached program finds the code it
     was made for.
     """
-    return f"cope_jax_{call.lower()}_{_digest(_sources())[:12]}"
+    return f"cope_jax_{CALL.lower()}_{_digest(_sources())[:12]}"
 
 
 @functools.cache
 def _load() -> str | None:
-    """Compiles the library if necessary, and registers its custom calls.
+    """Compiles the library if necessary, and registers its custom call.
 
     Returns why this is not possible, or None.
     """
@@ -102,22 +103,13 @@ def _load() -> str | None:
     return None
 
 
-def call(name: str, shapes: Any, *arrays: Array, **attributes: Any) -> Any:
-    """Calls C++; with `jax.vmap`, once for each entry."""
-    call = jax.ffi.ffi_call(target(name), shapes, vmap_method="sequential")
-    once = jax.custom_jvp(functools.partial(call, **attributes))
-    once.defjvp(_refuse_to_differentiate)
-    return once(*arrays)
-
-
-def _refuse_to_differentiate(primals: Any, tangents: Any) -> Any:
-    raise ConfigError(
-        "attention in C++ has first derivatives only: choose implementation='blockwise' for second ones"
-    )
+def call(digest: str, shapes: Any, *arrays: Array) -> Any:
+    """Runs the kernel with this digest; with `jax.vmap`, once for each entry."""
+    return jax.ffi.ffi_call(target(), shapes, vmap_method="sequential")(*arrays, digest=digest)
 
 
 def load_kernel(text: str) -> str:
-    """Compiles and loads a generated kernel, once. Returns the digest by which the call `Generate`
+    """Compiles and loads a generated kernel, once. Returns the digest by which `call`
     finds it.
 
     Raises:
@@ -142,12 +134,9 @@ def _load_kernel(text: str, flags: tuple[str, ...]) -> tuple[str, str | None]:
 
 
 def register(path: Path) -> None:
-    """Registers the custom calls of a compiled library."""
-    library = ctypes.CDLL(str(path))
-    for call in CALLS:
-        jax.ffi.register_ffi_target(
-            target(call), jax.ffi.pycapsule(getattr(library, call)), platform="cpu"
-        )
+    """Registers the custom call of a compiled library."""
+    call = getattr(ctypes.CDLL(str(path)), CALL)
+    jax.ffi.register_ffi_target(target(), jax.ffi.pycapsule(call), platform="cpu")
 
 
 def _compiled(text: str | None = None) -> Path:
@@ -229,10 +218,10 @@ def _fault(path: Path) -> str | None:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         status = subprocess.run(
-            command, capture_output=True, timeout=SECONDS, env=environment
+            command, capture_output=True, timeout=CHECKING, env=environment
         ).returncode
     except subprocess.TimeoutExpired:
-        return f"the compiled library took longer than {SECONDS} seconds for a small problem"
+        return f"the compiled library took longer than {CHECKING} seconds for a small problem"
     if status == WRONG:
         return "the compiled library gives wrong numbers: try another compiler in CXX"
     return (

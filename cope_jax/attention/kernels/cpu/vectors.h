@@ -14,8 +14,6 @@ constexpr int W = 8, ROWS = 6, PANEL = 2;
 #else  // NEON, and x86 without AVX2
 constexpr int W = 4, ROWS = 6, PANEL = 2;
 #endif
-constexpr int STRIP = 64, TILE = 64, CHUNKS = TILE / W, AREA = STRIP * TILE;
-constexpr float LOW = -1e30f;  // the logit of a hidden pair
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -36,7 +34,6 @@ INLINE V clipped(V x, float low, float high) {  // NaN stays NaN
   x = x < low ? all(low) : x;
   return x > high ? all(high) : x;
 }
-INLINE V larger(V x, V y) { return x > y ? x : y; }
 
 INLINE I iota() {
   I x;
@@ -83,11 +80,6 @@ INLINE V prefix_sum(V x) {
 template <int N = W / 2>
 INLINE float sum(V x) {
   if constexpr (N > 0) return sum<N / 2>(x + swapped<N>(x, Lanes()));
-  else return x[0];
-}
-template <int N = W / 2>
-INLINE float maximum(V x) {
-  if constexpr (N > 0) return maximum<N / 2>(larger(x, swapped<N>(x, Lanes())));
   else return x[0];
 }
 

@@ -90,6 +90,7 @@ class GpuExecution:
     stages: int
     capability: int | None
     launch: Callable[..., Any]
+    halves = False
 
     @property
     def forms(self) -> Forms:

@@ -18,7 +18,8 @@ class Argument:
     """An array as the kernel reads or writes it, `[B or 1, heads, blocks, rows, columns]`.
 
     Attributes:
-      array: the array in this form; for a result, its shape.
+      array: the array in this form; for a result, and for what exists only while a block of queries
+        visits its keys, its shape.
       spec: how one block looks to a tile program.
       side: "query": a program sees its own block; "key": it sees all blocks; "head": there is one
         block.
@@ -37,6 +38,11 @@ class Argument:
     turned: bool = False
     fill: float | None = None
     by_token: bool = False
+
+    @property
+    def given(self) -> bool:
+        """Whether a kernel reads it from an array."""
+        return self.fill is None and not isinstance(self.array, jax.ShapeDtypeStruct)
 
     def blank(self, batch: int) -> "Argument":
         """A result of this form for each example."""
@@ -159,6 +165,11 @@ def of_head(x: Any, shape: tuple[int, ...]) -> Argument:
 def specs(tree: PyTree) -> PyTree:
     """The `Spec` of each argument in a tree."""
     return jax.tree.map(lambda x: x.spec, tree, is_leaf=is_argument)
+
+
+def leaves_of(tree: PyTree) -> list[Argument]:
+    """The arguments in a tree."""
+    return jax.tree.leaves(tree, is_leaf=is_argument)
 
 
 def is_argument(x: Any) -> bool:

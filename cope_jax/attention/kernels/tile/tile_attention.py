@@ -18,7 +18,7 @@ from cope_jax.attention import (
 )
 from cope_jax.attention.blocks import BlockSizes, along_sequence, pad_by
 from cope_jax.attention.derivative import RESIDUALS, Passes
-from cope_jax.attention.kernels.tile import tile_flash
+from cope_jax.attention.kernels.tile import tile_flash, tile_strip
 from cope_jax.attention.kernels.tile.tile_plan import Execution
 from cope_jax.attention.kernels.tile.tile_values import NotATile
 from cope_jax.attention.request import Request
@@ -69,16 +69,9 @@ def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | 
     """Returns why the kernels cannot be built for a stream with this structure and these shapes."""
 
     def build(stream: Stream) -> None:
-        def add(gradient: bool) -> Any:
-            start = streaming_softmax.start(stream, gradient)
-            return tile_flash.accumulate(stream, start, execution, first=True)
-
-        add(gradient=False)
-        state = add(gradient=True)
-        dout, sums = state.weighted.astype(stream.keys.v.dtype), state.slope_total
-        residuals = Residuals(dout, state.total, state.total, sums)
-        start = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
-        tile_flash.backward(stream, residuals, start, execution)
+        _forward(execution, stream, gradient=False)
+        out, *residuals = _forward(execution, stream, gradient=True)
+        _backward(execution, (stream, out, *residuals), out)
 
     try:
         jax.eval_shape(
@@ -114,17 +107,23 @@ def attend(execution: Execution, stream: Stream) -> Array:
 def _forward(
     execution: Execution, stream: Stream, *, gradient: bool
 ) -> tuple[Array, Array, tuple[Array, ...]]:
-    state = tile_flash.accumulate(
-        stream, streaming_softmax.start(stream, gradient), execution, first=True
-    )
-    return checkpoint_name(streaming_softmax.finish(stream, state), RESIDUALS)
+    if execution.halves:
+        result = tile_strip.forward(stream, execution, gradient=gradient)
+    else:
+        state = streaming_softmax.start(stream, gradient)
+        state = tile_flash.accumulate(stream, state, execution, first=True)
+        result = streaming_softmax.finish(stream, state)
+    return checkpoint_name(result, RESIDUALS)
 
 
 def _backward(execution: Execution, kept: Any, dout_BHLK: Array) -> Any:
     stream, *result = kept
-    residuals = Residuals.of(dout_BHLK, *result)
-    state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
-    state = tile_flash.backward(stream, residuals, state, execution)
-    dparams, dqueries = streaming_gradient.finish(stream, residuals, state)
-    cotangents = dqueries.of(stream.queries), state.keys.of(stream.keys)
+    if execution.halves:
+        dparams, dqueries, dkeys = tile_strip.backward(stream, result, dout_BHLK, execution)
+    else:
+        residuals = Residuals.of(dout_BHLK, *result)
+        state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
+        state = tile_flash.backward(stream, residuals, state, execution)
+        (dparams, dqueries), dkeys = streaming_gradient.finish(stream, residuals, state), state.keys
+    cotangents = dqueries.of(stream.queries), dkeys.of(stream.keys)
     return streaming_gradient.of(stream, dparams, *cotangents)

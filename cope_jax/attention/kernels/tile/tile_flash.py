@@ -22,7 +22,7 @@ from cope_jax.attention.kernels.tile.tile_arguments import (
     rows,
     sequence,
 )
-from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
+from cope_jax.attention.kernels.tile.tile_kernel import Half, TileKernel
 from cope_jax.attention.kernels.tile.tile_plan import Execution, Heads, TilePlan
 from cope_jax.attention.stream import Stream
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, QueryGradients, Residuals
@@ -33,7 +33,12 @@ T = TypeVar("T")
 
 
 def forward_kernel(
-    stream: Stream, state: State, *, first: bool, execution: Execution
+    stream: Stream,
+    state: State,
+    *,
+    first: bool,
+    execution: Execution,
+    halves: Callable[..., tuple[Half, ...]] = lambda *_: (),
 ) -> TileKernel:
     """The kernel that adds the stream's keys to the state.
 
@@ -42,6 +47,7 @@ def forward_kernel(
       state: the state after all nearer keys.
       first: whether there are no nearer keys, so that the kernel need not read the state.
       execution: how the kernel runs.
+      halves: called with (plan, loop, constants of the carry), returns the halves of the kernel.
     """
     plan, size = TilePlan(stream, execution), stream.sizes.queries
 
@@ -50,23 +56,23 @@ def forward_kernel(
     ) -> Any:
         drop, constants, state = rest
         tile = plan.tile(graph, params, queries, keys, drop)
-        state = _with_constants(state, constants)
+        state = with_constants(state, constants)
         state = streaming_softmax.add_block(tile, keys, state, masked=masked, saturated=saturated)
-        return _with_constants(state, ()), (), ()
+        return with_constants(state, ()), (), ()
 
     def carry(args: Any, state: State) -> Carry:
         return state.carry._replace(constants=args[4])
 
     args, loop = (
         (*plan.data, rows(state.carry.constants, size)),
-        rows(_with_constants(state, ()), size, by_token=True),
+        rows(with_constants(state, ()), size, by_token=True),
     )
     if first:
         zeros = jax.tree.map(lambda x: dataclasses.replace(x, fill=0.0), loop, is_leaf=is_argument)
         lowest = float(jnp.finfo(state.row_max.dtype).min)
         row_max = dataclasses.replace(loop.row_max, fill=lowest)
         loop = dataclasses.replace(zeros, carry=loop.carry, row_max=row_max)
-    return TileKernel(plan, add, args, loop, (), (), carry)
+    return TileKernel(plan, add, args, loop, (), (), carry, halves(plan, loop, args[4]))
 
 
 def accumulate(stream: Stream, state: State, execution: Execution, *, first: bool = False) -> State:
@@ -85,8 +91,8 @@ def accumulate(stream: Stream, state: State, execution: Execution, *, first: boo
             stream.part(stream.queries, keys), state, first=unread, execution=execution
         )
         new, _, _ = execution.run(kernel, "attention")
-        new = jax.tree.map(lambda x, old: x.reshape(old.shape), new, _with_constants(state, ()))
-        return _with_constants(new, state.carry.constants)
+        new = jax.tree.map(lambda x, old: x.reshape(old.shape), new, with_constants(state, ()))
+        return with_constants(new, state.carry.constants)
 
     return _over_parts(stream, execution, add, state)
 
@@ -127,8 +133,12 @@ def backward_kernel(
     carry: Carry,
     dsums: tuple[Array, ...],
     execution: Execution,
+    halves: Callable[..., tuple[Half, ...]] = lambda *_: (),
 ) -> TileKernel:
-    """The kernel that computes what the stream's keys contribute to the gradients."""
+    """The kernel that computes what the stream's keys contribute to the gradients.
+
+    `halves` is called with (plan, what the function reads, loop, totals).
+    """
     plan, size, near = TilePlan(stream, execution), stream.sizes.queries, stream.sizes.near
     queries, keys = stream.queries, stream.keys
 
@@ -156,7 +166,6 @@ def backward_kernel(
             (plan.batch, plan.heads, *x.shape[2:]), accumulator_dtype(queries.q.dtype)
         )
 
-    constants = rows(carry.constants, size)
     of_queries = QueryGradients(
         wide(queries.q), wide(queries.rotated_q), None, jax.tree.map(wide, queries.features)
     )
@@ -167,17 +176,21 @@ def backward_kernel(
     of_keys: Any = key_columns(keys.k, near), key_columns(keys.v, near)
     on_keys = KeyGradients(of_keys[0], of_keys[1], features)
     args, loop = (
-        (*plan.data, constants, rows(residuals, size, by_token=True)),
+        (*plan.data, rows(carry.constants, size), rows(residuals, size, by_token=True)),
         rows((carry.sums, dsums), size),
     )
+    dconstants = rows(carry.constants, size)
+    totals = dconstants, rows(of_queries, size, by_token=True), params
+    parts = halves(plan, args, loop, totals)
     return TileKernel(
         plan,
         gradients,
         args,
         loop,
-        (constants, rows(of_queries, size, by_token=True), params),
+        totals,
         on_keys,
         lambda args, loop: of(loop[0], args[4]),
+        parts,
     )
 
 
@@ -195,10 +208,22 @@ def _gradients(
     (sums, dsums_after), (dconstants, dqueries, dparams), dkeys = execution.run(
         kernel, "attention_gradient"
     )
-    queries, keys, heads = stream.queries, stream.keys, stream.queries.q.shape[1]
+    new_carry = Carry(jax.tree.map(_like, sums, carry.sums), carry.constants, carry.state)
+    drest = Carry((), jax.tree.map(_like, dconstants, carry.constants), carry.state)
+    dsums = jax.tree.map(_like, dsums_after, dsums)
+    dparams, own_queries, own_keys = of_caller(stream, dparams, dqueries, dkeys)
+    return Gradients(new_carry, dsums, drest, own_queries, dparams, own_keys)
 
-    def like(x: Any, old: Any) -> Any:
-        return x.reshape(old.shape)
+
+def _like(x: Any, old: Any) -> Any:
+    return x.reshape(old.shape)
+
+
+def of_caller(
+    stream: Stream, dparams: PyTree, dqueries: QueryGradients, dkeys: KeyGradients
+) -> tuple[PyTree, QueryGradients, KeyGradients]:
+    """Returns the gradients in the shapes of the stream, from those of a kernel."""
+    queries, keys, heads = stream.queries, stream.keys, stream.queries.q.shape[1]
 
     def of_heads(x: Array, old: Array) -> Array:
         """The sum over the query heads that share a feature."""
@@ -209,12 +234,10 @@ def _gradients(
         x = jnp.moveaxis(x, 2, 3) if x.shape[2] > 1 else x
         return x.reshape(*old.shape[:2], old.shape[3], old.shape[2])
 
-    new_carry = Carry(jax.tree.map(like, sums, carry.sums), carry.constants, carry.state)
-    drest = Carry((), jax.tree.map(like, dconstants, carry.constants), carry.state)
     own_queries = QueryGradients(
-        like(dqueries.q, queries.q),
-        like(dqueries.rotated_q, queries.rotated_q),
-        None,
+        _like(dqueries.q, queries.q),
+        _like(dqueries.rotated_q, queries.rotated_q),
+        jax.tree.map(of_heads, dqueries.v, queries.v),
         jax.tree.map(of_heads, dqueries.features, queries.features),
     )
     features = jax.tree.map(of_heads, dkeys.features, keys.features)
@@ -222,12 +245,11 @@ def _gradients(
     # From the parameters of each head to those of the encoding.
     by_head, pull = jax.vjp(lambda params: Heads.params(stream.graph, params, heads), stream.params)
     (of_encoding,) = pull(
-        jax.tree.map(lambda x, old: like(x.sum(axis=0), old).astype(old.dtype), dparams, by_head)
+        jax.tree.map(lambda x, old: _like(x.sum(axis=0), old).astype(old.dtype), dparams, by_head)
     )
-    return Gradients(
-        new_carry, jax.tree.map(like, dsums_after, dsums), drest, own_queries, of_encoding, own_keys
-    )
+    return of_encoding, own_queries, own_keys
 
 
-def _with_constants(state: State, constants: PyTree) -> State:
+def with_constants(state: State, constants: PyTree) -> State:
+    """The state with other constants in the encoding's carry."""
     return dataclasses.replace(state, carry=state.carry._replace(constants=constants))

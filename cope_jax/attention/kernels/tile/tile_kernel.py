@@ -4,7 +4,7 @@ they write.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,20 @@ from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument
 from cope_jax.attention.kernels.tile.tile_plan import Programs, TilePlan
 from cope_jax.attention.kernels.tile.tile_values import Spec
 from cope_jax.encodings import Carry
+
+
+class Half(NamedTuple):
+    """What a kernel computes once for a block of queries, before or after it visits the keys.
+
+    Attributes:
+      function: called as `function(graph, *args)` on one tile; returns what follows for results.
+      args: what the function reads, a tuple of trees of `Argument`.
+      results: what it writes; to what the blocks of keys add up, it adds.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[PyTree, ...]
+    results: PyTree
 
 
 class TileKernel:
@@ -32,11 +46,12 @@ class TileKernel:
       totals: what is added up over the blocks of keys.
       on_keys: what is added to blocks of keys, over all blocks of queries.
       carry: the encoding's carry for the trees `args` and `loop`.
+      halves: what comes before and after the blocks of keys; none if the caller computes it.
 
     Attributes:
       steps: the program of a block of keys, by (masked, saturated, how many blocks it sees as one).
       ask: the programs that tell which rows are `saturated` and `done`; None if no row ever is.
-      inputs: the arguments that some program uses.
+      used: the arguments that some program uses; `inputs` are those that lie in arrays.
       outputs: the leaves of the results; `counts` of them are of loop, totals and on_keys.
       written: for each output, whether the kernel computes it; if not, it is 0.
     """
@@ -50,9 +65,14 @@ class TileKernel:
         totals: PyTree,
         on_keys: PyTree,
         carry: Callable[[Any, Any], Carry],
+        halves: tuple[Half, ...] = (),
     ):
         self.plan, self.args, self.loop = plan, args, loop
         self.results = (loop, totals, on_keys)
+        self.halves = [
+            (half, plan.own.programs(half.function, *specs((half.args, half.results))))
+            for half in halves
+        ]
         self.carry = carry
 
         def program(masked: bool, saturated: bool, blocks: int = 1) -> Programs:
@@ -114,9 +134,13 @@ class TileKernel:
         programs = [(step, step_args) for step in self.steps.values()] + [
             (step, carry_args) for step in self.ask.values()
         ]
+        programs += [
+            (step, jax.tree.leaves(half.args, is_leaf=is_argument)) for half, step in self.halves
+        ]
         for step, leaves in programs:
             if step is not None:
                 arguments = (x for x, use in zip(leaves, step.program.used, strict=True) if use)
                 used |= {id(x): x for x in (*arguments, *step.constants)}
         used |= {id(x): x for x in jax.tree.leaves(self.loop, is_leaf=is_argument)}
-        return [x for x in used.values() if x.fill is None]
+        self.used = list(used.values())
+        return [x for x in self.used if x.given]

@@ -37,9 +37,13 @@ class Execution(Protocol):
     def forms(self) -> Forms:
         """The operations of `cope_jax.ops` that it has, on arrays `[rows, columns]`."""
 
+    @property
+    def halves(self) -> bool:
+        """Whether kernels have halves, see `tile_strip`."""
+
     def run(self, kernel: Any, name: str) -> PyTree:
         """Runs a `TileKernel`: returns its results, `[B, heads, blocks, rows, columns]`, or with all
-        columns as one block.
+        columns as one block. Those of a kernel with halves are those of the second half, and `on_keys`.
         """
 
 

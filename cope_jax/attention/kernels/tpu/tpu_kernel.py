@@ -38,6 +38,7 @@ class TpuExecution:
     gathers: bool = True
     head_axis: str | None = None
     interpret: bool = False
+    halves = False
 
     @property
     def forms(self) -> Forms:
