@@ -44,6 +44,12 @@ def formula(node: Node, args: list[str]) -> str:
         return f"({args[0]} {OPERATORS[op]} {args[1]})"
     if op == "ge" and node.args[0].kind == "uint":
         return f"unsigned_ge({', '.join(args)})"
+    if (
+        op in ("max", "min")
+        and node.args[1].op == "const"
+        and node.args[1].params["value"] == node.args[1].params["value"]
+    ):
+        return f"{'at_least' if op == 'max' else 'at_most'}({', '.join(args)})"
     if op in FUNCTIONS:
         return f"{op}_of({', '.join(args)})"
     if op == "div":

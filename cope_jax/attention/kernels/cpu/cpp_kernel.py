@@ -11,9 +11,9 @@ import numpy as np
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.kernels.cpu import library
 from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
-from cope_jax.attention.kernels.cpu.cpp_text import Step
+from cope_jax.attention.kernels.cpu.cpp_text import Growing, Step
 from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument, leaves_of
-from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph, kind_of
+from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph, Node, Value, common, kind_of
 from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
 from cope_jax.attention.kernels.tile.tile_operations import Forms
 from cope_jax.attention.kernels.tile.tile_plan import Programs
@@ -22,6 +22,7 @@ from cope_jax.attention.kernels.tile.tile_values import NotATile
 STEPS = {"masked": (True, False, 1), "plain": (False, False, 1), "saturated": (False, True, 1)}
 MOST = 96  # arguments, as in driver.h
 ANSWER = MOST - 1  # the output of a step that asks
+PART = 64  # the columns by which a table grows, as in driver.h
 MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
@@ -60,6 +61,24 @@ class CpuExecution:
         return jax.tree.map(result, cpp.results, is_leaf=is_argument)
 
 
+class CppGraph(Graph):
+    """A graph in which a look-up, of the value and of the slope, is one operation."""
+
+    def _look_up(self, z: Node, p: Node) -> tuple[Node, Node]:
+        size = common([z, p])[0], p.size[1]
+        value, slope = (self.add("look_up", [z, p], size, "float", at=n) for n in (0, 1))
+        return value, slope
+
+    def _spread(self, out: Any, values: list[Value], **_: Any) -> Node:
+        p, z = (node for node, _shape in values)
+        return self._look_up(z, p)[0]
+
+
+def _wide(x: Argument) -> bool:
+    """Returns whether an array has more than PART columns for each query."""
+    return x.side == "query" and x.spec.size[1] > PART
+
+
 def _given(x: Argument) -> Array:
     """An array as C++ reads it; conditions are -1 where true."""
     return -x.stored.astype(jnp.int32) if x.array.dtype == jnp.bool_ else x.stored
@@ -93,7 +112,9 @@ class CppKernel:
             raise NotATile(f"this kernel has more than {MOST} arguments")
         step_args = leaves_of((*kernel.args, kernel.loop))
         carry_args = leaves_of((plan.params, kernel.carry(kernel.args, kernel.loop)))
-        texts = []
+        self.growing: dict[int, Growing] = {}
+        self.panels: set[int] = set()
+        texts = self._grow()
         for name, (half, programs) in zip(("begin", "end"), kernel.halves, strict=True):
             leaves = leaves_of(half.results)
             texts.append(self._step(name, programs, leaves_of(half.args), leaves))
@@ -104,6 +125,67 @@ class CppKernel:
         for name, programs in asks.items():
             texts += [self._step(f"ask_{name}", programs, carry_args, None), self._ask(name)]
         self.text = "\n".join(['#include "driver.h"', "", *texts, *self._tables(asks)])
+
+    def _grow(self) -> list[str]:
+        """Finds the outputs that grow column by column, and returns the functions by which they grow.
+
+        They are tables of the queries: products with wide tables of a head, and sums of such a width.
+        """
+        begin, programs = self.kernel.halves[0]
+        given = [
+            x for x, use in zip(leaves_of(begin.args), programs.program.used, strict=True) if use
+        ]
+        arguments, graph = [*programs.constants, *given], CppGraph(programs.program)
+        texts = []
+        for x, node in zip(leaves_of(begin.results), graph.results, strict=True):
+            if node is None or node.op != "dot" or id(x) not in self.numbers or not _wide(x):
+                continue
+            factors = [arguments[a.params["number"]] for a in node.args if a.op == "input"]
+            sides = [factor.side for factor in factors if factor.given]
+            if sides == ["query", "head"] and node.params == {"x": 1, "y": 1}:
+                (rows, width), (q, table) = (
+                    factors[0].spec.size,
+                    (self.places[id(f)] for f in factors),
+                )
+                self.panels.add(table)
+                self.uses.add(table)
+                self.reads.add(q)
+                texts.append(
+                    self._grown(
+                        x,
+                        (
+                            f"product<false>({rows}, PART, {width}, {{(const float*)t.in[{q}], {width}, 1}}, "
+                            f"t.turned[{table}] + known * {width}, PART, t.out[{{n}}] + known, {{distance}});"
+                        ),
+                    )
+                )
+        for x in leaves_of(self.kernel.results[1]):
+            if id(x) in self.numbers and x not in self.written and _wide(x):
+                texts.append(
+                    self._grown(
+                        x,
+                        (
+                            f"for (int r = 0; r < {x.spec.size[0]}; r++) "
+                            "std::fill_n(t.out[{n}] + r * {distance} + known, PART, 0.f);"
+                        ),
+                    )
+                )
+        return texts
+
+    def _grown(self, x: Argument, body: str) -> str:
+        """The function that adds columns to an output, with `body` for PART of them."""
+        n, columns = self.numbers[id(x)], x.spec.size[1]
+        distance = (
+            -(-columns // PART) * PART + 16
+        )  # not a power of 2, so rows do not evict each other
+        self.growing[n] = Growing(columns, distance)
+        self.unfilled.add(n)
+        body = body.replace("{n}", str(n)).replace("{distance}", str(distance))
+        return (
+            f"static __attribute__((noinline)) void grow_{n}(Tiles& t, int end) {{\n"
+            f"  for (int& known = t.known[{n}]; known < end; known = std::min(known + PART, {columns}))\n"
+            f"    {body}\n}}\n"
+        )
 
     def _outputs(self) -> list[Argument]:
         """What its functions write; a result of the first half only if another function reads it."""
@@ -120,7 +202,7 @@ class CppKernel:
         """The text of a function that writes `results`, or an answer."""
         given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
         arguments = [*programs.constants, *given]
-        graph = Graph(programs.program)
+        graph = CppGraph(programs.program)
         if name in STEPS:
             self._check_products(graph, arguments)
         schedule = Schedule(
@@ -128,14 +210,17 @@ class CppKernel:
             [Result(graph.results[0], "set", ANSWER, (self.kernel.plan.sizes.queries, 1))]  # type: ignore[arg-type]
             if results is None
             else self._results(graph, arguments, results, half=name not in STEPS),
+            self.growing,
         )
         sources = {n: self._source(x) for n, x in enumerate(arguments)}
         turned = {
             n: f"t.turned[{self.places[id(x)]}]"
             for n, x in enumerate(arguments)
-            if x.given and x.side != "query" and min(x.spec.size) > 1
+            if x.given
+            and min(x.spec.size) > 1
+            and (x.side == "key" or (x.side == "head" and x.spec.size[0] <= PART))
         }
-        step = Step(name, schedule, sources, turned)
+        step = Step(name, schedule, sources, turned, self.growing)
         self.uses |= {self.places[id(arguments[n])] for n in step.uses}
         self.reads |= {
             self.places[id(x)]
@@ -167,10 +252,10 @@ class CppKernel:
                 "for each block of keys, its score multiplies the queries by a long table"
             )
 
-    def _source(self, x: Argument) -> str:
-        """The address at which a function reads an argument."""
+    def _source(self, x: Argument) -> str | int:
+        """The address at which a function reads an argument, or the number of an output."""
         number = self.numbers.get(id(x))
-        return f"t.in[{self.places[id(x)]}]" if number is None else f"t.out[{number}]"
+        return f"t.in[{self.places[id(x)]}]" if number is None else number
 
     def _results(
         self, graph: Graph, arguments: Sequence[Argument], leaves: list[Argument], half: bool
@@ -183,6 +268,8 @@ class CppKernel:
                 continue
             if half and id(x) not in self.added:
                 self.unfilled.add(number)
+                if number in self.growing:
+                    continue
             node = graph.const(0.0, kind_of(x.spec.dtype)) if node is None else node
             if id(x) in self.added:
                 results.append(Result(node, "add_to", number, x.spec.size))
@@ -201,16 +288,19 @@ class CppKernel:
             "}\n"
         )
 
-    def _argument(self, x: Argument, plain: bool = True, turned: bool = False) -> str:
+    def _argument(self, x: Argument, *flags: bool) -> str:
         batch, heads, _, *size = x.array.shape
+        if (number := self.numbers.get(id(x))) in self.growing:
+            size = [size[0], self.growing[number].distance]
         order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if x.interleaved else "BY_HEAD"
-        flags = [str(flag).lower() for flag in (batch > 1, plain, turned)]
+        flags = [str(flag).lower() for flag in (batch > 1, *(flags or (True, False, False)))]
         return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *flags))) + "}"
 
     def _tables(self, asks: dict[str, Programs]) -> list[str]:
         kernel, plan = self.kernel, self.kernel.plan
         inputs = [
-            self._argument(x, n in self.reads, n in self.uses) for n, x in enumerate(kernel.inputs)
+            self._argument(x, n in self.reads, n in self.uses, n in self.panels)
+            for n, x in enumerate(kernel.inputs)
         ]
         outputs = []
         for n, x in enumerate(self.outputs):

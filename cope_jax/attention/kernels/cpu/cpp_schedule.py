@@ -8,7 +8,7 @@ sum along the columns ends a pass. Only values that a later pass or stage reads 
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from cope_jax.attention.kernels.tile.tile_graph import COLLECTING, Graph, Node, Size
@@ -19,6 +19,7 @@ OVER_ROWS = frozenset(("sum_rows", "max_rows", "min_rows"))
 # What is computed again rather than stored, if it depends on little.
 CHEAP = frozenset("add and eq expand ge gt iota le lt ne not or select_n sub".split())
 DEEPEST = 3
+TABLES = frozenset(("take", "look_up"))  # their first operand lies in memory
 TILE, ROW = "tile", "row"
 
 
@@ -58,10 +59,13 @@ class Schedule:
       direction: "down" or "up" for each (group, pass, columns) with a running sum.
       kept: `TILE` for what later stages read, `ROW` for what later passes of the row read.
       into: the number of the output that an operation writes itself.
+      added: operations that add to what they write.
+      scaled: operations that multiply an output by a number of each row.
       skipped: results that need no copy, as an operation writes the output.
     """
 
-    def __init__(self, graph: Graph, results: Sequence[Result]):
+    def __init__(self, graph: Graph, results: Sequence[Result], growing: Collection[int] = ()):
+        self.growing = growing
         sinks = [
             Node(len(graph.nodes) + n, r.how, (r.node,), r.size, r.node.kind, {"output": r.output})
             for n, r in enumerate(results)
@@ -72,7 +76,9 @@ class Schedule:
             for a in node.args:
                 self.users[a].append(node)
         self.into: dict[Node, int] = {}
+        self.added = {node for node in self.order if node.op == "dot" and len(node.args) == 3}
         self.skipped: set[Node] = set()
+        self.scaled: set[Node] = set()
         self.stage: dict[Node, int] = {}
         for node in self.order:
             self.stage[node] = self._stage_of(node)
@@ -133,11 +139,20 @@ class Schedule:
     def _write_at_once(self, sink: Node, old: Node | None) -> None:
         """Lets an operation write the output itself, where this is right."""
         (node,), output = sink.args, sink.params["output"]
-        if self.users[node] != [sink] or node.size != sink.size:
+        alone = self.users[node] == [sink] and node.size == sink.size
+        if sink.op == "set" and old is None:
+            self.into[sink] = output  # nothing here reads the output
+            if alone and node.op == "dot" and len(node.args) < 3:
+                self.into[node] = output
+                self.skipped.add(sink)
+            return
+        if not alone:
             return
         if sink.op == "add_to":
-            if node.op in {"dot", "sum_rows"} | COLLECTING and len(node.args) < 3:
+            kinds = {"gather_up"} if output in self.growing else {"dot", "sum_rows"} | COLLECTING
+            if node.op in kinds and len(node.args) < 3:
                 self.into[node] = output
+                self.added.add(node)
                 self.skipped.add(sink)
             return
         # old·x, or old·x plus a product, in the place of old.
@@ -145,6 +160,7 @@ class Schedule:
         alone = old is not None and all(user is scaled for user in self.users[old])
         if alone and scaled.op == "mul" and scaled.full and scaled.size == sink.size:
             if old in scaled.args and self.users[scaled] in ([node], [sink]):
+                self.scaled.add(scaled)
                 self.into[node] = self.into[scaled] = output
                 self.skipped.add(sink)
 
@@ -152,7 +168,7 @@ class Schedule:
         number = 0
         for position, a in enumerate(node.args):
             if self.group(a) == group:
-                table = node.op == "take" and position == 0
+                table = node.op in TABLES and position == 0
                 ends = a.op in OVER_COLUMNS and a.args[0].full and not self.direct(a)
                 later = ends or table or a.op in COLLECTING
                 number = max(number, self.passes[a] + later)
@@ -183,15 +199,15 @@ class Schedule:
         group, reader = self.group(a), self.group(node)
         if reader != group:
             same_rows = reader is not None and group is not None and reader.rows == group.rows
-            if self.cheap(a) and same_rows and not (node.op == "take" and position == 0):
+            if self.cheap(a) and same_rows and not (node.op in TABLES and position == 0):
                 for operand in a.args:  # computed again, from its own operands
                     self._keep(node, -1, operand)
             else:
                 self.kept[a] = TILE
         elif a.full and (
-            self.passes[a] != self.passes[node] or (node.op == "take" and not position)
+            self.passes[a] != self.passes[node] or (node.op in TABLES and not position)
         ):
-            if self.cheap(a) and not (node.op == "take" and position == 0):
+            if self.cheap(a) and not (node.op in TABLES and position == 0):
                 for operand in a.args:
                     self._keep(node, -1, operand)
             else:

@@ -5,7 +5,8 @@ serves every CPU and every width.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from cope_jax.attention.kernels.cpu.cpp_formulas import area, c_type, formula, literal
 from cope_jax.attention.kernels.cpu.cpp_schedule import OVER_ROWS, TILE, WHOLE, Group, Schedule
@@ -15,30 +16,47 @@ START = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
 ALIGNMENT = 16  # numbers
 
 
+class Growing(NamedTuple):
+    """The columns of an output that grows, and how many numbers a row is from the next one."""
+
+    columns: int
+    distance: int
+
+
 class Step:
     """The text of one step.
 
     Args:
       name: of the function.
       schedule: the order of its operations.
-      sources: for each input of the program, the C++ expression of its address.
+      sources: for each input of the program, the C++ expression of its address, or the number of the
+        output that it reads.
       turned: for inputs that also lie transposed in memory, that expression.
+      growing: for outputs that grow column by column, the numbers of columns, and of those from row to
+        row.
 
     Attributes:
-      text: the function `name(const Tiles& t, float* memory)`.
+      text: the function `name(Tiles& t, float* memory)`.
       memory: how many numbers it needs at `memory`.
       uses: the numbers of the inputs of which it reads the transposed form.
       reads: the numbers of the inputs that it reads as they are.
     """
 
     def __init__(
-        self, name: str, schedule: Schedule, sources: dict[int, str], turned: dict[int, str]
+        self,
+        name: str,
+        schedule: Schedule,
+        sources: Mapping[int, str | int],
+        turned: dict[int, str],
+        growing: Mapping[int, Growing] | None = None,
     ):
-        self.schedule, self.turned = schedule, turned
+        self.schedule, self.turned, self.growing = schedule, turned, growing or {}
+        self._pairs: set[str] = set()  # what the current loop looked up
         self.memory = 0
         self.uses: set[int] = set()
         self._lines: list[str] = []
         self._address: dict[Node, tuple[str, int]] = {}  # and the distance of rows
+        self._grows: dict[Node, int] = {}
         self._names: dict[Node, str] = {}  # of single numbers of the current row
         declared = self._memory(sources)
         for stage in sorted(set(schedule.stage.values())):
@@ -52,16 +70,44 @@ class Step:
         copies = [
             f"std::memcpy(t.out[{n.params['output']}], {self._address[n][0]}, {4 * area(n)});"
             for n in schedule.order
-            if n.op == "set" and n not in schedule.skipped
+            if n.op == "set" and n not in schedule.skipped and n not in schedule.into
         ]
         read = set(re.findall(r"\bi\d+\b", "\n".join(self._lines)))
         self.reads = {n.params["number"] for n in schedule.order if n.op == "input"}
         self.reads = {number for number in self.reads if f"i{number}" in read}
-        lines = [*declared, *self._lines, *copies]
+        grown = [
+            f"if (t.known[{n}] < {self.growing[n].columns}) grow_{n}(t, {self.growing[n].columns});"
+            for n in sorted(self._needed_entirely())
+        ]
+        lines = [*declared, *grown, *self._lines, *copies]
         body = "\n".join(f"  {line}" for line in lines)
-        self.text = f"static void {name}(const Tiles& t, float* memory) {{\n{body}\n}}\n"
+        self.text = f"static void {name}(Tiles& t, float* memory) {{\n{body}\n}}\n"
 
-    def _memory(self, sources: dict[int, str]) -> list[str]:
+    def _needed_entirely(self) -> set[int]:
+        """The outputs that grow, of which this function needs all columns."""
+        schedule, entire = self.schedule, set()
+        for node in schedule.order:
+            if node in schedule.skipped:
+                continue
+            for position, a in enumerate(node.args):
+                by_column = node.op == "look_up" or (
+                    node.op == "dot" and (node.params["x"] == 1 or node in schedule.added)
+                )
+                if a in self._grows and (position or not by_column):
+                    entire.add(self._grows[a])
+            output = schedule.into.get(node, node.params.get("output"))
+            if output in self.growing and node.op != "gather_up":
+                entire.add(output)
+        return entire
+
+    def _need(self, node: Node) -> str:
+        """The last argument of a function that reads or writes some columns."""
+        n = self._grows.get(node)
+        if n is None:
+            return ""
+        return f", [&](int end) {{ if (end > t.known[{n}]) grow_{n}(t, end); }}"
+
+    def _memory(self, sources: Mapping[int, str | int]) -> list[str]:
         """Declares the addresses of all that lies in memory."""
         lines, schedule = [], self.schedule
         outputs: set[int] = set()
@@ -76,14 +122,24 @@ class Step:
         for node in schedule.order:
             if node.op == "input":
                 kind, number = c_type(node), node.params["number"]
-                lines.append(f"const {kind}* i{number} = (const {kind}*){sources[number]};")
-                self._address[node] = f"i{number}", node.size[1]
+                source, distance = sources[number], node.size[1]
+                if isinstance(source, int):
+                    if source in self.growing:
+                        self._grows[node] = source
+                        distance = self.growing[source].distance
+                    source = f"t.out[{source}]"
+                lines.append(f"const {kind}* i{number} = (const {kind}*){source};")
+                self._address[node] = f"i{number}", distance
             elif node in schedule.into:
                 output = schedule.into[node]
                 if output not in outputs:
-                    lines.append(f"float* o{output} = t.out[{output}];")
+                    kind = c_type(node)
+                    lines.append(f"{kind}* o{output} = ({kind}*)t.out[{output}];")
                     outputs.add(output)
                 self._address[node] = f"o{output}", node.size[1]
+                if output in self.growing:
+                    self._grows[node] = output
+                    self._address[node] = f"o{output}", self.growing[output].distance
         for node in schedule.order:
             if node.op == "dot" and len(node.args) == 3 and node not in schedule.into:
                 space(node)
@@ -151,7 +207,10 @@ class Step:
 
     def _product(self, node: Node) -> None:
         x, y = node.args[:2]
-        (rows, columns), summed = node.size, x.size[node.params["x"]]
+        (rows, columns), summed = map(str, node.size), str(x.size[node.params["x"]])
+        if x in self._grows:
+            known = f"t.known[{self._grows[x]}]"
+            rows, summed = (rows, known) if node.params["x"] == 1 else (known, summed)
         left, distance = self._address[x]
         strides = f"{distance}, 1" if node.params["x"] == 1 else f"1, {distance}"
         right, distance = self._address[y]
@@ -167,9 +226,9 @@ class Step:
                     f"transpose({right}, {distance}, {y.size[0]}, {y.size[1]}, {address}, {y.size[0]});"
                 )
                 right = address
-            distance = columns
+            distance = y.size[0]
         to = self._address[node][0]
-        add = str(len(node.args) == 3 or node in self.schedule.into).lower()
+        add = str(node in self.schedule.added).lower()
         self._write(
             f"product<{columns}, {add}>({rows}, {summed}, {{{left}, {strides}}}, {right}, {distance}, {to});"
         )
@@ -193,11 +252,12 @@ class Step:
             for node in now:
                 if node not in looping:
                     self._single(node)
-            for width in sorted({_columns(node) for node in looping}):
-                way = schedule.direction.get((group, number, width), "down")
-                self._columns(
-                    group, number, width, [n for n in looping if _columns(n) == width], way
-                )
+            scaled = [node for node in looping if node in schedule.scaled]  # often by 1: not at all
+            for together in (scaled, [node for node in looping if node not in scaled]):
+                for width in sorted({_columns(node) for node in together}):
+                    way = schedule.direction.get((group, number, width), "down")
+                    same = [node for node in together if _columns(node) == width]
+                    self._columns(group, number, width, same, way)
         self._write("}")
 
     def _in_loop(self, node: Node) -> bool:
@@ -214,6 +274,8 @@ class Step:
         args = [self._scalar(a) if not a.full else "" for a in node.args]
         if node.op == "take":
             value = f"take<1>({self._row(node.args[0])}, {node.args[0].size[1]}, {args[1]})"
+        elif node.op == "look_up":
+            value = self._found(node, args[1], 1)
         elif node.op == "iota":
             value = "r" if node.size[0] > 1 else "0"
         elif self.schedule.direct(node):
@@ -241,7 +303,7 @@ class Step:
         end: list[str] = []
         hoisted: dict[Node, str] = {}
         known: dict[Node, str] = {}
-        self._lines = []
+        self._lines, self._pairs = [], set()
 
         def value(node: Node) -> str:
             if node in known:
@@ -292,9 +354,12 @@ class Step:
             elif node.op in COLLECTING:
                 index, x = (value(a) for a in node.args)
                 add = "add_hats" if node.op == "gather_up" else "add_entries"
-                self._write(f"    {add}({self._row(node)}, {node.size[1]}, {index}, {x});")
+                given = f"{self._row(node)}, {node.size[1]}, {index}, {x}{self._need(node)}"
+                self._write(f"    {add}({given});")
             elif node.op == "add_to":
-                to = f"t.out[{node.params['output']}] + {f'r * {width} + ' if node.size[0] > 1 else ''}c"
+                output = node.params["output"]
+                apart = self.growing[output].distance if output in self.growing else width
+                to = f"t.out[{output}] + {f'r * {apart} + ' if node.size[0] > 1 else ''}c"
                 self._write(f"    store({to}, at<{width}>({to}) + {value(node.args[0])});")
             elif node.op == "set":
                 self._write(f"    store({self._row(node)} + c, {value(node.args[0])});")
@@ -340,11 +405,23 @@ class Step:
         if node.op == "take":
             z, index = node.args
             return f"take<{width}>({self._row(z)}, {z.size[1]}, {value(index)})"
+        if node.op == "look_up":
+            return self._found(node, value(node.args[1]), width)
         args = [value(a) for a in node.args]
         if node.op == "running_sum":
             way = "suffix" if node.params["suffix"] else "prefix"
             return f"{way}_sums({args[0]}, c{node.number})"
         return formula(node, args)
+
+    def _found(self, node: Node, position: str, width: int) -> str:
+        """What a row's table has at a position, or its slope there."""
+        z = node.args[0]
+        pair = f"{self._row(z)}, {z.size[1]}, {position}{self._need(z)}"
+        name = f"f{z.number}_{node.args[1].number}"
+        if name not in self._pairs:
+            self._write(f"    const auto {name} = look_up<{width}>({pair});")
+            self._pairs.add(name)
+        return f"{name}.{('value', 'slope')[node.params['at']]}"
 
 
 def _columns(node: Node) -> int:

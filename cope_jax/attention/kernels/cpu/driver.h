@@ -9,11 +9,13 @@
 namespace {
 
 constexpr int MOST = 96;  // arguments
+constexpr int PART = 64;  // the columns by which a table grows
 
 struct Tiles {  // what a step sees
   const void* in[MOST];
   const float* turned[MOST];
   float* out[MOST];
+  int known[MOST];  // of outputs that grow: how many columns exist
 };
 
 enum Side { QUERY, KEY, HEAD };
@@ -22,13 +24,15 @@ enum Side { QUERY, KEY, HEAD };
 // or the columns of a block: [batch, blocks, tokens, heads, width].
 enum Order { BY_HEAD, TOKEN_ROWS, TOKEN_COLUMNS };
 
-// An array of 32-bit numbers. `plain` and `turned`: steps read its blocks as they are, and transposed.
+// An array of 32-bit numbers. `plain` and `turned`: functions read its blocks as they are, and transposed; if `panels`,
+// PART of its rows after each other.
 struct Argument {
   Side side;
   Order order;
   int heads, rows, columns;
-  bool batched, plain, turned;
+  bool batched, plain, turned, panels;
 
+  long turned_size() const { return panels ? (rows + PART - 1) / PART * PART * (long)columns : size(); }
   long size() const { return (long)rows * columns; }
   long distance() const { return (long)heads * (order == TOKEN_ROWS ? columns : rows); }  // of tokens
   // Where a block begins, among `blocks` blocks.
@@ -43,7 +47,11 @@ struct Argument {
       for (int r = 0; r < rows; r++) std::copy_n(from + r * distance(), columns, to + (long)r * columns);
   }
   void pack_turned(const float* from, float* to) const {
-    transpose(from, order == BY_HEAD ? columns : distance(), rows, columns, to, rows);
+    const long apart = order == BY_HEAD ? columns : distance();
+    if (!panels) return transpose(from, apart, rows, columns, to, rows);
+    std::fill_n(to, turned_size(), 0.f);
+    for (int r = 0; r < rows; r += PART)
+      transpose(from + r * apart, apart, std::min(PART, rows - r), columns, to + r * (long)columns, PART);
   }
   void unpack(const float* from, float* to) const {
     if (order == TOKEN_COLUMNS) return transpose(from, columns, rows, columns, to, distance());
@@ -60,7 +68,7 @@ struct Output {
   float fill;
 };
 
-typedef void (*Step)(const Tiles&, float*);
+typedef void (*Step)(Tiles&, float*);
 typedef void (*Parallel)(void* threads, int count, void (*work)(void*, int), void* arg);
 
 // `begin` and `end` come before and after the blocks of keys. Steps by what they see: blocks with hidden pairs, blocks
@@ -93,9 +101,9 @@ struct Call {
   int head(const Argument& x, int h) const {
     return x.heads == 1 ? 0 : x.heads == kernel.heads ? h : h / (kernel.heads / kernel.groups);
   }
-  // Where a block begins in arrays that lie head by head.
+  // The number of a block in arrays that lie head by head.
   long by_head(const Argument& x, int b, int h, int block) const {
-    return (((long)(x.batched ? b : 0) * x.heads + head(x, h)) * count(x) + block) * x.size();
+    return ((long)(x.batched ? b : 0) * x.heads + head(x, h)) * count(x) + block;
   }
   long at(const Argument& x, int b, int h, int block) const { return x.at(b, head(x, h), count(x), block); }
   bool staged(const Argument& x) const { return x.side == QUERY && x.order != BY_HEAD; }
@@ -111,12 +119,13 @@ struct Call {
       needed += staged(kernel.outputs[n]) ? space(kernel.outputs[n].array) : 0;
     float *memory = memory_of_thread(0, needed), *stage = memory + kernel.memory;
     Tiles t;
+    std::fill_n(t.known, kernel.output_count, 0);
     for (int n = 0; n < kernel.input_count; n++) {
       const Argument& x = kernel.inputs[n];
       const float* from = (const float*)in[n];
       if (x.side == KEY) continue;
       t.in[n] = from + at(x, b, h, x.side == QUERY ? strip : 0);
-      if (turned[n]) t.turned[n] = turned[n] + by_head(x, b, h, 0);
+      if (turned[n]) t.turned[n] = turned[n] + by_head(x, b, h, 0) * x.turned_size();
       if (!staged(x)) continue;
       x.pack((const float*)t.in[n], stage);
       t.in[n] = stage, stage += space(x);
@@ -133,8 +142,8 @@ struct Call {
         const Argument& x = kernel.inputs[n];
         if (x.side != KEY) continue;
         const long from = by_head(x, b, h, block);
-        t.in[n] = (plain[n] ? plain[n] : (const float*)in[n]) + from;
-        if (turned[n]) t.turned[n] = turned[n] + from;
+        t.in[n] = (plain[n] ? plain[n] : (const float*)in[n]) + from * x.size();
+        if (turned[n]) t.turned[n] = turned[n] + from * x.turned_size();
       }
       for (int n = 0; n < kernel.output_count; n++) {
         const Argument& x = kernel.outputs[n].array;
@@ -212,12 +221,13 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
     const Argument& x = kernel.inputs[number];
     const int heads = (x.batched ? call.batch : 1) * x.heads;
     const int blocks = call.count(x);
-    copies.emplace_back(new float[heads * (size_t)blocks * x.size()]);
+    const long size = &to == &call.turned ? x.turned_size() : x.size();
+    copies.emplace_back(new float[heads * (size_t)blocks * size]);
     to[number] = copies.back().get();
     auto work = [&](int item) {
       for (int block = 0; block < blocks; block++)
         (x.*pack)((const float*)call.in[number] + x.at(item / x.heads, item % x.heads, blocks, block),
-                  to[number] + ((long)item * blocks + block) * x.size());
+                  to[number] + ((long)item * blocks + block) * size);
     };
     typedef decltype(work) Work;
     parallel(threads, heads, [](void* work, int item) { (*(Work*)work)(item); }, &work);

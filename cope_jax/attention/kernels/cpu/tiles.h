@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "matrices.h"
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -94,6 +94,12 @@ INLINE T max_of(T a, T b) { return choose(gt_of(a, b) | ne_of(a, a), a, b); }
 template <class T>
 INLINE T min_of(T a, T b) { return choose(lt_of(a, b) | ne_of(a, a), a, b); }
 
+// The same with a limit that is no NaN.
+template <class T>
+INLINE T at_least(T a, T limit) { return choose(lt_of(a, limit), limit, a); }
+template <class T>
+INLINE T at_most(T a, T limit) { return choose(gt_of(a, limit), limit, a); }
+
 INLINE float sum_of_lanes(V x) { return sum(x); }
 INLINE float sum_of_lanes(float x) { return x; }
 template <int N = W / 2>
@@ -147,10 +153,7 @@ INLINE V floor_of(V x) {
   return fraction ? whole - (x < whole ? all(1.f) : V{}) : x;
 }
 SCALAR(floor_of)
-INLINE V exp_of(V x) {  // infinite from 88.73 on, and 0 where it would be denormal
-  const I large = x > 88.f;
-  return x < -87.f ? V{} : exponential(large ? x - 1.f : x) * (large ? all(2.7182818f) : all(1.f));
-}
+INLINE V exp_of(V x) { return exponential(x); }
 SCALAR(exp_of)
 // log x with a relative error of about 1e-7. Denormal numbers count as 0, as in XLA.
 INLINE V log_of(V x) {
@@ -175,7 +178,7 @@ INLINE V log1p_of(V x) {  // log u, plus what rounding took from u = 1 + x
   return u == 1.f ? x : (u == INFINITY ? u : log_of(u) + lost / u);
 }
 SCALAR(log1p_of)
-INLINE V logistic_of(V x) { return x < -87.f ? V{} : sigmoid(x); }
+INLINE V logistic_of(V x) { return 1.f / (1.f + exponential(-x)); }
 SCALAR(logistic_of)
 INLINE V tanh_of(V x) {
   const V size = abs_of(x), e = exponential(size * -2.f), z = x * x;
@@ -218,6 +221,8 @@ INLINE int32_t inside(int32_t index, int n) { return std::max(0, std::min(index,
 INLINE bool in_a_vector(I places) {
 #if defined(__AVX512F__)
   return _mm512_cmplt_epu32_mask((__m512i)places, _mm512_set1_epi32(W)) == 0xffff;
+#elif defined(__AVX2__)
+  return !_mm256_movemask_ps((__m256)((places < 0) | (places >= W)));
 #else
   const I outside = (places < 0) | (places >= W);
   int32_t any = 0;
@@ -226,16 +231,8 @@ INLINE bool in_a_vector(I places) {
 #endif
 }
 EACH V take(const float* z, int n, I index) {
-#if !defined(__clang__)  // tables in registers
-  if (n == W) return permute(load(z), index);
-  if (n == 2 * W) return __builtin_shuffle(load(z), load(z + W), index);
-  if (n == 4 * W) {
-    const V low = __builtin_shuffle(load(z), load(z + W), index);
-    return index & 2 * W ? __builtin_shuffle(load(z + 2 * W), load(z + 3 * W), index) : low;
-  }
-#endif
   index = inside(index, n);
-  const int base = std::min(index[0], index[W - 1]);  // positions of neighbours are near each other
+  const int base = std::min(index[0], index[W - 1]);  // indices of neighbours are near each other
   if (base + W <= n && in_a_vector(index - base)) return permute(load(z + base), index - base);
 #if defined(__AVX512F__)
   return (V)_mm512_i32gather_ps((__m512i)index, z, 4);
@@ -254,25 +251,76 @@ INLINE void add_entries(float* z, int n, int32_t index, float x) { z[inside(inde
 INLINE void add_entries(float* z, int n, I index, V x) {
   for (int i = 0; i < W; i++) add_entries(z, n, index[i], x[i]);
 }
-// z[⌊p⌋] += x·(1-w), z[⌊p⌋+1] += x·w, with w = p - ⌊p⌋
-INLINE void add_hats(float* z, int n, float p, float x) {
-  const int32_t cell = inside(float_to_int(p), n);
+// Where p is among the n entries of a row: between `cell` and the next one, at `weight`. The entries from `base` on
+// are those of all lanes, if they are `near`. A p beyond them, or NaN, is in the nearest cell.
+struct Cells {
+  V weight;
+  I cell;
+  int base;
+  bool near;
+};
+INLINE Cells cells(V p, int n) {
+  const I cell = inside(truncate(at_most(p > 0.f ? p : V{}, all((float)n))), std::max(1, n - 1));
+  const int base = std::min(std::min(cell[0], cell[W - 1]), n - W - 1);  // positions of neighbours are near each other
+  return {p - to_float(cell), cell, base, n > W && in_a_vector(cell - base)};
+}
+
+// Calls nothing: all columns of a table are known.
+struct Known {
+  INLINE void operator()(int) const {}
+};
+// z[⌊p⌋]·(1-w) + z[⌊p⌋+1]·w with w = p - ⌊p⌋, and the derivative by p, which is 0 at whole p. Before columns of z that
+// end at `end` are read, `need(end)` is called.
+template <class T>
+struct Found {
+  T value, slope;
+};
+template <int width, class Need = Known>
+INLINE Found<V> look_up(const float* z, int n, V p, Need need = {}) {
+  const Cells at = cells(p, n);
+  V low, high;
+  if (at.near) {
+    need(at.base + W + 1);
+    low = permute(load(z + at.base), at.cell - at.base);
+    high = permute(load(z + at.base + 1), at.cell - at.base);
+  } else {
+    need(n);
+    for (int i = 0; i < W; i++) low[i] = z[at.cell[i]], high[i] = z[std::min(at.cell[i] + 1, n - 1)];
+  }
+  const V slope = high - low;
+  return {low + at.weight * slope, (at.weight == 0.f) | (at.weight == 1.f) ? V{} : slope};
+}
+template <int width, class Need = Known>
+INLINE Found<float> look_up(const float* z, int n, float p, Need need = {}) {
+  need(n);
+  const int cell = inside((int32_t)at_most(p > 0 ? p : 0.f, (float)n), std::max(1, n - 1));
+  const float low = z[cell], slope = z[std::min(cell + 1, n - 1)] - low, weight = p - cell;
+  return {low + weight * slope, weight == 0 || weight == 1 ? 0 : slope};
+}
+// z[⌊p⌋] += x·(1-w), z[⌊p⌋+1] += x·w
+template <class Need = Known>
+INLINE void add_hats(float* z, int n, float p, float x, Need need = {}) {
+  need(n);
+  const int cell = inside((int32_t)at_most(p > 0 ? p : 0.f, (float)n), std::max(1, n - 1));
   const float above = x * (p - cell);
   z[cell] += x - above;
   z[std::min(cell + 1, n - 1)] += above;
 }
-INLINE void add_hats(float* z, int n, V p, V x) {
-  const I cell = inside(float_to_int(p), n);
-  const V above = x * (p - to_float(cell));
-  const int base = std::max(0, std::min(std::min(cell[0], cell[W - 1]), n - W - 1));
+template <class Need = Known>
+INLINE void add_hats(float* z, int n, V p, V x, Need need = {}) {
+  const Cells at = cells(p, n);
+  const V above = x * at.weight;
   alignas(4 * W) float low[W], high[W];  // in memory, from where one number fills a vector in one instruction
   alignas(4 * W) int32_t places[W];
-  const I place = cell - base;
-  store(high, above), store(low, x - above), store(places, place);
-  if (n <= W || !in_a_vector(place)) {
-    for (int i = 0; i < W; i++) z[base + places[i]] += low[i], z[std::min(base + places[i] + 1, n - 1)] += high[i];
+  store(high, above), store(low, x - above);
+  if (!at.near) {
+    need(n);
+    store(places, at.cell);
+    for (int i = 0; i < W; i++) z[places[i]] += low[i], z[std::min(places[i] + 1, n - 1)] += high[i];
     return;
   }
+  need(at.base + W + 1);
+  store(places, at.cell - at.base);
   const I lanes = iota();
   V first{}, second{};
 #pragma GCC unroll 16
@@ -281,8 +329,9 @@ INLINE void add_hats(float* z, int n, V p, V x) {
     first += hit ? all(low[i]) : V{};
     second += hit ? all(high[i]) : V{};
   }
-  store(z + base, load(z + base) + first);
-  store(z + base + 1, load(z + base + 1) + second);
+  z += at.base;
+  store(z, load(z) + first);
+  store(z + 1, load(z + 1) + second);
 }
 
 // y[column][row] = x[row][column], with rows of x `distance` apart, and those of y `to_distance`

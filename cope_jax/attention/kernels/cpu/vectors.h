@@ -94,9 +94,9 @@ INLINE V permute(V x, I index) {
 #endif
 }
 
-// e^x with a relative error of 2e-7, for x in [-87, 88]; x outside is clipped.
+// e^x with a relative error of 2e-7: 0 below -87, where it would be denormal, and infinite above 88.73.
 INLINE V exponential(V x) {
-  x = clipped(x, -87, 88);
+  x = clipped(x, -87.3f, 89);
   const V magic = all(12582912.f);  // 1.5·2^23: adding it rounds to a whole number
   V n = (x * 1.44269504088896341f + magic) - magic;
   V r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -107,8 +107,7 @@ INLINE V exponential(V x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + (r + 1.f);
-  return p * (V)((truncate(n) + 127) << 23);
+  return (p + p) * (V)((truncate(n) + 126) << 23);  // 2^n alone is too large for n = 128
 }
-INLINE V sigmoid(V x) { return 1.f / (1.f + exponential(-x)); }
 
 }  // namespace

@@ -160,7 +160,8 @@ class Graph:
         return [(handler(out, values, **params), out.shape)]
 
     def _elementwise(self, op: str, args: Sequence[Node], kind: str) -> Node:
-        values = [a.params["value"] if a.op == "const" else None for a in args]
+        known = [a.args[0] if a.op == "expand" else a for a in args]
+        values = [a.params["value"] if a.op == "const" else None for a in known]
         if (op in ("add", "sub") and values[1] == 0) or (op == "mul" and values[1] == 1):
             return self._sized(args[0], common(args))
         if (op == "add" and values[0] == 0) or (op == "mul" and values[0] == 1):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import QueryBlock
-from cope_jax.attention.kernels.tile.tile_arguments import is_argument, rows
+from cope_jax.attention.kernels.tile.tile_arguments import rows
 from cope_jax.attention.kernels.tile.tile_flash import (
     backward_kernel,
     forward_kernel,
@@ -30,16 +30,13 @@ from cope_jax.attention.streaming_gradient import (
     QueryGradients,
     Residuals,
 )
-from cope_jax.encodings import Carry
 
 Result = tuple[Array, Array, tuple[Array, ...]]
 
 
 def forward(stream: Stream, execution: Execution, *, gradient: bool) -> Result:
     """Computes `streaming_softmax.finish` for all blocks of queries; `gradient` is as in `start`."""
-    shapes = jax.eval_shape(
-        functools.partial(streaming_softmax.start, gradient=gradient), stream
-    )
+    shapes = jax.eval_shape(functools.partial(streaming_softmax.start, gradient=gradient), stream)
     result = jax.eval_shape(streaming_softmax.finish, stream, shapes)
 
     def halves(plan: TilePlan, loop: Any, constants: PyTree) -> tuple[Half, ...]:
