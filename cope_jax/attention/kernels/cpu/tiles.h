@@ -96,9 +96,9 @@ INLINE T min_of(T a, T b) { return choose(lt_of(a, b) | ne_of(a, a), a, b); }
 
 // The same with a limit that is no NaN.
 template <class T>
-INLINE T at_least(T a, T limit) { return choose(lt_of(a, limit), limit, a); }
+INLINE T at_least(T a, T limit) { return a < limit ? limit : a; }
 template <class T>
-INLINE T at_most(T a, T limit) { return choose(gt_of(a, limit), limit, a); }
+INLINE T at_most(T a, T limit) { return a > limit ? limit : a; }
 
 INLINE float sum_of_lanes(V x) { return sum(x); }
 INLINE float sum_of_lanes(float x) { return x; }
@@ -260,7 +260,7 @@ struct Cells {
   bool near;
 };
 INLINE Cells cells(V p, int n) {
-  const I cell = inside(truncate(at_most(p > 0.f ? p : V{}, all((float)n))), std::max(1, n - 1));
+  const I cell = truncate(at_most(p > 0.f ? p : V{}, all((float)std::max(0, n - 2))));
   const int base = std::min(std::min(cell[0], cell[W - 1]), n - W - 1);  // positions of neighbours are near each other
   return {p - to_float(cell), cell, base, n > W && in_a_vector(cell - base)};
 }
@@ -293,7 +293,7 @@ INLINE Found<V> look_up(const float* z, int n, V p, Need need = {}) {
 template <int width, class Need = Known>
 INLINE Found<float> look_up(const float* z, int n, float p, Need need = {}) {
   need(n);
-  const int cell = inside((int32_t)at_most(p > 0 ? p : 0.f, (float)n), std::max(1, n - 1));
+  const int cell = (int)at_most(p > 0 ? p : 0.f, (float)std::max(0, n - 2));
   const float low = z[cell], slope = z[std::min(cell + 1, n - 1)] - low, weight = p - cell;
   return {low + weight * slope, weight == 0 || weight == 1 ? 0 : slope};
 }
@@ -301,7 +301,7 @@ INLINE Found<float> look_up(const float* z, int n, float p, Need need = {}) {
 template <class Need = Known>
 INLINE void add_hats(float* z, int n, float p, float x, Need need = {}) {
   need(n);
-  const int cell = inside((int32_t)at_most(p > 0 ? p : 0.f, (float)n), std::max(1, n - 1));
+  const int cell = (int)at_most(p > 0 ? p : 0.f, (float)std::max(0, n - 2));
   const float above = x * (p - cell);
   z[cell] += x - above;
   z[std::min(cell + 1, n - 1)] += above;
