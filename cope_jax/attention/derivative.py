@@ -61,18 +61,6 @@ def _derivative(passes: Passes, primals: tuple[PyTree], tangents: tuple[PyTree])
     return _dual.bind(*leaves, *dleaves, rule=_Dual(passes, tree, moves))
 
 
-def attend_by_kernel(
-    kernel: Callable[[PyTree], Array], xla: Callable[[PyTree], Array], arguments: PyTree
-) -> Array:
-    """Computes `kernel(arguments)`, which has a reverse mode, with the forward mode of `xla`."""
-    run = by_xla(kernel, xla)
-
-    def forward(arguments: PyTree, gradient: bool) -> Any:
-        return jax.vjp(kernel, arguments) if gradient else (run(arguments),)
-
-    return attend(Passes(forward, lambda kept, dout: kept[2](dout)), arguments)
-
-
 def by_xla(kernel: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `kernel` with the forward mode of `xla`, which computes the same."""
     with_forward_mode = jax.custom_jvp(kernel)

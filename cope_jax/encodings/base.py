@@ -43,7 +43,6 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, abridged, check_at_least, check_fields, checked
 
@@ -253,14 +252,6 @@ class Encoding(nnx.Module):
         self.config = config
         self.shape = shape
 
-    def __init_subclass__(cls, **options: Any):
-        super().__init_subclass__(**options)
-        scores = {"initial_carry", "score", "saturated", "tail", "done", "sink"} & vars(cls).keys()
-        if "native_score" not in vars(cls) and (
-            scores or cls.native_score is not Encoding.native_score
-        ):
-            cls.native_score = lambda *_: None  # type: ignore[method-assign]  # described by no one
-
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
         """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
         del positions_BL
@@ -344,15 +335,6 @@ class Encoding(nnx.Module):
         """
         del carry
         return None
-
-    def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
-        """Returns what `score` adds to the logits as data; None if this data cannot express it.
-
-        It is None for a class that overrides `score` but not this method, and for subclasses of a
-        class that overrides this method: the description belongs to the class that wrote it.
-        """
-        del v_BMGK, k_features
-        return NativeScore()
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
         """Returns maps for inspection by name, such as CoPE's gates, each `[B, H, L, M]` over all

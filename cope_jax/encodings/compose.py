@@ -19,7 +19,6 @@ from cope_jax.encodings.base import (
     Tokens,
     Traits,
 )
-from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 
 
@@ -130,13 +129,6 @@ class Composed(Encoding):
     def sink(self, carry: Carry) -> Array | None:
         sinks = (encoding.sink(_part(name, carry)) for name, encoding in self.parts.items())
         return next((logit for logit in sinks if logit is not None), None)
-
-    def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
-        scores = [
-            encoding.native_score(v_BMGK, k_features[name]) for name, encoding in self.parts.items()
-        ]
-        counting = [score for score in scores if score is None or score.gates is not None]
-        return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 
     def done(self, carry: Carry) -> Array | None:
         # A part that does not change the logits cannot restore weight that another part has

@@ -19,7 +19,6 @@ from cope_jax.encodings.base import (
     Traits,
 )
 from cope_jax.encodings.common import layer_input
-from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.interpolate import interpolate, table_logits
@@ -142,17 +141,6 @@ class CoPE(Encoding):
         """
         gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
-
-    def native_score(self, v_BMGK: Array, k_features: PyTree) -> NativeScore | None:
-        if self.config.position == "mlp":
-            return None
-        gates: Literal["logits", "keys"] = "logits" if self.config.gate == "query_key" else "keys"
-        gate_keys = {"query_key": None, "value": v_BMGK, "separate_key": k_features}[
-            self.config.gate
-        ]
-        if self.config.position == "table":
-            return NativeScore(gates, gate_keys, table=self._table_NK(jnp.float32))
-        return NativeScore(gates, gate_keys, slopes=self._slopes_1H11(jnp.float32).reshape(-1))
 
     def _gates(self, pairs: Pairs) -> Array:
         if self.config.gate == "query_key":

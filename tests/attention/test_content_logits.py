@@ -12,7 +12,6 @@ from jax.sharding import AxisType
 
 from cope_jax import encodings
 from cope_jax.attention import (
-    Reason,
     attend,
     attend_cached,
     attention_weights,
@@ -20,7 +19,6 @@ from cope_jax.attention import (
     full_attention,
     prepare,
 )
-from cope_jax.attention.kernels.cpu import cpu_attention
 from cope_jax.attention.request import checked_execution
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, in_blocks, interpreted
@@ -173,20 +171,6 @@ def test_decoding_is_the_last_rows(spec, x64):
     slots = np.pad(bias[:, :, -2:], [(0, 0), (0, 0), (0, 0), (0, 2)])
     out = attend_cached(q[:, -2:], cache, encoding=encoding, bias=slots, **LOGITS)
     np.testing.assert_allclose(out, exact[:, -2:], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("option", [*LOGITS.items(), ("bias", BIAS)], ids=lambda pair: pair[0])
-def test_kernels_that_are_written_by_hand_refuse_and_auto_goes_on(option):
-    encoding = nnx.merge(*build("rope", dtype=np.float32))
-    arrays = arrays_of(70, 70, batch=1)
-    q, k, v = (jnp.asarray(arrays[name], jnp.float32) for name in "qkv")
-    answer = cpu_attention.plan(encoding, prepare(q, k, v, encoding=encoding, **dict([option])))
-    assert isinstance(answer, Reason) and option[0] in answer.why
-    out = attend(q, k, v, encoding=encoding, **dict([option]))
-    exact = attend(q, k, v, encoding=encoding, implementation="full", **dict([option]))
-    np.testing.assert_allclose(out, exact, rtol=0, atol=1e-5)
-    without = attend(q, k, v, encoding=encoding, implementation="full")
-    assert np.abs(without - exact).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", encodings.names())

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from cope_jax.attention.kernels.cpu import library
+from cope_jax.attention.kernels.cpu.cpp_kernel import CppGraph
 from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
 from cope_jax.attention.kernels.cpu.cpp_text import Step
-from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph
+from cope_jax.attention.kernels.tile.tile_graph import FORMS
 from cope_jax.attention.kernels.tile.tile_program import TileProgram
 from cope_jax.attention.kernels.tile.tile_values import NotATile, natural
 from cope_jax.ops import tile
@@ -28,7 +29,7 @@ def step_of(name, function, arrays):
     shape = jax.eval_shape(lambda: _traced(function, specs))
     like = natural(shape.shape, shape.dtype)
     program = TileProgram(FORMS, function, specs, like)
-    graph = Graph(program)
+    graph = CppGraph(program)
     (node,) = graph.results
     results = [Result(node, "set", 0, like.size)]
     sources = {n: f"t.in[{n}]" for n in range(len(arrays))}

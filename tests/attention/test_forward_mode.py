@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 from cope_jax.attention import full_attention, prepare
-from cope_jax.attention.kernels.cpu import cpu_attention
 from cope_jax.errors import ConfigError
 from tests.attention.problems import (
     DOCUMENTS,
@@ -20,7 +19,6 @@ from tests.attention.problems import (
     inputs_of,
     interpreted,
     plain,
-    ran,
     segment_ids,
     value_and_gradients,
 )
@@ -34,10 +32,6 @@ LENGTH, KEYS = 7, 11
 BLOCKS = in_blocks((3, 2, 3))
 STREAMED = [spec for spec in CASES if splits_queries(spec)]
 FEW = {"relative(max_distance=3,beyond=clip)", "cope(npos_max=4)+rope", "fox", "stick_breaking"}
-
-
-def by_hand(encoding, request):
-    return ran(cpu_attention.plan(encoding, request))
 
 
 def direction(tree, seed=0):
@@ -196,12 +190,11 @@ def test_every_encoding_in_a_ring(spec, x64):
 
 @pytest.mark.slow
 def test_kernels(native):
-    """Generated and written by hand, in float32; value, tangent, and the tangent of gradients."""
+    """Generated and interpreted, in float32; value, tangent, and the tangent of gradients."""
     sizes = Sizes(heads=4, kv_heads=2, head_dim=16, model_dim=8, max_length=200)
     arrays = arrays_of(100, 100, sizes=sizes, dtype=np.float32)
     for attention, spec, second in (
         (generated, "cope(npos_max=3)", True),
-        (by_hand, "cope(npos_max=3)", False),
         (interpreted((16, 128, 128)), "fox", False),
     ):
         graphdef, state = build(spec, sizes=sizes, dtype=np.float32)

@@ -94,6 +94,10 @@ def test_every_encoding(spec, quickly):
         pytest.param("fox", 150, {"segments": DOCUMENTS}, marks=pytest.mark.slow),
         pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),
         ("cope(npos_max=20)", 300, {}),  # blocks of 64
+        ("cope(npos_max=200)", 180, {"segments": DOCUMENTS}),  # a table that grows
+        ("cope(npos_max=100,gate=separate_key,scale_position_logits=True)", 150, {}),
+        pytest.param("cope(npos_max=20)", 150, {"causal": False}, marks=pytest.mark.slow),
+        pytest.param("none", 150, {"window": 70, "causal": False}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -132,6 +136,62 @@ def test_widths_and_groups_of_heads(sizes):
     compare("cope(npos_max=20)", 70, 70, sizes=sizes)
 
 
+def test_at_whole_positions_the_derivative_is_zero():
+    compare("cope(npos_max=20)", 70, 70, no_keys=True)
+
+
+def test_values_of_another_width():
+    encoding = encodings.create("cope", num_heads=2, head_dim=16, npos_max=8, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(rng.normal(size=(1, 128, 2, width)), jnp.float32) for width in (16, 16, 48)
+    )
+
+    def gradients(attention):
+        out = jax.jit(lambda q, k, v: attention(encoding, prepare(q, k, v, encoding=encoding)))
+        value, pull = jax.vjp(out, q, k, v)
+        return value, *pull(jnp.cos(value))
+
+    for computed, exact in zip(gradients(generated), gradients(full_attention), strict=True):
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("logit", [400.0, -274.0])
+def test_gates_that_are_all_open_or_all_closed(logit):
+    """Gates of exactly 1 count tokens: 16 neighbours are at 16 different cells. Gates of 0 count
+    nothing.
+
+    The gate of key 47 is just below 1. The sum of this gate and 15 others rounds up, to a 17th
+    cell.
+    """
+    graphdef, state = build("cope(npos_max=100)", sizes=SIZES, dtype=np.float32)
+    q = jnp.full((1, 120, 4, 16), 10.0)
+    k = (q * logit / 400)[:, :, :2].at[0, 47].set(0.403)
+    v = jax.random.normal(jax.random.key(0), (1, 120, 2, 16))
+    inputs = prepare(q, k, v, encoding=nnx.merge(graphdef, state))
+    both = [
+        attention(nnx.merge(graphdef, state), inputs) for attention in (generated, full_attention)
+    ]
+    np.testing.assert_allclose(*both, rtol=0, atol=2e-5)
+
+
+def test_a_query_that_sees_no_key_is_zero_and_its_gradient_too():
+    encoding = encodings.create("cope", num_heads=2, head_dim=16, npos_max=8, rngs=nnx.Rngs(0))
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 70, 2, 16))
+    ids = jnp.zeros((1, 70), jnp.int32)
+
+    def out(q, k):
+        inputs = prepare(
+            q, k, k, encoding=encoding, q_segment_ids=ids.at[0, 3].set(9), k_segment_ids=ids
+        )
+        return generated(encoding, inputs)
+
+    value, pull = jax.vjp(out, q, k)
+    dq, dk = pull(jnp.ones_like(value))
+    assert not value[0, 3].any() and not dq[0, 3].any()
+    assert np.isfinite(dq).all() and np.isfinite(dk).all()
+
+
 def test_nan_stays_in_its_row_and_reads_no_other_memory():
     graphdef, state = build("cope(npos_max=100)", sizes=SIZES, dtype=np.float32)
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 100, 4, 16))
@@ -143,9 +203,14 @@ def test_nan_stays_in_its_row_and_reads_no_other_memory():
     assert np.isnan(out).sum() == 16
 
 
-def test_types_vmap_devices_and_several_calls_at_once():
-    encoding = nnx.merge(*build("alibi", sizes=SIZES, dtype=np.float32))
-    check_types_vmap_and_devices(generated, why_not, encoding)
+def test_types_vmap_devices_remat_and_several_calls_at_once():
+    """bfloat16 results have its type; vmap calls C++ for each entry, and each device for its own
+    examples.
+    """
+    encoding = nnx.merge(*build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32))
+    out, inputs = check_types_vmap_and_devices(generated, why_not, encoding)
+    gradients = [jax.vjp(f, *inputs)[1](out(*inputs)) for f in (out, jax.checkpoint(out))]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
 
 
 def test_with_the_flags_that_users_have(monkeypatch):
@@ -169,13 +234,16 @@ def test_second_derivatives_by_forward_mode_only():
         jax.grad(lambda q: jax.grad(norm(generated))(q).sum())(q)
 
 
-def test_attend_takes_it_for_what_no_kernel_by_hand_can_run_and_says_why_not():
+def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot():
     def reason(spec="alibi", dtype=jnp.float32, **options):
         encoding = encodings.create(spec, num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
         x = jnp.ones((1, 70, 2, 16), dtype)
         return why_not(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
 
     assert reason() is None
+    assert reason("sinusoidal+cope+rope", jnp.bfloat16) is None
+    ids = jnp.zeros((1, 70), jnp.uint8)
+    assert reason(q_segment_ids=ids, k_segment_ids=ids) is None  # of any integer type
     assert "a mask is given" in reason(mask=np.ones((1, 1, 70, 70), bool))
     assert "a bias is given" in reason(bias=np.ones((1, 1, 70, 70), np.float32))
     assert "a type is float16" in reason(dtype=jnp.float16)
@@ -250,9 +318,10 @@ print("all cases ran")
     [
         ("g++", ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]),
         ("g++", ["-O1", "-march=x86-64-v3"]),
+        ("g++", ["-O1", "-march=x86-64-v2", "-D__ARM_NEON"]),  # vectors of 128 bits, as NEON has
         ("clang++", ["-O1"]),
     ],
-    ids=["sanitizers", "AVX2", "clang"],
+    ids=["sanitizers", "AVX2", "128 bits", "clang"],
 )
 def test_other_ways_to_compile(compiler, flags):
     """The same results; addresses and undefined behaviour are checked."""

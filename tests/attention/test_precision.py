@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.attention import Reason, full_attention, prepare
-from cope_jax.attention.kernels.cpu import cpu_attention
+from cope_jax.attention import full_attention, prepare
 from cope_jax.encodings import AttentionShape
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.ops.interpolate import interpolate
 from cope_jax.ops.sums import suffix_sum
 from tests.attention import problems
+from tests.attention.test_generated import generated
+from tests.attention.test_generated import native as native
 
 NAMES = ("out", "dq", "dk", "dv", "dtable")
 
@@ -48,15 +49,6 @@ def value_and_gradients(attention, kind, q, k, v, dout, table):
 in_blocks = problems.in_blocks((64, 64, 128))
 
 
-def in_native_code(encoding, request):
-    answer = cpu_attention.plan(encoding, request)
-    if isinstance(answer, Reason):
-        (pytest.fail if "error:" in answer.why else pytest.skip)(
-            answer.why
-        )  # an error of the compiler is in our source
-    return answer.run()
-
-
 def in_float64(arrays):
     with jax.enable_x64(True):
         return [
@@ -73,8 +65,8 @@ def distance_to_the_integers(q, k, npos_max):
     return np.abs(positions - np.round(positions))[counted].min()
 
 
-@pytest.mark.parametrize("attention", [in_blocks, in_native_code])
-def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention):
+@pytest.mark.parametrize("attention", [in_blocks, generated])
+def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention, native):
     """At an integer the slope jumps, and a rounded position may fall on the other side; here none
     does.
     """
@@ -111,8 +103,8 @@ class ShortCoPE(CoPE):
 
 @pytest.mark.slow
 @pytest.mark.newest
-@pytest.mark.parametrize("attention", [in_blocks, in_native_code])
-def test_bfloat16_inputs_keep_float32_positions(attention):
+@pytest.mark.parametrize("attention", [in_blocks, generated])
+def test_bfloat16_inputs_keep_float32_positions(attention, native):
     """1024 keys, N = 64: all within half a percent of float64; with gates and counts in bfloat16 dq
     is lost.
     """

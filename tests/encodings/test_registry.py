@@ -17,7 +17,6 @@ MACHINERY = {
     "common",
     "compose",
     "encoding_config",
-    "native_score",
     "reference",
     "rotations",
 }

@@ -1,1 +1,1 @@
-"""C++ for CPUs, compiled at first use, for encodings whose `native_score` says what they add."""
+"""Tile programs as C++ for CPUs, compiled at first use."""

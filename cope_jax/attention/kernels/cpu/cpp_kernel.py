@@ -293,8 +293,8 @@ class CppKernel:
         if (number := self.numbers.get(id(x))) in self.growing:
             size = [size[0], self.growing[number].distance]
         order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if x.interleaved else "BY_HEAD"
-        flags = [str(flag).lower() for flag in (batch > 1, *(flags or (True, False, False)))]
-        return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *flags))) + "}"
+        how = [str(flag).lower() for flag in (batch > 1, *(flags or (True, False, False)))]
+        return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *how))) + "}"
 
     def _tables(self, asks: dict[str, Programs]) -> list[str]:
         kernel, plan = self.kernel, self.kernel.plan

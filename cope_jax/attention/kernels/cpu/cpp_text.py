@@ -96,7 +96,7 @@ class Step:
                 if a in self._grows and (position or not by_column):
                     entire.add(self._grows[a])
             output = schedule.into.get(node, node.params.get("output"))
-            if output in self.growing and node.op != "gather_up":
+            if output is not None and output in self.growing and node.op != "gather_up":
                 entire.add(output)
         return entire
 

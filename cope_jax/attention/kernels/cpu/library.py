@@ -192,17 +192,19 @@ def _compile(command: list[str], path: Path, text: str | None = None) -> None:
             source.write_text(text)
         include = ["-isystem", jax.ffi.include_dir()]
         _run([*command, *include, str(source), "-o", str(made)])
-        path.with_suffix(".checked").unlink(missing_ok=True)
+        for verdict in path.parent.glob(f"{path.stem}.*.checked"):
+            verdict.unlink()
         path.with_suffix(".sha256").write_text(_digest(made.read_bytes()))
         made.chmod(0o700)
         made.replace(path)
 
 
 def _check(path: Path) -> None:
-    """Solves a small problem, once, in a process of its own, because what a faulty compiler makes
-    may crash.
+    """Solves a small problem, once for this package, in a process of its own, because what a faulty
+    compiler makes may crash.
     """
-    verdict = path.with_suffix(".checked")
+    printers = (module.read_bytes() for module in sorted(SOURCES.parent.rglob("*.py")))
+    verdict = path.with_suffix(f".{_digest(*printers)[:12]}.checked")
     if verdict.exists():
         reason = verdict.read_text()
     else:
@@ -221,12 +223,10 @@ def _fault(path: Path) -> str | None:
             command, capture_output=True, timeout=CHECKING, env=environment
         ).returncode
     except subprocess.TimeoutExpired:
-        return f"the compiled library took longer than {CHECKING} seconds for a small problem"
+        return f"a compiled kernel took longer than {CHECKING} seconds for a small problem"
     if status == WRONG:
-        return "the compiled library gives wrong numbers: try another compiler in CXX"
-    return (
-        f"the compiled library fails at a small problem, with status {status}" if status else None
-    )
+        return "a compiled kernel gives wrong numbers: try another compiler in CXX"
+    return f"a compiled kernel fails at a small problem, with status {status}" if status else None
 
 
 def _run(command: list[str]) -> bytes:
