@@ -4,7 +4,6 @@ XLA.
 
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
