@@ -22,7 +22,7 @@ from cope_jax.attention.kernels.tile.tile_values import NotATile
 STEPS = {"masked": (True, False, 1), "plain": (False, False, 1), "saturated": (False, True, 1)}
 MOST = 96  # arguments, as in driver.h
 ANSWER = MOST - 1  # the output of a step that asks
-PART = 64  # the columns by which a table grows, as in driver.h
+PART = 64  # the columns of a panel of a table that grows, as in driver.h
 MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
@@ -154,8 +154,9 @@ class CppKernel:
                     self._grown(
                         x,
                         (
-                            f"product<false>({rows}, PART, {width}, {{(const float*)t.in[{q}], {width}, 1}}, "
-                            f"t.turned[{table}] + known * {width}, PART, t.out[{{n}}] + known, {{distance}});"
+                            f"product<false>({rows}, MORE, {width}, {{(const float*)t.in[{q}], {width}, 1}}, "
+                            f"t.turned[{table}] + known / PART * PART * {width} + known % PART, PART, "
+                            "t.out[{n}] + known, {distance});"
                         ),
                     )
                 )
@@ -166,14 +167,14 @@ class CppKernel:
                         x,
                         (
                             f"for (int r = 0; r < {x.spec.size[0]}; r++) "
-                            "std::fill_n(t.out[{n}] + r * {distance} + known, PART, 0.f);"
+                            "std::fill_n(t.out[{n}] + r * {distance} + known, MORE, 0.f);"
                         ),
                     )
                 )
         return texts
 
     def _grown(self, x: Argument, body: str) -> str:
-        """The function that adds columns to an output, with `body` for PART of them."""
+        """The function that adds columns to an output, with `body` for MORE of them."""
         n, columns = self.numbers[id(x)], x.spec.size[1]
         distance = (
             -(-columns // PART) * PART + 16
@@ -183,7 +184,7 @@ class CppKernel:
         body = body.replace("{n}", str(n)).replace("{distance}", str(distance))
         return (
             f"static __attribute__((noinline)) void grow_{n}(Tiles& t, int end) {{\n"
-            f"  for (int& known = t.known[{n}]; known < end; known = std::min(known + PART, {columns}))\n"
+            f"  for (int& known = t.known[{n}]; known < end; known = std::min(known + MORE, {columns}))\n"
             f"    {body}\n}}\n"
         )
 

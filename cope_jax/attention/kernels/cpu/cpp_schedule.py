@@ -170,7 +170,9 @@ class Schedule:
             if self.group(a) == group:
                 table = node.op in TABLES and position == 0
                 ends = a.op in OVER_COLUMNS and a.args[0].full and not self.direct(a)
-                later = ends or table or a.op in COLLECTING
+                # Two short loops are faster than one: more of their columns are computed at once.
+                apart = node.op == "look_up" and position == 1
+                later = ends or table or apart or a.op in COLLECTING
                 number = max(number, self.passes[a] + later)
         if node.op == "running_sum" and node.full:
             way = "down" if node.params["suffix"] else "up"

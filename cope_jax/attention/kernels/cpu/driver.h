@@ -9,7 +9,7 @@
 namespace {
 
 constexpr int MOST = 96;  // arguments
-constexpr int PART = 64;  // the columns by which a table grows
+constexpr int PART = 64, MORE = PANEL * W;  // the columns of a panel of a table that grows, and by how many it does
 
 struct Tiles {  // what a step sees
   const void* in[MOST];
