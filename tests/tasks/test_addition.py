@@ -6,8 +6,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 1799020815  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 def rows(positions, split, n=64, **options):
     """For each sequence its words, the positions of these words, and the weighted targets."""

@@ -7,8 +7,6 @@ from tests.tasks.reading import questions
 
 CHECKSUM = 2278242302  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 def number(bits):
     return int("".join(reversed(bits)), 2)

@@ -8,8 +8,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 3789789909  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 def run(words):
     """Executes a program; returns the printed value, or None, and the number of operations."""

@@ -9,8 +9,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 738681917  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 def texts(task, split, n=200):
     """The sequences of a split as text, and the valid tokens after each of its beginnings."""

@@ -6,8 +6,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 120252305  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 def recalled(words):
     """For each `r` in a text, its place and the bit written last."""

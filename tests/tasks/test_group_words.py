@@ -6,7 +6,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 2337390216  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
 
 ORDERS = {"S2": 2, "A3": 3, "S3": 6, "Z60": 60, "A4xZ5": 60, "A5": 60, "S5": 120}
 

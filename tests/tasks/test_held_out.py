@@ -14,8 +14,6 @@ from cope_jax.errors import ConfigError
 from cope_jax.tasks import held_out
 from cope_jax.tasks.synthetic import SyntheticTask
 
-pytestmark = pytest.mark.newest
-
 SYNTHETIC = [name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)]
 TABLE = re.findall(
     r"^\| `(\w+)`(?:: `(\w+)`)? \| (.*) \|$",

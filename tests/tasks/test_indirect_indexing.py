@@ -6,8 +6,6 @@ from tests.tasks.reading import questions, sizes
 
 CHECKSUM = 619092317  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize("split", ["in_distribution", "longer", "letters=30"])
 def test_the_answer_is_the_letter_at_that_distance(split):

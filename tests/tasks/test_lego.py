@@ -6,8 +6,6 @@ from tests.tasks.reading import questions, sizes
 
 CHECKSUM = 2905757097  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize("split", ["in_distribution", "longer"])
 @pytest.mark.parametrize("permuted", [False, True])

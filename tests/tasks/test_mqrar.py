@@ -6,8 +6,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 3356829457  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize("split", ["train", "longer"])
 @pytest.mark.parametrize("back", [1, 2, 4])

@@ -6,8 +6,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 527093841  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize("split", ["in_distribution", "dense", "sparse", "steps=7"])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])

@@ -7,8 +7,6 @@ from tests.tasks.reading import questions, sizes
 
 CHECKSUM = 174187868  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize("split", ["in_distribution", "longer"])
 def test_the_answer_follows_from_the_text(split):

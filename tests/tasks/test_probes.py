@@ -6,8 +6,6 @@ from tests.tasks.reading import questions, sizes
 
 CHECKSUM = 52697542  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 def solve(text):
     """Reads only the text of the question."""

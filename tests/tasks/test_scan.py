@@ -7,8 +7,6 @@ from tests.tasks.reading import questions, sizes
 
 CHECKSUM = 358374298  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 def interpret(words):
     """The published interpretation, from the last word backwards."""

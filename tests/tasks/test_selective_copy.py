@@ -6,8 +6,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 3914097561  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize(
     ("split", "blanks"),

@@ -6,8 +6,6 @@ from tests.tasks.reading import questions, sizes
 
 CHECKSUM = 484215491  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize("split", ["in_distribution", "longer"])
 def test_single_symbols(split):

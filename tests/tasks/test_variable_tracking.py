@@ -7,8 +7,6 @@ from tests.tasks.reading import questions, sizes
 
 CHECKSUM = 4024880955  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize("split", ["in_distribution", "longer"])
 @pytest.mark.parametrize("chains", [1, 3])

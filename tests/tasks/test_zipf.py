@@ -8,8 +8,6 @@ from cope_jax.errors import ConfigError
 
 CHECKSUM = 2774570341  # of the data, see test_every_task.py
 
-pytestmark = pytest.mark.newest
-
 
 @pytest.mark.parametrize(
     ("split", "exponent"),
