@@ -189,7 +189,7 @@ class CppKernel:
         )
 
     def _outputs(self) -> list[Argument]:
-        """What its functions write; a result of the first half only if another function reads it."""
+        """The arrays that its functions write; a result of the first half only if another function reads it."""
         kernel, (end, programs) = self.kernel, self.kernel.halves[1]
         outputs = [x for x, use in zip(kernel.outputs, kernel.written, strict=True) if use]
         outputs += [x for x in kernel.used if not x.given]

@@ -414,7 +414,7 @@ class Step:
         return formula(node, args)
 
     def _found(self, node: Node, position: str, width: int) -> str:
-        """What a row's table has at a position, or its slope there."""
+        """The value of a row's table at a position, or its slope there."""
         z = node.args[0]
         pair = f"{self._row(z)}, {z.size[1]}, {position}{self._need(z)}"
         name = f"f{z.number}_{node.args[1].number}"

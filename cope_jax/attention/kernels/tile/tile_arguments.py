@@ -41,7 +41,7 @@ class Argument:
 
     @property
     def given(self) -> bool:
-        """Whether a kernel reads it from an array."""
+        """True if a kernel reads it from an array."""
         return self.fill is None and not isinstance(self.array, jax.ShapeDtypeStruct)
 
     def blank(self, batch: int) -> "Argument":

@@ -18,7 +18,7 @@ from cope_jax.encodings import Carry
 
 
 class Half(NamedTuple):
-    """What a kernel computes once for a block of queries, before or after it visits the keys.
+    """A function that a kernel computes once for a block of queries, before or after it visits the keys.
 
     Attributes:
       function: called as `function(graph, *args)` on one tile; returns what follows for results.

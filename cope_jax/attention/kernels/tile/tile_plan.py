@@ -39,7 +39,7 @@ class Execution(Protocol):
 
     @property
     def halves(self) -> bool:
-        """Whether kernels have halves, see `tile_strip`."""
+        """True if kernels have halves, see `tile_strip`."""
 
     def run(self, kernel: Any, name: str) -> PyTree:
         """Runs a `TileKernel`: returns its results, `[B, heads, blocks, rows, columns]`, or with all
