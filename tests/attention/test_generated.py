@@ -136,6 +136,10 @@ def test_widths_and_groups_of_heads(sizes):
     compare("cope(npos_max=20)", 70, 70, sizes=sizes)
 
 
+def test_a_table_that_grows_until_rows_saturate():
+    compare("cope(npos_max=70)", 300, 300)
+
+
 def test_at_whole_positions_the_derivative_is_zero():
     compare("cope(npos_max=20)", 70, 70, no_keys=True)
 
