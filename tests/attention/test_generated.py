@@ -39,7 +39,8 @@ SHIPPED = library.KERNEL_FLAGS
 
 
 @pytest.fixture
-def native():
+def native(monkeypatch):
+    monkeypatch.setenv(library.SETTING, "1")
     if reason := library.why_not():
         # An error of the compiler is in our source.
         (pytest.fail if "error:" in reason else pytest.skip)(reason)
