@@ -20,7 +20,7 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
     if sys.version_info < (3, 12):  # the newest XLA, which needs Python 3.12, has no such flag
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
     os.environ["TRITON_INTERPRET"] = "1"  # the kernels for GPUs run on the CPU
-os.environ["COPE_JAX_NATIVE"] = "0"  # C++ is compiled where a test asks for it
+os.environ.setdefault("COPE_JAX_NATIVE", "0")  # C++ is compiled where a test asks for it
 os.environ["MPLBACKEND"] = "agg"
 
 import jax

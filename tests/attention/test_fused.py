@@ -52,7 +52,7 @@ def reason(spec):
     return next((why for name, why in REFUSED.items() if name in names), None)
 
 
-FEW = ["fox", "cope(npos_max=4)+relative(max_distance=5)"]
+FEW = ["stick_breaking(see_itself=True,remainder=own)", "cope(npos_max=4)+relative(max_distance=5)"]
 
 
 @functools.cache

@@ -176,6 +176,20 @@ def test_a_compiler_with_a_fault_is_not_used(fault, reason, tmp_path, monkeypatc
         library._load.cache_clear()
 
 
+def test_a_check_that_could_not_be_made_is_made_again(tmp_path, monkeypatch):
+    answers = iter([(1, b"...\nOSError: No space left on device"), (0, b"")])
+
+    def run(command, **_):
+        status, err = next(answers)
+        return subprocess.CompletedProcess(command, status, stderr=err)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(library.Unavailable, match=r"small problem.*: OSError: No space"):
+        library._check(tmp_path / "attention.so")
+    library._check(tmp_path / "attention.so")
+    library._check(tmp_path / "attention.so")  # its verdict is known
+
+
 def plant(path):
     """Writes what another user would put next to the library's name, with its digest."""
     path.write_text("planted")

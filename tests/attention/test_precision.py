@@ -49,6 +49,13 @@ def value_and_gradients(attention, kind, q, k, v, dout, table):
 in_blocks = problems.in_blocks((64, 64, 128))
 
 
+@pytest.fixture(params=[in_blocks, generated])
+def attention(request):
+    if request.param is generated:
+        request.getfixturevalue("native")
+    return request.param
+
+
 def in_float64(arrays):
     with jax.enable_x64(True):
         return [
@@ -65,8 +72,7 @@ def distance_to_the_integers(q, k, npos_max):
     return np.abs(positions - np.round(positions))[counted].min()
 
 
-@pytest.mark.parametrize("attention", [in_blocks, generated])
-def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention, native):
+def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention):
     """At an integer the slope jumps, and a rounded position may fall on the other side; here none
     does.
     """
@@ -103,8 +109,7 @@ class ShortCoPE(CoPE):
 
 @pytest.mark.slow
 @pytest.mark.newest
-@pytest.mark.parametrize("attention", [in_blocks, generated])
-def test_bfloat16_inputs_keep_float32_positions(attention, native):
+def test_bfloat16_inputs_keep_float32_positions(attention):
     """1024 keys, N = 64: all within half a percent of float64; with gates and counts in bfloat16 dq
     is lost.
     """

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.attention.test_generated import native as native
 from tests.encodings.cases import rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward
@@ -83,7 +84,9 @@ def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
 
 
 @pytest.mark.parametrize("name", ["alibi+cope/blockwise", "cope/fused"])
-def test_heads_are_split_over_devices(name):
+def test_heads_are_split_over_devices(name, request):
+    if name.endswith("fused"):
+        request.getfixturevalue("native")
     problem = dataclasses.replace(PROBLEM, heads=4, head_dim=16, dtype="float32")
     shared = contenders.find(name)(dataclasses.replace(problem, devices=2))["forward"]()
     assert len(shared.sharding.device_set) == 2

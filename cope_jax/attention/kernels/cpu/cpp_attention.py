@@ -33,7 +33,7 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
     if why := _refusal(encoding, request) or library.why_not():
         return Reason(why)
     stream = jax.eval_shape(lambda: _prepare(encoding, request))
-    if why := tile_attention.why_untraced(CpuExecution(stream.keys.k.shape[2]), stream):
+    if why := tile_attention.why_untraced(CpuExecution(), stream):
         if library.UNCOMPILED in why:
             library.check_required(why)
         return Reason(why)
@@ -43,7 +43,7 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
 def run(encoding: Encoding, request: Request) -> Array:
     """Computes out_BLHK, in the type of the values."""
     stream = _prepare(encoding, request)
-    out = tile_attention.attend(CpuExecution(stream.keys.k.shape[2]), stream)
+    out = tile_attention.attend(CpuExecution(), stream)
     return head_major(out[:, :, : request.length]).astype(request.keys.v.dtype)
 
 

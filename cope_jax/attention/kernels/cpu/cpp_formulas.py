@@ -47,7 +47,7 @@ def formula(node: Node, args: list[str]) -> str:
     if (
         op in ("max", "min")
         and node.args[1].op == "const"
-        and node.args[1].params["value"] == node.args[1].params["value"]
+        and not np.isnan(node.args[1].params["value"])
     ):
         return f"{'at_least' if op == 'max' else 'at_most'}({', '.join(args)})"
     if op in FUNCTIONS:

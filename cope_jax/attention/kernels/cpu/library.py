@@ -208,25 +208,35 @@ def _check(path: Path) -> None:
     if verdict.exists():
         reason = verdict.read_text()
     else:
-        reason = _fault(path) or ""
+        reason = _fault(path)
         with contextlib.suppress(OSError):  # a folder that cannot be written to
             write_atomically(verdict, reason)
     if reason:
         raise Unavailable(reason)
 
 
-def _fault(path: Path) -> str | None:
+def _fault(path: Path) -> str:
+    """Returns what is wrong with the library; "" if nothing is.
+
+    Raises:
+      Unavailable: the check could not be made, for a reason that may pass.
+    """
     command = [sys.executable, "-m", f"{__package__}.check", str(path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
-        status = subprocess.run(
-            command, capture_output=True, timeout=CHECKING, env=environment
-        ).returncode
+        done = subprocess.run(command, capture_output=True, timeout=CHECKING, env=environment)
     except subprocess.TimeoutExpired:
-        return f"a compiled kernel took longer than {CHECKING} seconds for a small problem"
-    if status == WRONG:
+        raise Unavailable(f"a small problem took longer than {CHECKING} seconds") from None
+    if done.returncode == WRONG:
         return "a compiled kernel gives wrong numbers: try another compiler in CXX"
-    return f"a compiled kernel fails at a small problem, with status {status}" if status else None
+    if done.returncode < 0:
+        return f"a compiled kernel fails at a small problem, with status {done.returncode}"
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").splitlines()
+        raise Unavailable(
+            f"a small problem cannot be solved: {lines[-1] if lines else 'no reason'}"
+        )
+    return ""
 
 
 def _run(command: list[str]) -> bytes:

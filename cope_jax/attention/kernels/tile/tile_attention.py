@@ -90,7 +90,8 @@ def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | 
 
 
 def attend(execution: Execution, stream: Stream) -> Array:
-    """Computes out_BHLK for whole blocks of queries; keys are whole parts of `execution.keys`.
+    """Computes out_BHLK for whole blocks of queries; keys are whole parts of `execution.keys`,
+    or all.
 
     The kernels have no forward mode: there `blockwise` takes their place.
     """

@@ -237,7 +237,7 @@ def of_caller(
     own_queries = QueryGradients(
         _like(dqueries.q, queries.q),
         _like(dqueries.rotated_q, queries.rotated_q),
-        jax.tree.map(of_heads, dqueries.v, queries.v),
+        None if dqueries.v is None or queries.v is None else of_heads(dqueries.v, queries.v),
         jax.tree.map(of_heads, dqueries.features, queries.features),
     )
     features = jax.tree.map(of_heads, dkeys.features, keys.features)

@@ -31,7 +31,7 @@ class Execution(Protocol):
 
     @property
     def keys(self) -> int:
-        """The number of keys that a kernel sees at a time."""
+        """The number of keys that a kernel without halves sees at a time."""
 
     @property
     def forms(self) -> Forms:
