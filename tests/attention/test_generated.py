@@ -362,7 +362,7 @@ from cope_jax.attention.kernels.cpu import library
 library.FLAGS = library.KERNEL_FLAGS = {flags!r}
 from tests.attention import test_generated as cases
 for spec in ("cope(npos_max=3)", "cope(npos_max=100)", "stick_breaking", "relative(max_distance=3)", "fox"):
-    cases.compare(spec, 150, 150)
+    cases.compare(spec, 150, 150, atol=6e-5)  # fox's bias is off by 4e-5 without FMA
 cases.compare("t5", 37, 150, window=30)
 cases.compare("cope(npos_max=20)", 300, 300)
 cases.compare("cope(npos_max=20)", 150, 150, segments="documents")
