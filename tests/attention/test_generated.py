@@ -210,7 +210,7 @@ def test_values_of_another_width_and_an_entry_of_a_long_table(kind, npos_max, wi
 
     for computed, exact in zip(gradients(generated), gradients(full_attention), strict=True):
         # A position near 64 is off by 4e-6 in either.
-        np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-4 * np.abs(exact).max())
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=3e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("logit", [400.0, -274.0])
@@ -362,7 +362,7 @@ from cope_jax.attention.kernels.cpu import library
 library.FLAGS = library.KERNEL_FLAGS = {flags!r}
 from tests.attention import test_generated as cases
 for spec in ("cope(npos_max=3)", "cope(npos_max=100)", "stick_breaking", "relative(max_distance=3)", "fox"):
-    cases.compare(spec, 150, 150, atol=6e-5)  # fox's bias is off by 4e-5 without FMA
+    cases.compare(spec, 150, 150, atol={atol})
 cases.compare("t5", 37, 150, window=30)
 cases.compare("cope(npos_max=20)", 300, 300)
 cases.compare("cope(npos_max=20)", 150, 150, segments="documents")
@@ -396,7 +396,8 @@ def test_other_ways_to_compile(compiler, flags):
             for name in ("asan", "ubsan")
         ]
         environment |= {"LD_PRELOAD": " ".join(names), "ASAN_OPTIONS": "detect_leaks=0"}
-    program = PROGRAM.format(flags=[*library.KERNEL_FLAGS, *flags])
+    atol = 6e-5 if "-march=x86-64-v2" in flags else 3e-5  # without FMA, fox's bias is off by 4e-5
+    program = PROGRAM.format(flags=[*library.KERNEL_FLAGS, *flags], atol=atol)
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Prints a kernel of tile programs as a file in C++: its steps, and the tables that `driver.h` reads."""
+"""Prints a kernel of tile programs as C++: its steps, and the tables that `driver.h` reads."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -123,9 +123,9 @@ class CppKernel:
         self.text = "\n".join(['#include "driver.h"', "", *texts, *self._tables(asks)])
 
     def _grow(self) -> list[str]:
-        """Finds the outputs that grow column by column, and returns the functions by which they grow.
+        """Finds the outputs that grow column by column; returns the functions by which they grow.
 
-        They are tables of the queries: products with wide tables of a head, and sums of such a width.
+        They are tables of the queries: products with wide tables of a head, and sums as wide.
         """
         begin, programs = self.kernel.halves[0]
         given = [
@@ -139,54 +139,32 @@ class CppKernel:
             factors = [arguments[a.params["number"]] for a in node.args if a.op == "input"]
             sides = [factor.side for factor in factors if factor.given]
             if sides == ["query", "head"] and node.params == {"x": 1, "y": 1}:
-                (rows, width), (q, table) = (
-                    factors[0].spec.size,
-                    (self.places[id(f)] for f in factors),
-                )
+                q, table = (self.places[id(factor)] for factor in factors)
                 self.panels.add(table)
                 self.uses.add(table)
                 self.reads.add(q)
-                texts.append(
-                    self._grown(
-                        x,
-                        (
-                            f"product<false>({rows}, MORE, {width}, {{(const float*)t.in[{q}], {width}, 1}}, "
-                            f"t.turned[{table}] + known / PART * PART * {width} + known % PART, PART, "
-                            "t.out[{n}] + known, {distance});"
-                        ),
-                    )
-                )
+                texts.append(self._grown(x, "product", q, table, factors[0].spec.size[1]))
         returned = {id(x) for x in self.written}
         for x in leaves_of(self.kernel.results[1]):
             if id(x) in self.numbers and id(x) not in returned and _wide(x):
-                texts.append(
-                    self._grown(
-                        x,
-                        (
-                            f"for (int r = 0; r < {x.spec.size[0]}; r++) "
-                            "std::fill_n(t.out[{n}] + r * {distance} + known, MORE, 0.f);"
-                        ),
-                    )
-                )
+                texts.append(self._grown(x, "zeros"))
         return texts
 
-    def _grown(self, x: Argument, body: str) -> str:
-        """The function that adds columns to an output, with `body` for MORE of them."""
-        n, columns = self.numbers[id(x)], x.spec.size[1]
-        distance = (
-            -(-columns // PART) * PART + 16
-        )  # not a power of 2, so rows do not evict each other
+    def _grown(self, x: Argument, way: str, *more: int) -> str:
+        """The function that adds columns to an output, by `grow_product` or `grow_zeros`."""
+        n, (rows, columns) = self.numbers[id(x)], x.spec.size
+        # Not a power of 2, so rows do not evict each other.
+        distance = -(-columns // PART) * PART + 16
         self.growing[n] = Growing(columns, distance)
         self.unfilled.add(n)
-        body = body.replace("{n}", str(n)).replace("{distance}", str(distance))
+        numbers = ", ".join(map(str, (n, rows, columns, distance, *more)))
         return (
             f"static __attribute__((noinline)) void grow_{n}(Tiles& t, int end) {{\n"
-            f"  for (int& known = t.known[{n}]; known < end; known = std::min(known + MORE, {columns}))\n"
-            f"    {body}\n}}\n"
+            f"  grow_{way}(t, end, {numbers});\n}}\n"
         )
 
     def _outputs(self) -> list[Argument]:
-        """The arrays that its functions write; a result of the first half only if another function reads it."""
+        """The arrays that its functions write; of the first half, those that another reads."""
         kernel, (end, programs) = self.kernel, self.kernel.halves[1]
         outputs = [x for x, use in zip(kernel.outputs, kernel.written, strict=True) if use]
         outputs += [x for x in kernel.used if not x.given]
@@ -203,13 +181,13 @@ class CppKernel:
         graph = CppGraph(programs.program)
         if name in STEPS:
             self._check_products(graph, arguments)
-        schedule = Schedule(
-            graph,
-            [Result(graph.results[0], "set", ANSWER, (self.kernel.plan.sizes.queries, 1))]  # type: ignore[arg-type]
-            if results is None
-            else self._results(graph, arguments, results, half=name not in STEPS),
-            self.growing,
-        )
+        if results is None:
+            rows = self.kernel.plan.sizes.queries
+            (answer,) = (node for node in graph.results if node is not None)
+            outputs = [Result(answer, "set", ANSWER, (rows, 1))]
+        else:
+            outputs = self._results(graph, arguments, results, half=name not in STEPS)
+        schedule = Schedule(graph, outputs, self.growing)
         sources = {n: self._source(x) for n, x in enumerate(arguments)}
         turned = {
             n: f"t.turned[{self.places[id(x)]}]"
@@ -229,8 +207,8 @@ class CppKernel:
         return step.text
 
     def _check_products(self, graph: Graph, arguments: Sequence[Argument]) -> None:
-        """Refuses programs that would take longer than XLA, which computes once what does not depend on
-        the keys.
+        """Refuses programs that would take longer than XLA, which computes once what does not
+        depend on the keys.
         """
         changing = {
             node

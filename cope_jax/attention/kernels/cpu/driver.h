@@ -18,6 +18,17 @@ struct Tiles {  // what a step sees
   int known[MOST];  // of outputs that grow: how many columns exist
 };
 
+// Adds columns to an output until `end` exist: products of the queries in[q] with panels of a table, or zeros.
+INLINE void grow_product(Tiles& t, int end, int n, int rows, int columns, int distance, int q, int table, int width) {
+  for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns))
+    product<false>(rows, MORE, width, {(const float*)t.in[q], width, 1},
+                   t.turned[table] + known / PART * PART * width + known % PART, PART, t.out[n] + known, distance);
+}
+INLINE void grow_zeros(Tiles& t, int end, int n, int rows, int columns, int distance) {
+  for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns))
+    for (int r = 0; r < rows; r++) std::fill_n(t.out[n] + r * distance + known, MORE, 0.f);
+}
+
 enum Side { QUERY, KEY, HEAD };
 
 // Arrays lie as [batch, heads, blocks, rows, columns]; or the heads of a token are neighbours, and tokens are the rows
