@@ -141,7 +141,7 @@ def known(data):
     return data._replace(q_indices=None, k_indices=None)
 
 
-@pytest.mark.parametrize("keys", [5, KEYS])
+@pytest.mark.parametrize("keys", [5, pytest.param(KEYS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "spec",
     [
@@ -164,7 +164,13 @@ def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
         np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", ["cope_two_sided(npos_max=4)", "path(rank=3,forget=True)"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "cope_two_sided(npos_max=4)",
+        pytest.param("path(rank=3,forget=True)", marks=pytest.mark.slow),
+    ],
+)
 def test_strips_that_share_a_span(spec, x64, monkeypatch):
     """Seven strips of one query share three spans."""
     monkeypatch.setattr("cope_jax.attention.blockwise.MOST_SPANS", 2)
@@ -196,10 +202,12 @@ def masks(length, keys):
 @pytest.mark.parametrize(
     "spec, places",
     [
-        ("cope(npos_max=3)", "any"),
         ("fox", "any"),
         ("cope(npos_max=4)", "known"),
-        *(pytest.param(spec, "any", marks=pytest.mark.slow) for spec in ("rope", "relative")),
+        *(
+            pytest.param(spec, "any", marks=pytest.mark.slow)
+            for spec in ("cope(npos_max=3)", "rope", "relative")
+        ),
     ],
 )
 def test_given_masks(spec, places, x64):
@@ -433,7 +441,7 @@ def check(problem):
             np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
-@settings(few, max_examples=5)
+@settings(few, max_examples=3)
 @given(problems())
 def test_any_problem(x64, problem):
     """Any encoding, heads, lengths, blocks and masks."""

@@ -80,9 +80,10 @@ def close(computed, exact, atol=1e-12):
 @pytest.mark.parametrize(
     ("spec", "mask"),
     [
-        ("none", "both sides"),
+        pytest.param("none", "both sides", marks=pytest.mark.slow),
         ("alibi", "documents"),
-        ("cope(npos_max=3)", "causal"),  # its gates read the content logits
+        # Its gates read the content logits.
+        pytest.param("cope(npos_max=3)", "causal", marks=pytest.mark.slow),
         ("cope(npos_max=3,gate=value)+rope", "window"),
     ],
 )
@@ -117,10 +118,14 @@ def test_full_attention_is_the_oracle_in_value_and_gradients(spec, mask, x64):
     ("spec", "mask", "shape"),
     [
         pytest.param("none", "both sides", (2, SIZES.heads), marks=pytest.mark.slow),
-        ("none", "window", (1, 1)),  # one bias for all examples and heads
+        pytest.param(
+            "none", "window", (1, 1), marks=pytest.mark.slow
+        ),  # one for all examples and heads
         ("cope(npos_max=3)+alibi", "causal", (2, SIZES.heads)),
         pytest.param("cope(npos_max=3)+alibi", "documents", (1, 1), marks=pytest.mark.slow),
-        ("cope_two_sided(npos_max=3)", "both sides", (1, SIZES.heads)),
+        pytest.param(
+            "cope_two_sided(npos_max=3)", "both sides", (1, SIZES.heads), marks=pytest.mark.slow
+        ),
         ("stick_breaking(remainder=own)", "window", (2, 1)),
     ],
 )
@@ -159,7 +164,7 @@ def test_a_ring_scales_and_caps_but_takes_no_bias(x64):
             attend(q, k, v, bias=jnp.zeros((1, 1, 9, 9)), **options)
 
 
-@pytest.mark.parametrize("spec", ["cope(npos_max=3)", "rope"])
+@pytest.mark.parametrize("spec", ["cope(npos_max=3)", pytest.param("rope", marks=pytest.mark.slow)])
 def test_decoding_is_the_last_rows(spec, x64):
     encoding = nnx.merge(*build(spec))
     arrays = arrays_of(KEYS, KEYS, batch=1)

@@ -166,7 +166,9 @@ def hats(p, size):
     return np.maximum(0, 1 - np.abs(p[..., None] - np.arange(size)))
 
 
-@pytest.mark.parametrize("size", [2, 7, 16, 32, 64, 70])
+@pytest.mark.parametrize(
+    "size", [pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 32)] + [7, 64, 70]
+)
 def test_tables(size):
     """Sums along the keys, look-ups, and what adds to the places that an index gives."""
     cases, exact = [], []
@@ -265,7 +267,7 @@ def tile_sum(x, suffix):
 
 def test_random_programs():
     """The schedule keeps what later passes and stages read, whatever the program."""
-    functions = [random_program(seed) for seed in range(12)]
+    functions = [random_program(seed) for seed in range(6)]
     cases = [
         (f, [random(ROWS, width, seed=n) for n in range(3)]) for f in functions for width in (32, 5)
     ]

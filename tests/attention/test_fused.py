@@ -150,6 +150,7 @@ def test_gradients_of_tables_add_up(size, keys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.slow), jnp.bfloat16])
 def test_rounds_no_more_than_blockwise_attention(dtype, x64):
     sizes, spec = (

@@ -92,13 +92,13 @@ def test_every_encoding(spec, quickly):
         pytest.param(  # fewer queries than keys
             "cope(npos_max=3)", 37, {"window": 100}, marks=pytest.mark.slow
         ),
-        ("cope(npos_max=3)", 180, {}),  # more queries than keys
+        pytest.param("cope(npos_max=3)", 180, {}, marks=pytest.mark.slow),  # more queries than keys
         ("cope(npos_max=3)", 150, {"window": 20, "segments": DOCUMENTS}),
         pytest.param("alibi", 150, {"window": 70, "causal": False}, marks=pytest.mark.slow),
         ("alibi", 150, {"segments": SHUFFLED, "causal": False, "scale": 0.3}),
         pytest.param("fox", 150, {"segments": DOCUMENTS}, marks=pytest.mark.slow),
         pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),
-        ("cope(npos_max=20)", 300, {}),  # blocks of 64
+        pytest.param("cope(npos_max=20)", 300, {}, marks=pytest.mark.slow),  # blocks of 64
         ("cope(npos_max=200)", 150, {"segments": DOCUMENTS}),  # a table that grows
         pytest.param(
             "cope(npos_max=100,gate=separate_key,scale_position_logits=True)",
@@ -213,7 +213,7 @@ def test_values_of_another_width_and_an_entry_of_a_long_table(kind, npos_max, wi
         np.testing.assert_allclose(computed, exact, rtol=0, atol=3e-5 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("logit", [400.0, -274.0])
+@pytest.mark.parametrize("logit", [400.0, pytest.param(-274.0, marks=pytest.mark.slow)])
 def test_gates_that_are_all_open_or_all_closed(logit):
     """Gates of exactly 1 count tokens: 16 neighbours are at 16 different cells. Gates of 0 count
     nothing.

@@ -94,7 +94,7 @@ def compare(spec, length, keys, sizes=SHAPES, **options):
     [
         ("cope(npos_max=6)", 20, 40, {"window": 20}),
         ("stick_breaking", 40, 40, {}),  # rows that are done
-        ("t5", 30, 30, {}),
+        pytest.param("t5", 30, 30, {}, marks=pytest.mark.slow),
         ("none", 40, 40, {"segments": DOCUMENTS, "causal": False, "scale": 0.3}),
     ],
     ids=str,

@@ -57,7 +57,7 @@ def test_no_array_of_all_pairs_under_other_masks(static):
     assert quadratic(full_attention, "none", **static), "the test would not see one"
 
 
-@pytest.mark.parametrize("spec", ["cope", "rope"])
+@pytest.mark.parametrize("spec", ["cope", pytest.param("rope", marks=pytest.mark.slow)])
 def test_memory_grows_no_faster_than_the_length(spec):
     def temporaries(attention, length):
         sizes = Sizes(heads=2, kv_heads=1, head_dim=16, model_dim=4, max_length=length)

@@ -102,7 +102,7 @@ BLOCKS = around(2, 1, 2)
     [
         (8, "cope(npos_max=3)", 37, {}),
         (4, "cope(npos_max=4,gate=value)+rope", 21, {"dropout_rate": 0.3}),
-        (4, "fox", 13, {}),
+        pytest.param(4, "fox", 13, {}, marks=pytest.mark.slow),
         pytest.param(2, "rope", 13, {"causal": False, "window": 4}, marks=pytest.mark.slow),
         pytest.param(4, "alibi", 12, {"window": 6}, marks=pytest.mark.slow),
         pytest.param(1, "cope(position=slope,gate=separate_key)", 9, {}, marks=pytest.mark.slow),
@@ -181,7 +181,7 @@ def on_eight_devices():
         return compiled.as_text(), compiled(state, arrays), exact, split
 
 
-@pytest.mark.newest
+@pytest.mark.slow
 def test_float32():
     _, computed, exact, _ = on_eight_devices()
     assert_equal(computed, exact, 1e-6)

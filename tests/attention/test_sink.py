@@ -79,7 +79,7 @@ FULL = functools.partial(attend, implementation="full")
     [
         ((4, 2, 3), None),
         pytest.param((4, LENGTH, 1), None, marks=pytest.mark.slow),
-        ((LENGTH, LENGTH, LENGTH), None),
+        pytest.param((LENGTH, LENGTH, LENGTH), None, marks=pytest.mark.slow),
         pytest.param((4, 2, 3), PAIRS, id="mask"),
     ],
     ids=str,
@@ -97,6 +97,7 @@ def test_blocks(value, sizes, mask, x64):
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(exact))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [pytest.param("zero", marks=pytest.mark.slow), "own"])
 def test_ring(value, x64):
     encoding = StickBreaking(value=value)
@@ -112,7 +113,7 @@ def test_ring(value, x64):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("value", ["zero", "own"])
+@pytest.mark.parametrize("value", [pytest.param("zero", marks=pytest.mark.slow), "own"])
 def test_decoding(value, x64):
     encoding = StickBreaking(value=value, done_below=-60.0)
     q, k, v, _ = arrays()

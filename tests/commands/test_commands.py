@@ -228,7 +228,7 @@ def test_closed_and_full_streams_change_no_status(command, status):
 @pytest.mark.parametrize(
     ("encoding", "name", "given"),
     [
-        ("latin-1", "list", []),
+        pytest.param("latin-1", "list", [], marks=pytest.mark.slow),
         ("euc_jp", "inspect", ["--model=counting", "--input=a = 0 ; pass; a ++; print a"]),
     ],
 )

@@ -137,6 +137,7 @@ def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(cell, start, tmp_path):
     run = shutil.copytree(cell, tmp_path / "run")
     path = run / "perplexity.json"

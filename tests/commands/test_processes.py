@@ -156,6 +156,7 @@ def test_a_process_that_is_killed_ends_the_other_soon_with_one_line(launch, tmp_
     )
 
 
+@pytest.mark.slow
 def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
     data = [tmp_path / "one", tmp_path / "other"]
     for number, folder in enumerate(data):

@@ -60,6 +60,7 @@ def test_a_prompt_is_continued_beyond_the_length_of_training(start, runs):
     )
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
     flags = ("--prompt=Zwölf", "--max_new_tokens=60", "--top_k=5")
     (row,) = written(start, runs / "bytes", tmp_path, *flags)

@@ -157,6 +157,7 @@ def test_a_model_on_a_task_that_it_does_not_fit_is_one_line(name, task, message)
         Experiment.check(config)
 
 
+@pytest.mark.slow
 def test_a_bert_reads_with_any_encoding_that_makes_sense_without_a_mask():
     config = shrink(load("bert"))
     names = (

@@ -202,7 +202,7 @@ def test_a_wrong_config_file_is_one_line(text, message, start, tmp_path):
     assert message in done.error
 
 
-@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("command", ["train", pytest.param("compare", marks=pytest.mark.slow)])
 def test_a_workdir_that_cannot_be_written_to_is_one_line(command, start, config, tmp_path):
     (tmp_path / "file").write_text("kept")
     for path in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/run")):
@@ -258,7 +258,11 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, confi
     assert contents(workdir) == before
 
 
-@pytest.mark.parametrize("text", ["", "\0\1\2", "null", '{"config": 3}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    ['{"config": 3}', "[" * 100_000]
+    + [pytest.param(text, marks=pytest.mark.slow) for text in ("", "\0\1\2", "null")],
+)
 def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
     cell = workdir / "cells/rope/seed_0"
     for folder in (workdir, cell):
@@ -272,6 +276,7 @@ def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
         assert str(cell) in done.error
 
 
+@pytest.mark.slow
 def test_a_damaged_result_is_one_line_that_says_how_to_go_on(start, config, workdir, trained):
     result = workdir / "cells/rope/seed_0/result.json"
     for text in ('{"records": [', "null"):

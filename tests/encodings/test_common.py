@@ -136,6 +136,7 @@ def test_causal_by_gradient(spec, x64):
         )
 
 
+@pytest.mark.newest
 @a_few
 def test_jit_equals_eager_and_compiles_once(spec, x64):
     graphdef, state = build(spec, seed=1)
@@ -231,7 +232,6 @@ def test_bfloat16_is_near_float32(spec):
         assert np.sqrt(np.mean((value - reference) ** 2)) < 0.01 * np.sqrt(np.mean(reference**2))
 
 
-@pytest.mark.newest
 @first_of_each
 def test_float32_is_near_float64_at_extremes(spec):
     """Beyond the length of training, with gates or logits of about ±50: float32 only rounds, also

@@ -55,7 +55,12 @@ def test_fields_of_other_shapes_are_one_clear_line():
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
-    "cls, options", [(BertClassifier, {}), (BertTagger, {}), (BertTagger, {"layers": "mix"})]
+    "cls, options",
+    [
+        (BertClassifier, {}),
+        pytest.param(BertTagger, {}, marks=pytest.mark.slow),
+        (BertTagger, {"layers": "mix"}),
+    ],
 )
 def test_heads_read_the_encoder(cls, options, frozen):
     """Logits follow from the states; a frozen encoder has neither gradient nor dropout."""

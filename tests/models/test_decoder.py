@@ -128,7 +128,7 @@ def test_depth_is_a_loop_over_the_layers():
     equal(unrolled(state), logits(tokens()))
 
 
-@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("dropout", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("remat", ["none", *POLICIES])
 def test_the_program_does_not_grow_with_depth(dropout, remat):
     def size(num_layers):

@@ -93,7 +93,11 @@ CASES = [
         {"tie_embeddings": True, "num_layers": 1},
     ),
 ]
-every_case = pytest.mark.parametrize("name", [case[0] for case in CASES])
+QUICK = {"shared cope", "learned+cope+rope", "post-norm rms", "grouped wide heads", "tape"}
+every_case = pytest.mark.parametrize(
+    "name",
+    [pytest.param(case[0], marks=[] if case[0] in QUICK else pytest.mark.slow) for case in CASES],
+)
 POSITIONS = np.array([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 1, 2, 3]], np.int32)
 SEGMENTS = np.array([[0, 0, 0, 0, 0, 0, 0], [4, 4, 4, 1, 1, 1, 1]], np.int32)
 

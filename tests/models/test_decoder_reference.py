@@ -106,7 +106,7 @@ def equal(actual, expected, dtype, message=""):
     "name, dtype",
     [
         *((name, "float64") for name in CASES),
-        ("gpt2", "float32"),
+        pytest.param("gpt2", "float32", marks=pytest.mark.slow),
         ("llama, tied, biased, stretched", "float32"),
     ],
 )

@@ -194,7 +194,7 @@ def on_tpu(monkeypatch):
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.slow)])
 def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
     arrays = everywhere(dtype)
     expected = jax.jit(lambda *arrays: value_and_pull(*arrays))(*arrays)

@@ -48,7 +48,7 @@ def exact(given, example, segments=SEGMENTS):
     )
 
 
-@pytest.mark.parametrize("size", [3, 4, 64])
+@pytest.mark.parametrize("size", [3, 4, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
     """Chunks that divide the length or do not; segments that begin within or between chunks."""

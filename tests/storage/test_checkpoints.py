@@ -301,6 +301,7 @@ def test_a_single_bit_of_an_array_is_noticed(tmp_path, impatient, capfd):
     gc.collect()
 
 
+@pytest.mark.slow
 @LEFTOVERS
 def test_the_step_of_a_damaged_checkpoint_is_written_again_and_damaged_again(tmp_path, impatient):
     folder = tmp_path / "run"

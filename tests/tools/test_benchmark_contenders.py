@@ -83,7 +83,9 @@ def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
         np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance(name))
 
 
-@pytest.mark.parametrize("name", ["alibi+cope/blockwise", "cope/fused"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("alibi+cope/blockwise", marks=pytest.mark.slow), "cope/fused"]
+)
 def test_heads_are_split_over_devices(name, request):
     if name.endswith("fused"):
         request.getfixturevalue("native")

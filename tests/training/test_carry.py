@@ -179,6 +179,7 @@ def test_microbatches_carry_their_rows(undisturbed):
     chex.assert_trees_all_close(*results, rtol=1e-7, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_that_are_split_over_devices_carry_the_same(undisturbed, tmp_path):
     state = create_run(tmp_path, made=program(data=2)).train()[0]
     assert {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.carry)} == {

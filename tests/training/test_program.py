@@ -114,7 +114,7 @@ def test_what_every_process_has_whole_is_placed_by_rows(axes):
     assert placed["inputs"].addressable_shards[0].data.shape == (tiny.BATCH // devices, tiny.LENGTH)
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_step_lowers_without_data_and_gives_its_state_away(width):
     made = program(MESHES["all but data"], width)
     lowered = made.lower(tiny.batch(), STEPS)
@@ -135,7 +135,7 @@ def test_the_step_lowers_without_data_and_gives_its_state_away(width):
     )
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_a_run_starts_from_is_not_drawn(width):
     """Some parameters are given, split over the mesh; others are drawn as without them."""
     made = program({"fsdp": 2, "tensor": 2}, width)

@@ -30,7 +30,6 @@ from cope_jax.training.sharding import (
 )
 from tests.training import tiny
 
-pytestmark = pytest.mark.newest
 SIZES = {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2}
 
 
@@ -114,7 +113,7 @@ def flat(tree):
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 
-@pytest.mark.parametrize("sharing", ["layer", "model"])
+@pytest.mark.parametrize("sharing", ["layer", pytest.param("model", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", [*encodings.names(), "cope(gate=separate_key)", "learned+cope(gate=value)+t5"]
 )

@@ -47,6 +47,7 @@ def test_words_of_one_topic_are_near(vectors):
     assert {word for word, _ in most_similar(vectors, "Cat", 4)} == set("dog mouse pet fur".split())
 
 
+@pytest.mark.slow
 def test_another_process_with_another_hash_gives_the_same_vectors(vectors):
     import hashlib
 

@@ -84,7 +84,7 @@ class TestWithLibtpu:
     @pytest.mark.parametrize(
         "name",
         [
-            pytest.param("v5e:2x2", marks=pytest.mark.newest),
+            "v5e:2x2",
             *(
                 pytest.param(name, marks=pytest.mark.slow)
                 for name in ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
