@@ -54,6 +54,10 @@ few = settings(
 )
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @functools.cache
 def compiled(spec, blocks, causal=True, window=None, rate=0.0, sizes=SIZES):
     graphdef, _ = build(spec, sizes=sizes)
@@ -141,14 +145,9 @@ def known(data):
     return data._replace(q_indices=None, k_indices=None)
 
 
-@pytest.mark.parametrize("keys", [5, pytest.param(KEYS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("keys", [5, slow(KEYS)])
 @pytest.mark.parametrize(
-    "spec",
-    [
-        pytest.param("relative", marks=pytest.mark.slow),
-        pytest.param("cope(position=slope)+fire", marks=pytest.mark.slow),
-        "cope(npos_max=4)",
-    ],
+    "spec", ["cope(npos_max=4)", slow("relative"), slow("cope(position=slope)+fire")]
 )
 def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
     """Each strip of two then sees a span of its own; the first queries of more than there are keys
@@ -164,13 +163,7 @@ def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
         np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "cope_two_sided(npos_max=4)",
-        pytest.param("path(rank=3,forget=True)", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("spec", ["cope_two_sided(npos_max=4)", slow("path(rank=3,forget=True)")])
 def test_strips_that_share_a_span(spec, x64, monkeypatch):
     """Seven strips of one query share three spans."""
     monkeypatch.setattr("cope_jax.attention.blockwise.MOST_SPANS", 2)
@@ -204,10 +197,7 @@ def masks(length, keys):
     [
         ("fox", "any"),
         ("cope(npos_max=4)", "known"),
-        *(
-            pytest.param(spec, "any", marks=pytest.mark.slow)
-            for spec in ("cope(npos_max=3)", "rope", "relative")
-        ),
+        *(slow(spec, "any") for spec in ("cope(npos_max=3)", "rope", "relative")),
     ],
 )
 def test_given_masks(spec, places, x64):
@@ -338,7 +328,7 @@ SLOW = ("the first settles first", "the second settles first", "reads everything
     "name, places",
     [
         *((name, "any") for name in OTHERS if name not in SLOW),
-        *(pytest.param(name, "any", marks=pytest.mark.slow) for name in SLOW),
+        *(slow(name, "any") for name in SLOW),
         ("does not split keys", "known"),
     ],
 )
@@ -355,7 +345,7 @@ def test_encodings_of_other_kinds(name, places, x64):
 
 @pytest.mark.parametrize(
     "blocks",
-    [BlockSizes(3, 2, 3), pytest.param(BlockSizes(3, KEYS, KEYS), marks=pytest.mark.slow)],
+    [BlockSizes(3, 2, 3), slow(BlockSizes(3, KEYS, KEYS))],
     ids=["blocks", "one block"],
 )
 def test_seeds_side_by_side(blocks, x64):
@@ -459,7 +449,7 @@ def test_many_problems(x64, problem):
 
 @pytest.mark.parametrize(
     "length",
-    [200, pytest.param(300, marks=pytest.mark.slow)],
+    [200, slow(300)],
     ids=["known strips", "blocks"],
 )
 def test_the_sizes_taken_by_default(length, rng, x64):
