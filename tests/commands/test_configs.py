@@ -19,7 +19,7 @@ from tests.commands.shrink import CONFIGS, SETTINGS, SYNTHETIC, load, shrink
 PAPER = ("selective_copy", "flip_flop", "counting")
 
 
-QUICK = re.compile("quick|abilities|lm")
+QUICK = re.compile("quick|lm")
 
 
 @pytest.mark.parametrize(

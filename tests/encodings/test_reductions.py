@@ -10,7 +10,7 @@ from cope_jax import attention, encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import Carry, Pairs
 from cope_jax.encodings.t5 import buckets
-from tests.encodings.cases import CASES, FIRSTS, SIZES, build, every, parts, rule_of
+from tests.encodings.cases import CASES, FEW, FIRSTS, SIZES, build, every, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 from tests.oracle.rules import Token
 
@@ -140,7 +140,7 @@ def test_zero_parameters_are_no_encoding(spec):
 ABSOLUTE = {"learned", "sinusoidal", "fire", "darope"}
 
 
-@every([spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}], few=FIRSTS)
+@every([spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}], few=FEW)
 def test_only_distances_matter(spec):
     graphdef, state = build(spec)
     encoding = nnx.merge(graphdef, state)

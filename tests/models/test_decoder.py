@@ -181,7 +181,10 @@ def without_recomputation():
     return jax.jit(program)(state)
 
 
-@pytest.mark.parametrize("remat", KEPT)
+@pytest.mark.parametrize(
+    "remat",
+    [pytest.param(name, marks=[] if name == "attention" else pytest.mark.slow) for name in KEPT],
+)
 def test_recomputing_keeps_what_it_says_and_changes_nothing(remat):
     program, state = training_program(remat)
     operations = equations(program, state)

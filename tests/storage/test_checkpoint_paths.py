@@ -14,7 +14,10 @@ from tests.storage.test_checkpoints import LEFTOVERS, PROGRESS, create, load, sa
 from tests.training import tiny
 
 
-@pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "**", "a\\b\udcff"])
+@pytest.mark.parametrize(
+    "name",
+    ["lr[1e-3]", *(pytest.param(n, marks=pytest.mark.slow) for n in ("a*b", "**", "a\\b\udcff"))],
+)
 def test_the_path_of_a_run_is_not_a_pattern(name, tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))

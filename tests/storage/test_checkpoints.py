@@ -350,6 +350,7 @@ def test_a_disk_that_refuses_a_move_is_no_damage():
         checkpoint_io.in_all_processes(lambda: (_ for _ in ()).throw(error))
 
 
+@pytest.mark.slow
 @LEFTOVERS
 def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
     save(tmp_path / "run", 4, 6)

@@ -152,6 +152,7 @@ def test_a_decoded_token_is_the_last_row_of_attention():
         np.testing.assert_allclose(task(), whole[:, -1:], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_training_step_trains():
     recipe = Recipe.parse("quick@4")
     step = contenders.train(recipe, "none", devices=2)[STEP]

@@ -44,9 +44,7 @@ def compiled_flops(config, batch=2):
 @pytest.mark.parametrize(
     "choices",
     [
-        {},
-        {"tied": True},
-        {"length": 512},
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ({}, {"tied": True}, {"length": 512})),
         {"activation": "swiglu", "mlp_dim": 192, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
     ],
     ids=str,
