@@ -61,18 +61,18 @@ class Encoding(nn.Module):
         super().__init__()
         self.parts = torch_program.parts(name, options)
         sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
-        self.key = json.dumps(
+        self.spec = json.dumps(
             [self.parts, {**sizes, "model_dim": model_dim, "max_length": max_length}]
         )
         seed = int(torch.randint(2**31 - 1, (), device="cpu"))
-        for path, values in torch_program.initial_parameters(self.key, seed).items():
+        for path, values in torch_program.initial_parameters(self.spec, seed).items():
             module: nn.Module = self
             *parents, leaf = path.split(".")
             for parent in parents:
                 if parent not in dict(module.named_children()):
                     module.add_module(parent, nn.Module())
                 module = module.get_submodule(parent)
-            module.register_parameter(leaf, nn.Parameter(torch.from_numpy(values)))
+            module.register_parameter(leaf, nn.Parameter(torch.from_numpy(values).clone()))
 
     def forward(self, q_BLHK: Tensor, k_BMGK: Tensor, v_BMGK: Tensor, **options: Any) -> Tensor:
         """Returns `attend` with this encoding."""
@@ -87,7 +87,7 @@ class Encoding(nn.Module):
         """Returns what a model must know of the encoding, a `torch_program.Facts`."""
         from cope_jax.torch import torch_program
 
-        return torch_program.facts(self.key)
+        return torch_program.facts(self.spec)
 
     def extra_repr(self) -> str:
         return "+".join(f"{name}({options or ''})" for name, options in self.parts)
@@ -199,7 +199,7 @@ def _call(
         for number, x in enumerate(tensors.values())
         if torch.is_grad_enabled() and x.requires_grad
     ]
-    key = _key(hook, encoding.key, tuple(tensors), options, wrt)
+    key = _key(hook, encoding.spec, tuple(tensors), options, wrt)
     return run(list(tensors.values()), key)[0]
 
 

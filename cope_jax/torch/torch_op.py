@@ -5,7 +5,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,23 +21,19 @@ def run(tensors: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
     `key` is the JSON of `torch_program.Call`.
     """
     program = _program(_key_of_pull(tensors, key))
-    if not all(x.numel() for x in tensors):
-        return _blank(program.results, tensors[0], torch.zeros)
     with program.context():
         return _tensors(program.run(_arrays(tensors)))
 
 
 @run.register_fake
 def _(tensors: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
-    return _blank(_program(_key_of_pull(tensors, key)).results, tensors[0], torch.empty)
+    return _like(_program(_key_of_pull(tensors, key)).results, tensors[0])
 
 
 @torch.library.custom_op("cope_jax::pull", mutates_args=())
 def pull(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> list[torch.Tensor]:
     """Returns the gradients of a call; `values` are what its program needs of the call."""
     program = _program(key)
-    if not all(x.numel() for x in (*values, cotangent)):
-        return _blank(program.gradients, cotangent, torch.zeros)
     with program.context():
         *arrays, last = _arrays([*values, cotangent])
         return _tensors(program.pull(arrays, last))
@@ -45,7 +41,7 @@ def pull(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> l
 
 @pull.register_fake
 def _(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> list[torch.Tensor]:
-    return _blank(_program(key).gradients, cotangent, torch.empty)
+    return _like(_program(key).gradients, cotangent)
 
 
 def _keep(ctx: Any, inputs: tuple[list[torch.Tensor], str], output: list[torch.Tensor]) -> None:
@@ -97,7 +93,6 @@ def _tensors(arrays: Sequence[Any]) -> list[torch.Tensor]:
     return [torch.from_dlpack(x) for x in arrays]
 
 
-def _blank(
-    shapes: Sequence[Any], like: torch.Tensor, create: Callable[..., torch.Tensor]
-) -> list[torch.Tensor]:
-    return [create(x.shape, dtype=getattr(torch, x.dtype.name), device=like.device) for x in shapes]
+def _like(shapes: Sequence[Any], tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns tensors without values, on the device of another."""
+    return [tensor.new_empty(x.shape, dtype=getattr(torch, x.dtype.name)) for x in shapes]

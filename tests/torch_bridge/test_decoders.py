@@ -70,10 +70,14 @@ def test_logits_start_as_those_of_transformers(name):
     model, given = plain(name), padded_tokens()
     seen = given["attention_mask"].bool()
     with torch.no_grad():
+        eager = model(given["input_ids"]).logits
+        model.set_attn_implementation("sdpa")
         before = [model(**given).logits[seen], model(given["input_ids"]).logits]
         model = add_positions(model, "cope", npos_max=8)
         after = [model(**given).logits[seen], model(given["input_ids"]).logits]
     same(after, before)
+    # Most models round the weights of eager attention to float32; padded rows are NaN there.
+    same(after[1], eager, atol=1e-10 if name == "gpt2" else 1e-5)
     loss = model(**given, labels=given["input_ids"]).loss
     loss.backward()
     tables = [x for path, x in model.named_parameters() if path.endswith("positions.table")]
@@ -165,7 +169,7 @@ def test_an_encoding_that_reads_the_input_runs_without_a_cache():
         same(model(**given).logits[1:, 3:], model(ids).logits)
     options = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": None}
     model.generate(ids, **options, use_cache=False)
-    with pytest.raises(ConfigError, match="reads the input of the layer.* pass use_cache=False"):
+    with pytest.raises(ConfigError, match=r"reads the input of the layer.* use_cache=False"):
         model.generate(ids, **options)
 
 
