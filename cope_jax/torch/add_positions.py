@@ -106,8 +106,13 @@ def _layers(model: Any) -> list[Any]:
     name = type(model).__name__
     if not isinstance(model, nn.Module) or not hasattr(model, "set_attn_implementation"):
         raise ConfigError(f"add_positions takes a model of transformers, got {abridged(model)}")
-    layers = [layer for layer in model.modules() if hasattr(layer, "is_causal")]
-    layers = [layer for layer in layers if hasattr(layer, "head_dim") and hasattr(layer, "config")]
+    if not all(getattr(layer, "is_causal", True) for layer in model.modules()):
+        raise ConfigError(f"{name} attends to later tokens too: add_positions takes decoders only")
+    layers = [
+        layer
+        for layer in model.modules()
+        if hasattr(layer, "is_causal") and hasattr(layer, "head_dim")
+    ]
     if not layers or not type(model)._supports_attention_backend:
         raise ConfigError(
             f"{name} does not use transformers' attention interface: choose a model that does, such as GPT-2, Llama, "
@@ -116,8 +121,6 @@ def _layers(model: Any) -> list[Any]:
     config = model.config.get_text_config()
     if any(hasattr(layer, "positions") for layer in layers):
         raise ConfigError(f"this {name} has other positions already: load it again")
-    if not all(layer.is_causal for layer in layers):
-        raise ConfigError(f"{name} attends to later tokens too: add_positions takes decoders only")
     if getattr(config, "attention_chunk_size", None):
         raise ConfigError(
             f"{name} attends within chunks, which add_positions does not support: choose another model"

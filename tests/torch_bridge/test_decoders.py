@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
 transformers = pytest.importorskip("transformers", reason="transformers is an extra of the tests")
 
 from cope_jax.errors import ConfigError  # noqa: E402
-from cope_jax.torch import add_positions, from_pretrained  # noqa: E402
+from cope_jax.torch import add_positions, decoder_attention, from_pretrained  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("torch_decoders")]
 
@@ -50,6 +50,12 @@ def trained(name, encoding="cope", **options):
         if ".positions." in path:
             torch.nn.init.normal_(parameter, std=0.5)
     return model
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Programs for a few tokens, which are compiled faster than those for 64."""
+    monkeypatch.setattr(decoder_attention, "SMALLEST", 16)
 
 
 def padded_tokens(length=9):
@@ -135,7 +141,7 @@ def test_packed_documents_do_not_see_each_other():
     ids = torch.randint(3, 50, (1, 9))
     places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     with torch.no_grad():
-        packed = model(ids, position_ids=places).logits
+        packed = model(ids, position_ids=places, use_cache=False).logits
         same(packed[:, 4:], model(ids[:, 4:]).logits)
 
 
@@ -166,7 +172,8 @@ def test_an_encoding_that_reads_the_input_runs_without_a_cache():
     given = padded_tokens()
     ids = given["input_ids"][1:, 3:]
     with torch.no_grad():
-        same(model(**given).logits[1:, 3:], model(ids).logits)
+        # Llama's norms round to float32.
+        same(model(**given).logits[1:, 3:], model(ids).logits, atol=1e-5)
     options = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": None}
     model.generate(ids, **options, use_cache=False)
     with pytest.raises(ConfigError, match=r"reads the input of the layer.* use_cache=False"):
@@ -180,11 +187,11 @@ def bert():
 WRONG = {
     "no model": (lambda: "gpt2", "cope", "takes a model of transformers, got 'gpt2'"),
     "no interface": (
-        lambda: transformers.RwkvForCausalLM(
-            transformers.RwkvConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1)
+        lambda: transformers.XLNetModel(
+            transformers.XLNetConfig(vocab_size=8, d_model=8, n_layer=1, n_head=1, d_inner=8)
         ),
         "cope",
-        "RwkvForCausalLM does not use transformers' attention interface",
+        "XLNetModel does not use transformers' attention interface",
     ),
     "both sides": (bert, "cope", "BertModel attends to later tokens too"),
     "the input": (lambda: plain("gpt2"), "learned", "learned acts on the input embeddings"),

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is an ex
 from cope_jax import tasks  # noqa: E402
 from cope_jax.encodings import EncodingConfig  # noqa: E402
 from cope_jax.exchange import formats  # noqa: E402
-from cope_jax.torch import add_positions  # noqa: E402
+from cope_jax.torch import add_positions, decoder_attention  # noqa: E402
 from cope_jax.training.experiment_config import OptimizerConfig  # noqa: E402
 from cope_jax.training.learner import Learner  # noqa: E402
 from cope_jax.training.optimizer import create_optimizer, create_schedule  # noqa: E402
@@ -81,7 +81,8 @@ def save(name, folder, **sizes):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_twenty_steps(name, tmp_path):
+def test_twenty_steps(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoder_attention, "SMALLEST", 16)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 64}
     save(name, tmp_path, **sizes, max_position_embeddings=32)
     ids = np.random.default_rng(0).integers(0, 64, (20, 4, 33), np.int32)
@@ -93,7 +94,7 @@ def test_twenty_steps(name, tmp_path):
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=2)
     ours = losses_of_ours(tmp_path, optimizer, batches, 8)
     theirs = losses_in_torch(tmp_path, optimizer, batches, 8)
-    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-3)
     assert ours[-1] < ours[0] - 0.1
 
 
