@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import cope_jax as cj
-from tests.encodings.cases import CASES, FEW, every
+from tests.encodings.cases import CASES, every
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
 from cope_jax.torch import Encoding, attend, torch_module, torch_program  # noqa: E402
@@ -67,7 +67,7 @@ def in_jax(encoding, q, k, v, **given):
     return jax.vjp(call, params, arrays, q, k, v)
 
 
-@every(CASES, few=FEW)
+@every(CASES, few={"cope(npos_max=4,gate=separate_key)", "fox"})
 def test_values_and_gradients_are_those_of_jax(spec, x64):
     encoding, (q, k, v, x) = encoding_of(spec), tensors()
     given = {"x": x, "embedded": True, "causal": True}
@@ -98,7 +98,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name", ["window", *(pytest.param(x, marks=pytest.mark.slow) for x in list(OPTIONS)[1:])]
+)
 def test_options_are_those_of_jax(name, x64):
     encoding, (q, k, v, _) = encoding_of("cope(npos_max=4)"), tensors()
     out = attend(q, k, v, encoding=encoding, **OPTIONS[name])

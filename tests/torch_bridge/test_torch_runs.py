@@ -237,7 +237,7 @@ def test_wrong_input_is_one_line(name, cope):
     assert "\n" not in str(error.value)
 
 
-@every(encodings.names(), few={"fox", "learned", "rope"})
+@every(encodings.names(), few={"fox", "learned"})
 def test_an_encoding_that_lacks_something_says_what(spec):
     encoding = encoding_of(spec, torch.float32)
     facts = encoding.facts()
