@@ -5,7 +5,7 @@
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,7 @@ def run(tensors: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
 
     `key` is the JSON of `torch_program.Call`.
     """
-    program = _program(_key_of_pull(tensors, key))
-    with program.context():
-        return _tensors(program.run(_arrays(tensors)))
+    return _exchange(_program(_key_of_pull(tensors, key)).run, tensors)
 
 
 @run.register_fake
@@ -33,10 +31,7 @@ def _(tensors: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
 @torch.library.custom_op("cope_jax::pull", mutates_args=())
 def pull(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> list[torch.Tensor]:
     """Returns the gradients of a call; `values` are what its program needs of the call."""
-    program = _program(key)
-    with program.context():
-        *arrays, last = _arrays([*values, cotangent])
-        return _tensors(program.pull(arrays, last))
+    return _exchange(_program(key).pull, [*values, cotangent])
 
 
 @pull.register_fake
@@ -81,16 +76,11 @@ def _program(key: str) -> Any:
     return program(key)
 
 
-def _arrays(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Returns arrays of JAX in the memory of the tensors."""
-    import jax
-
-    return [jax.dlpack.from_dlpack(x.detach().contiguous()) for x in tensors]
-
-
-def _tensors(arrays: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns tensors in the memory of the arrays, which they keep alive."""
-    return [torch.from_dlpack(x) for x in arrays]
+def _exchange(
+    compute: Callable[[list[torch.Tensor]], list[Any]], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Returns tensors in the memory of JAX's results, which they keep alive."""
+    return [torch.from_dlpack(x) for x in compute([x.detach().contiguous() for x in tensors])]
 
 
 def _like(shapes: Sequence[Any], tensor: torch.Tensor) -> list[torch.Tensor]:

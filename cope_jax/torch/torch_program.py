@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # PyTorch allocates on the same GPU, so JAX must not take most of its memory when it starts.
@@ -69,25 +69,33 @@ class Program:
         self._doubles = any(dtype == "float64" for _, dtype in shapes)
         self._leaves: list[tuple[int | None, Any]] = []
         self._run, self._pull = jax.jit(self._forward), jax.jit(self._backward)
-        with self.context():
+        with self._precision(), jax.default_device(self._device):
             self.results: list[jax.ShapeDtypeStruct] = jax.eval_shape(self._run, *arrays)
 
-    @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
-        """Sets what JAX reads while it traces and runs: the device, and float64 only for float64."""
-        with contextlib.ExitStack() as stack:
-            if self._doubles:
-                stack.enter_context(jax.enable_x64(True))
-            stack.enter_context(jax.default_device(self._device))
-            yield
+    def run(self, tensors: Sequence[Any]) -> list[Array]:
+        """Returns the result, then the residuals; the arrays share the memory of the tensors."""
+        return self._compute(self._run, tensors)
 
-    def run(self, arrays: Sequence[Array]) -> list[Array]:
-        """Returns the result, then the residuals."""
-        return self._finished(self._run(*arrays))
+    def pull(self, tensors: Sequence[Any]) -> list[Array]:
+        """Returns the gradients of the arrays of `wrt`.
 
-    def pull(self, values: Sequence[Array], cotangent: Array) -> list[Array]:
-        """Returns the gradients of the arrays of `wrt`; `values` are those that `needed` names."""
-        return self._finished(self._pull(dict(zip(self.needed, values, strict=True)), cotangent))
+        The tensors are those that `needed` names, then the gradient of the result.
+        """
+        return self._compute(self._pull, tensors)
+
+    def _compute(self, function: Callable[..., list[Array]], tensors: Sequence[Any]) -> list[Array]:
+        """Waits for results on a CPU, whose memory PyTorch reads at once. On a GPU the stream of
+        PyTorch waits.
+        """
+        with self._precision():
+            arrays = [jax.dlpack.from_dlpack(x) for x in tensors]
+            with jax.default_device(self._device):
+                results = function(*arrays)
+        return jax.block_until_ready(results) if self._device.platform == "cpu" else results
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Lets JAX have float64, where a tensor has it."""
+        return jax.enable_x64(True) if self._doubles else contextlib.nullcontext()
 
     def _forward(self, *arrays: Array) -> list[Array]:
         def of_wrt(*chosen: Array) -> Array:
@@ -112,15 +120,11 @@ class Program:
         self.needed = tuple(dict.fromkeys(n for n, _ in self._leaves if n is not None))
         return values[len(arrays) :]
 
-    def _backward(self, values: Mapping[int, Array], cotangent: Array) -> list[Array]:
-        leaves = [leaf if number is None else values[number] for number, leaf in self._leaves]
+    def _backward(self, *arrays: Array) -> list[Array]:
+        *values, cotangent = arrays
+        given = dict(zip(self.needed, values, strict=True))
+        leaves = [leaf if number is None else given[number] for number, leaf in self._leaves]
         return list(jax.tree.unflatten(self._tree, leaves)(cotangent))
-
-    def _finished(self, arrays: list[Array]) -> list[Array]:
-        """Waits for results on a CPU, whose memory PyTorch reads at once. On a GPU the stream of
-        PyTorch waits.
-        """
-        return jax.block_until_ready(arrays) if self._device.platform == "cpu" else arrays
 
 
 def default_device(device: str) -> jax.Device:

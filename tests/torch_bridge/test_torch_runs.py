@@ -34,14 +34,18 @@ def gradients(out, *inputs):
 def converted(monkeypatch):
     """The arrays that programs get and return."""
     arrays, results = [], []
-    run = torch_program.Program.run
+    compute, convert = torch_program.Program._compute, jax.dlpack.from_dlpack
 
-    def watched(self, given):
-        arrays.extend(given)
-        results.extend(run(self, given))
-        return results[-len(self.results) :]
+    def watched(self, *given):
+        results.extend(made := compute(self, *given))
+        return made
 
-    monkeypatch.setattr(torch_program.Program, "run", watched)
+    def watched_conversion(tensor):
+        arrays.append(convert(tensor))
+        return arrays[-1]
+
+    monkeypatch.setattr(torch_program.Program, "_compute", watched)
+    monkeypatch.setattr(jax.dlpack, "from_dlpack", watched_conversion)
     return arrays, results
 
 
