@@ -88,6 +88,7 @@ MARKS = {
     "README.md": pytest.mark.newest,
     "docs/attention.md": pytest.mark.slow,
     "docs/own_code.md": pytest.mark.slow,
+    "docs/torch.md": pytest.mark.slow,
 }
 
 

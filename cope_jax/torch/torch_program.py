@@ -84,14 +84,13 @@ class Program:
         return self._compute(self._pull, tensors)
 
     def _compute(self, function: Callable[..., list[Array]], tensors: Sequence[Any]) -> list[Array]:
-        """Waits for results on a CPU, whose memory PyTorch reads at once. On a GPU the stream of
-        PyTorch waits.
+        """Starts the computation. `torch.from_dlpack` waits for the results on a CPU; on a GPU it
+        lets the stream of PyTorch wait.
         """
         with self._precision():
             arrays = [jax.dlpack.from_dlpack(x) for x in tensors]
             with jax.default_device(self._device):
-                results = function(*arrays)
-        return jax.block_until_ready(results) if self._device.platform == "cpu" else results
+                return function(*arrays)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         """Lets JAX have float64, where a tensor has it."""
