@@ -92,7 +92,8 @@ def from_pretrained(folder: str, **options: Any) -> Any:
             given = values[0] if len(names) == 1 else dict(stored["parts"])
             add_positions(self, "+".join(names), **given)
 
-    model = type(plain.__name__, (plain,), {"__init__": create}).from_pretrained(folder, **options)
+    extended: Any = type(plain.__name__, (plain,), {"__init__": create})
+    model = extended.from_pretrained(folder, **options)
     model.__class__ = plain
     return model
 

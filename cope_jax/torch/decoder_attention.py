@@ -99,7 +99,7 @@ def _seen(seen_BM: Tensor | None, more: int, q_BLHK: Tensor, k_BMGK: Tensor) -> 
 def mask(
     batch_size: int,
     kv_length: int,
-    q_length: int | None = None,
+    q_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     attention_mask: Tensor | None = None,
@@ -130,10 +130,14 @@ def mask(
     if not allow_is_causal_skip:
         from transformers.masking_utils import sdpa_mask
 
-        queries = {"q_length": q_length, "q_offset": q_offset}
+        queries: dict[str, Any] = {"q_length": q_length, "q_offset": q_offset}
         if cache_position is not None:
             queries = {"cache_position": cache_position}
-        given = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
+        given: dict[str, Any] = {
+            "batch_size": batch_size,
+            "kv_length": kv_length,
+            "kv_offset": kv_offset,
+        }
         given |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
         return sdpa_mask(**given, **queries, **options)[..., :end]
     if attention_mask is None:

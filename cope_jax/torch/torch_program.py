@@ -180,17 +180,16 @@ def parts(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, dict[str, A
 def create(encoding: str, seed: int) -> encodings.Encoding:
     """Creates an encoding from its JSON."""
     pairs, sizes = json.loads(encoding)
-    options = dict(pairs)
-    alone = len(options) == 1
-    kept = next(iter(options.values())) if alone else options
-    return encodings.create("+".join(options), **sizes, rngs=nnx.Rngs(seed), **kept)
+    config = encodings.EncodingConfig(tuple(map(tuple, pairs)))
+    composed = config.build(encodings.AttentionShape(**sizes), rngs=nnx.Rngs(seed))
+    return composed if len(pairs) > 1 else composed.parts[pairs[0][0]]
 
 
 def initial_parameters(encoding: str, seed: int) -> dict[str, np.ndarray]:
     """Returns the initial parameters of an encoding by their paths, joined by dots."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         state = nnx.to_flat_state(nnx.state(create(encoding, seed)))
-        return {".".join(path): np.array(value[...]) for path, value in state}
+        return {".".join(map(str, path)): np.array(value[...]) for path, value in state}
 
 
 @functools.cache
@@ -199,7 +198,7 @@ def facts(encoding: str) -> Facts:
     created = create(encoding, 0)
     shape, tokens, normal = created.shape, 24, np.random.default_rng(0).standard_normal
     x, q, k, v = (
-        normal((1, tokens, *size), np.float32)
+        jnp.asarray(normal((1, tokens, *size)), jnp.float32)
         for size in (
             (shape.width,),
             (shape.num_heads, shape.head_dim),
@@ -222,11 +221,11 @@ def facts(encoding: str) -> Facts:
 
 def _evaluate(call: Call, arrays: Sequence[Array]) -> Array:
     """Calls the hook with the arrays and the options."""
-    given = dict(zip(call.names, arrays, strict=True))
+    given: dict[str, Any] = dict(zip(call.names, arrays, strict=True))
     params = {name: given.pop(name) for name in call.names if name.startswith(PARAMETER)}
     graph, state = _structure(call.encoding)
     leaves = [
-        (path, variable.replace(params[PARAMETER + ".".join(path)]))
+        (path, variable.replace(params[PARAMETER + ".".join(map(str, path))]))
         for path, variable in nnx.to_flat_state(state)
     ]
     encoding = nnx.merge(graph, nnx.from_flat_state(leaves))
