@@ -31,7 +31,7 @@ Shape = tuple[tuple[int, ...], str]
 
 
 class Call(NamedTuple):
-    """What a call is, besides its arrays.
+    """The name of a call's hook, its encoding and its options: all but its arrays.
 
     An operator gets it as JSON, so a graph that torch.compile keeps on disk is valid in every
     process.
@@ -152,7 +152,7 @@ def program(key: str) -> Program:
 
 
 class Facts(NamedTuple):
-    """What a model must know of an encoding.
+    """Facts of an encoding that a model must know.
 
     Attributes:
       embeds_input: whether it acts on the input embeddings.
@@ -167,12 +167,12 @@ class Facts(NamedTuple):
 
 def parts(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Returns name and options of each part, from the arguments of `encodings.create`."""
-    names = [part for part, _ in encodings.EncodingConfig.parse(name).parts]
+    names = [item for item, _ in encodings.EncodingConfig.parse(name).parts]
     given = {names[0]: options} if len(names) == 1 else options
-    for part, values in given.items():
-        if part not in names or not isinstance(values, Mapping):
+    for key, values in given.items():
+        if key not in names or not isinstance(values, Mapping):
             raise ConfigError(
-                f"{part}={values!r} is no option of {name}: give each part a dict, such as {names[0]}={{…}}"
+                f"{key}={values!r} is no option of {name}: give each encoding a dict, such as {names[0]}={{…}}"
             )
     return encodings.EncodingConfig.parse(name, given).parts
 

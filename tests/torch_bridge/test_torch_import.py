@@ -1,4 +1,4 @@
-"""What an import of `cope_jax.torch` leaves alone, in a process of its own."""
+"""An import of `cope_jax.torch` imports no JAX, in a new process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""How the operator runs in PyTorch: without copies, compiled once, and with all of autograd."""
+"""The operator runs in PyTorch without copies, compiled once, and with all of autograd."""
 
 import json
 import pickle
