@@ -122,6 +122,9 @@ def test_generation_with_a_cache_is_generation_without(name):
         options |= {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
         cached = model.generate(**given, **options)
         assert cached.tolist() == model.generate(**given, **options, use_cache=False).tolist()
+        if "num_beams" not in options:
+            static = {"cache_implementation": "static", "disable_compile": True}
+            assert cached.tolist() == model.generate(**given, **options, **static).tolist()
         alone = model.generate(given["input_ids"][1:, 3:], **options)
         assert cached[1, 3:].tolist() == alone[0].tolist()
 
