@@ -111,7 +111,7 @@ def test_three_hundred_steps_on_wikitext(name, tmp_path):
     text = tasks.create("text", corpus="wikitext-2", vocab_size=2048, length=128, data_dir=data)
     rng = np.random.default_rng(0)
     batches = [text.sample(rng, 16, "train") for _ in range(300)]
-    optimizer = OptimizerConfig(learning_rate=3e-3, warmup_steps=30, weight_decay=0.1)
+    optimizer = OptimizerConfig(learning_rate=3e-4, warmup_steps=30, weight_decay=0.1)
     ours = losses_of_ours(tmp_path, optimizer, batches, 64)
     theirs = losses_in_torch(tmp_path, optimizer, batches, 64)
     print(f"largest difference {np.abs(ours - theirs).max():.2g}; {ours[0]:.3f} to {ours[-1]:.3f}")
