@@ -27,6 +27,7 @@ EXTRAS = {
         *("safetensors", "tensorboardX", "tensorflow_datasets", "tqdm", "vl_convert"),
     ),
     "text": ("gensim", "h5py", "sklearn", "tokenizers"),
+    "torch": ("torch", "transformers"),
 }
 """Modules that the package alone does not install, by the extra that does."""
 

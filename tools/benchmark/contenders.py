@@ -36,6 +36,7 @@ OURS = tuple(
     "cope/fused rope/fused cope/blockwise cope/full cope/ring rope/blockwise rope/full rope/jax.nn".split()
 )
 OF_TORCH = {
+    "cope/torch-bridge": "cope_in_jax",
     "cope/torch-listing": "cope_listing",
     "cope/x-transformers": "x_transformers_cope",
     "rope/torch-sdpa": "sdpa_with_rope",

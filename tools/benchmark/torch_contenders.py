@@ -1,5 +1,5 @@
-"""The contenders in eager PyTorch, on all CPU cores: the paper's listing, x-transformers, and fused
-RoPE.
+"""The contenders in eager PyTorch, on all CPU cores: `cope_jax.torch`, the paper's listing,
+x-transformers, and fused RoPE.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +16,16 @@ from tools.timing import LeftOut, Task
 # About how many float32 matrices [L, L] for each head the backward pass keeps at its peak. 64-bit
 # indices count twice.
 OF_COPE = 18
+
+
+def cope_in_jax(problem: Problem) -> Mapping[str, Task]:
+    """CoPE in `cope_jax.torch`, with tensors in our layout."""
+    from cope_jax.torch import Encoding
+
+    sizes = {"num_heads": problem.heads, "head_dim": problem.head_dim}
+    cope = Encoding("cope", **sizes, npos_max=problem.npos_max)
+    cope.table = torch.nn.Parameter(_table(problem).detach())
+    return _tasks(cope, problem, cope.table, ours=True)
 
 
 def cope_listing(problem: Problem) -> Mapping[str, Task]:
@@ -152,26 +162,30 @@ def _table(problem: Problem) -> torch.Tensor:
 
 
 def _tasks(
-    attention: Callable[..., torch.Tensor], problem: Problem, *params: torch.Tensor
+    attention: Callable[..., torch.Tensor],
+    problem: Problem,
+    *params: torch.Tensor,
+    ours: bool = False,
 ) -> Mapping[str, Task]:
-    """The tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K].
+    """The tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K], or in ours.
 
     Their results have our layout.
     """
     use_all_cores()
+    heads = 1 if ours else 2
     q, k, v, cotangent = (
-        torch.from_numpy(array).transpose(1, 2).to(getattr(torch, problem.dtype)).contiguous()
+        torch.from_numpy(array).transpose(1, heads).to(getattr(torch, problem.dtype)).contiguous()
         for array in problem.arrays()
     )
     inputs = [q.requires_grad_(), k.requires_grad_(), v.requires_grad_()]
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return attention(*inputs).transpose(1, 2)
+            return attention(*inputs).transpose(1, heads)
 
     def forward_and_backward() -> tuple[torch.Tensor, ...]:
         out = attention(*inputs)
         gradients = torch.autograd.grad(out, [*inputs, *params], cotangent)
-        return tuple(x.transpose(1, 2) for x in (out.detach(), *gradients[:3])) + gradients[3:]
+        return tuple(x.transpose(1, heads) for x in (out.detach(), *gradients[:3])) + gradients[3:]
 
     return {FORWARD: forward, BACKWARD: forward_and_backward}

@@ -1,0 +1,209 @@
+"""Position encodings as modules of PyTorch, and attention with them on tensors."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cope_jax.errors import ConfigError
+from cope_jax.registry import abridged, checked
+from cope_jax.torch.torch_op import PARAMETER, run
+
+INTEGERS = ("q_positions", "k_positions", "q_segment_ids", "k_segment_ids", "dropout_key")
+"""Arguments of `attend` that are int32 in JAX."""
+CAST = ("q_BLHK", "k_BMGK", "v_BMGK", "x", "bias")
+"""Arguments of `attend` that autocast converts, as those of PyTorch's attention."""
+
+
+class Encoding(nn.Module):
+    """A position encoding whose parameters are ordinary parameters of PyTorch.
+
+    Called with queries, keys and values, it computes `attend`. Initial parameters are those of the
+    JAX encoding; their random numbers come from PyTorch's generator.
+
+    >>> cope = Encoding("cope", num_heads=2, head_dim=8, npos_max=16)
+    >>> {name: tuple(x.shape) for name, x in cope.named_parameters()}
+    {'table': (16, 8)}
+    >>> q = k = v = torch.randn(1, 5, 2, 8)
+    >>> cope(q, k, v).shape
+    torch.Size([1, 5, 2, 8])
+
+    Args:
+      name: a name of `cope_jax.encodings.names()`, `name(option=value)`, or several of these joined
+        by `+`.
+      num_heads: H, the number of query heads.
+      head_dim: K, the width of one head.
+      num_kv_heads: G, the number of key/value heads; None means H.
+      model_dim: D, the width of the layer's input; None means H·K.
+      max_length: the length of the longest sequence to expect; some tables have this number of
+        rows. None means that the length is not known.
+      **options: the options of the encoding; of a composition, a dict for each part.
+
+    Raises:
+      ConfigError: a name or an option is unknown, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        model_dim: int | None = None,
+        max_length: int | None = None,
+        **options: Any,
+    ):
+        from cope_jax.torch import torch_program
+
+        super().__init__()
+        self.parts = torch_program.parts(name, options)
+        sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
+        self.spec = json.dumps(
+            [self.parts, {**sizes, "model_dim": model_dim, "max_length": max_length}]
+        )
+        seed = int(torch.randint(2**31 - 1, (), device="cpu"))
+        for path, values in torch_program.initial_parameters(self.spec, seed).items():
+            module: nn.Module = self
+            *parents, leaf = path.split(".")
+            for parent in parents:
+                if parent not in dict(module.named_children()):
+                    module.add_module(parent, nn.Module())
+                module = module.get_submodule(parent)
+            module.register_parameter(leaf, nn.Parameter(torch.from_numpy(values).clone()))
+
+    def forward(self, q_BLHK: Tensor, k_BMGK: Tensor, v_BMGK: Tensor, **options: Any) -> Tensor:
+        """Returns `attend` with this encoding."""
+        return attend(q_BLHK, k_BMGK, v_BMGK, encoding=self, **options)
+
+    def embed(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
+        """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
+        tensors = {"x_BLD": x_BLD, "positions_BL": positions_BL.to(x_BLD.device, torch.int32)}
+        return _call("embed", self, tensors, {})
+
+    def facts(self) -> Any:
+        """Returns what a model must know of the encoding, a `torch_program.Facts`."""
+        from cope_jax.torch import torch_program
+
+        return torch_program.facts(self.spec)
+
+    def extra_repr(self) -> str:
+        return "+".join(f"{name}({options or ''})" for name, options in self.parts)
+
+
+def attend(
+    q_BLHK: Tensor,
+    k_BMGK: Tensor,
+    v_BMGK: Tensor,
+    *,
+    encoding: Encoding,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+    embedded: bool = False,
+    q_positions: Tensor | None = None,
+    k_positions: Tensor | None = None,
+    q_segment_ids: Tensor | None = None,
+    k_segment_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    implementation: str = "auto",
+    dropout_rate: float = 0.0,
+    dropout_key: Tensor | None = None,
+    blocks: Sequence[int] | None = None,
+) -> Tensor:
+    """Computes `cope_jax.attention.attend` on tensors of a CPU or an NVIDIA GPU, without copying
+    tensors that are contiguous.
+
+    Queries, keys and values are `[B, L, heads, K]`. Gradients reach q, k, v, x, bias and the
+    parameters of the encoding. The first call for given shapes compiles. Under autocast, q, k, v,
+    x and bias get its type, as in `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+      q_BLHK: queries.
+      k_BMGK: keys; G divides H (grouped-query attention).
+      v_BMGK: values.
+      encoding: the position encoding.
+      x: the input x_BMD of the layer, for the M key tokens; some encodings read it.
+      bias: numbers that are added to the content logits, `[B, H, L, M]`; B and H may be 1.
+      embedded: True if the model's input went through `encoding.embed`.
+      q_positions: integers `[B, L]` or `[1, L]`. If None, positions are M−L … M−1.
+      k_positions: integers `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
+      q_segment_ids: integers `[B, L]` or `[1, L]`. A query sees only keys of its own segment.
+      k_segment_ids: integers `[B, M]` or `[1, M]`. Give both segment ids or neither.
+      mask: bool, `[B, 1, L, M]`; any axis may have size 1. True where a query may see a key.
+      causal: hide the keys after each query; the last query is at the last key.
+      window: hide the keys that are `window` or more indices away from the query.
+      scale: what multiplies q·k; None means 1/√K.
+      logits_soft_cap: c; content logits s become c·tanh(s/c).
+      implementation: "auto", "full", "blockwise" or "fused".
+      dropout_rate: share of attention weights that is dropped.
+      dropout_key: two integers, the random key of dropout. If None, PyTorch's generator draws them.
+      blocks: sizes of a block of queries, a near block of keys and a far block of keys.
+
+    Returns:
+      out_BLHK, in the type of the values.
+
+    Raises:
+      ConfigError: shapes, types or devices do not fit, or the encoding cannot run so.
+    """
+    if not isinstance(encoding, Encoding):
+        raise ConfigError(
+            f"encoding={abridged(encoding)} is no encoding of PyTorch: create one with cope_jax.torch.Encoding(name, "
+            "num_heads=…, head_dim=…)"
+        )
+    if dropout_rate and dropout_key is None and isinstance(q_BLHK, Tensor):
+        dropout_key = torch.randint(2**31 - 1, (2,), dtype=torch.int32, device=q_BLHK.device)
+    given = {
+        **{"q_BLHK": q_BLHK, "k_BMGK": k_BMGK, "v_BMGK": v_BMGK, "x": x, "bias": bias},
+        **{"q_positions": q_positions, "k_positions": k_positions, "mask": mask},
+        **{"q_segment_ids": q_segment_ids, "k_segment_ids": k_segment_ids},
+        "dropout_key": dropout_key,
+    }
+    options = {
+        **{"embedded": embedded, "causal": causal, "window": window, "scale": scale},
+        **{"logits_soft_cap": logits_soft_cap, "implementation": implementation},
+        **{"dropout_rate": dropout_rate, "blocks": blocks},
+    }
+    return _call("attend", encoding, {n: x for n, x in given.items() if x is not None}, options)
+
+
+def _call(
+    hook: str, encoding: Encoding, tensors: dict[str, Any], options: dict[str, Any]
+) -> Tensor:
+    """Runs a hook; `tensors` are its arguments by name."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise ConfigError(
+                f"{name} must be a tensor, got {abridged(x)} of type {type(x).__name__}"
+            )
+    device = next(iter(tensors.values())).device
+    for name, parameter in encoding.named_parameters():
+        tensors[PARAMETER + name] = parameter
+    for name, x in tensors.items():
+        if x.device != device:
+            raise ConfigError(
+                f"{name} is on {x.device}, and {next(iter(tensors))} is on {device}: move them to one device"
+            )
+        if name in INTEGERS and not x.is_floating_point():
+            tensors[name] = x.to(torch.int32)
+        if name in CAST and x.is_floating_point() and x.dtype != torch.float64:
+            if torch.is_autocast_enabled(device.type):
+                tensors[name] = x.to(torch.get_autocast_dtype(device.type))
+    wrt = [
+        number
+        for number, x in enumerate(tensors.values())
+        if torch.is_grad_enabled() and x.requires_grad
+    ]
+    key = _key(hook, encoding.spec, tuple(tensors), options, wrt)
+    return run(list(tensors.values()), key)[0]
+
+
+@torch.compiler.assume_constant_result
+def _key(*call: Any) -> str:
+    """Returns a call as text; the arguments are those of `torch_program.Call`."""
+    return json.dumps(call, default=lambda x: checked(x, float, "an option"))

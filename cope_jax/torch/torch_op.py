@@ -1,0 +1,88 @@
+"""The operators of PyTorch: they run a program of JAX on tensors, without copies, and its gradient.
+
+`torch.compile` does not look into an operator. The shapes of its results come from JAX's.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+PARAMETER = "parameter "
+"""Begins the names of those tensors that are parameters of the encoding."""
+
+
+@torch.library.custom_op("cope_jax::run", mutates_args=())
+def run(tensors: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
+    """Returns the result of a call, and the residuals if the call needs gradients.
+
+    `key` is the JSON of `torch_program.Call`.
+    """
+    return _exchange(_program(_key_of_pull(tensors, key)).run, tensors)
+
+
+@run.register_fake
+def _(tensors: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
+    return _like(_program(_key_of_pull(tensors, key)).results, tensors[0])
+
+
+@torch.library.custom_op("cope_jax::pull", mutates_args=())
+def pull(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> list[torch.Tensor]:
+    """Returns the gradients of a call; `values` are what its program needs of the call."""
+    return _exchange(_program(key).pull, [*values, cotangent])
+
+
+@pull.register_fake
+def _(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> list[torch.Tensor]:
+    return _like(_program(key).gradients, cotangent)
+
+
+def _keep(ctx: Any, inputs: tuple[list[torch.Tensor], str], output: list[torch.Tensor]) -> None:
+    tensors, key = inputs
+    ctx.key = _key_of_pull(tensors, key)
+    ctx.count, ctx.wrt = len(tensors), json.loads(key)[-1]
+    ctx.mark_non_differentiable(*output[1:])
+    values = [*tensors, *output]
+    ctx.save_for_backward(*(values[number] for number in _program(ctx.key).needed))
+
+
+def _differentiate(
+    ctx: Any, cotangents: list[torch.Tensor]
+) -> tuple[list[torch.Tensor | None], None]:
+    gradients: list[torch.Tensor | None] = [None] * ctx.count
+    computed = pull(list(ctx.saved_tensors), cotangents[0], ctx.key)
+    for number, gradient in zip(ctx.wrt, computed, strict=True):
+        gradients[number] = gradient
+    return gradients, None
+
+
+run.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _key_of_pull(tensors: Sequence[torch.Tensor], key: str) -> str:
+    """Returns the text that names a program: the call, the type of device, shapes and types."""
+    # Tensors without memory are planned as on a CPU.
+    kind = tensors[0].device.type.replace("meta", "cpu")
+    shapes = [[list(map(int, x.shape)), str(x.dtype).removeprefix("torch.")] for x in tensors]
+    return json.dumps([key, kind, shapes])
+
+
+@functools.cache
+def _program(key: str) -> Any:
+    from cope_jax.torch.torch_program import program
+
+    return program(key)
+
+
+def _exchange(
+    compute: Callable[[list[torch.Tensor]], list[Any]], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Returns tensors in the memory of JAX's results, which they keep alive."""
+    return [torch.from_dlpack(x) for x in compute([x.detach().contiguous() for x in tensors])]
+
+
+def _like(shapes: Sequence[Any], tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns tensors without values, on the device of another."""
+    return [tensor.new_empty(x.shape, dtype=getattr(torch, x.dtype.name)) for x in shapes]

@@ -1,0 +1,254 @@
+"""The operator runs in PyTorch without copies, compiled once, and with all of autograd."""
+
+import json
+import pickle
+import re
+
+import jax
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from cope_jax import encodings  # noqa: E402
+from cope_jax.errors import ConfigError  # noqa: E402
+from cope_jax.torch import Encoding, attend, torch_op, torch_program  # noqa: E402
+from tests.encodings.cases import every  # noqa: E402
+from tests.torch_bridge.test_torch_attend import encoding_of, tensors  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("torch_runs")
+SPEC = "cope(npos_max=4)"
+
+
+@pytest.fixture(scope="module")
+def cope():
+    return encoding_of(SPEC, torch.float32)
+
+
+def gradients(out, *inputs):
+    return torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+
+@pytest.fixture
+def converted(monkeypatch):
+    """The arrays that programs get and return."""
+    arrays, results = [], []
+    compute, convert = torch_program.Program._compute, jax.dlpack.from_dlpack
+
+    def watched(self, *given):
+        results.extend(made := compute(self, *given))
+        return made
+
+    def watched_conversion(tensor):
+        arrays.append(convert(tensor))
+        return arrays[-1]
+
+    monkeypatch.setattr(torch_program.Program, "_compute", watched)
+    monkeypatch.setattr(jax.dlpack, "from_dlpack", watched_conversion)
+    return arrays, results
+
+
+def test_nothing_is_copied(cope, converted):
+    q, k, v, _ = tensors(dtype=torch.float32)
+    out = attend(q, k, v, encoding=cope)
+    arrays, results = converted
+    pointers = [array.unsafe_buffer_pointer() for array in arrays]
+    assert pointers == [x.data_ptr() for x in (q, k, v, cope.table)]
+    assert out.data_ptr() == results[0].unsafe_buffer_pointer()
+    kept = [x.data_ptr() for x in out.grad_fn.saved_tensors]
+    memory = pointers + [array.unsafe_buffer_pointer() for array in results]
+    assert len(set(kept)) == len(kept) and set(kept) <= set(memory)
+
+
+def test_a_tensor_in_another_order_is_copied_once_and_right(cope, converted):
+    q, k, v, _ = (x.detach() for x in tensors(dtype=torch.float32))
+    expected = attend(q, k, v, encoding=cope)
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    wide = torch.cat([k, k], -1)[..., :4]
+    shifted = torch.cat([torch.zeros(1), v.reshape(-1)])[1:].view(v.shape)  # not aligned
+    torch.testing.assert_close(attend(turned, wide, shifted, encoding=cope), expected)
+
+
+def test_a_shape_is_traced_once(cope):
+    q, k, v, _ = tensors(length=7, dtype=torch.float32)
+    traces = []
+    evaluate, counted = torch_program._evaluate, lambda *call: traces.append(1) or evaluate(*call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_program, "_evaluate", counted)
+        for _ in range(3):
+            gradients(attend(q, k, v, encoding=cope), q)
+        assert len(traces) == 1
+        with torch.no_grad():
+            attend(q, k, v, encoding=cope)
+            attend(q, k, v, encoding=cope)
+        assert len(traces) == 2
+
+
+def test_residuals_are_made_only_where_a_gradient_is_needed(cope, converted):
+    q, k, v, _ = (x.detach() for x in tensors(dtype=torch.float32))
+    _, results = converted
+    with torch.no_grad():
+        attend(q.requires_grad_(), k, v, encoding=cope)
+    assert len(results) == 1
+    attend(q, k, v, encoding=cope)
+    assert len(results) > 2
+
+
+def test_results_are_complete_and_inputs_may_be_overwritten():
+    """Large enough that JAX would still be computing when the call returned."""
+    encoding = Encoding("alibi", num_heads=4, head_dim=32)
+    q, k, v = torch.randn(3, 1, 1024, 4, 32)
+    kept = [x.clone() for x in (q, k, v)]
+    out = attend(q, k, v, encoding=encoding, implementation="full")
+    copy = out.clone()
+    for x in (q, k, v):
+        x.fill_(torch.nan)
+    out = out.add(0)
+    del q, k, v
+    again = attend(*kept, encoding=encoding, implementation="full")
+    torch.testing.assert_close(copy, again)
+    torch.testing.assert_close(out, again)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints(cope, reentrant):
+    q, k, v, _ = tensors(dtype=torch.float32)
+
+    def layer(q, k, v):
+        return attend(q, k, v, encoding=cope, dropout_rate=0.5)
+
+    results = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        out = checkpoint(layer, q, k, v, use_reentrant=reentrant) if recompute else layer(q, k, v)
+        out.square().sum().backward()
+        results.append([out, *(x.grad for x in (q, k, v, cope.table))])
+        for x in (q, k, v, cope.table):
+            x.grad = None
+    torch.testing.assert_close(*results)
+
+
+def test_autocast_converts_as_attention_of_pytorch(cope):
+    q, k, v, _ = tensors(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend(q, k, v, encoding=cope)
+        plain = torch.nn.functional.scaled_dot_product_attention(q, k.repeat(1, 1, 2, 1), q)
+    assert out.dtype == plain.dtype == torch.bfloat16
+    assert {x.dtype for x in gradients(out, q, cope.table)} == {torch.float32}
+    half = [x.bfloat16() for x in (q, k, v)]
+    assert torch.equal(attend(*half, encoding=cope), out)
+    doubles = [x.double() for x in (q, k, v)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend(*doubles, encoding=cope).dtype == torch.float64
+    assert not jax.config.jax_enable_x64
+
+
+def test_compiled_by_pytorch(cope):
+    q, k, v, _ = tensors(dtype=torch.float32)
+
+    def layer(q, k, v):
+        return attend(2 * q, k, v, encoding=cope, window=4).square().sum()
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    loss, expected = compiled(q, k, v), layer(q, k, v)
+    torch.testing.assert_close(loss, expected)
+    inputs = (q, k, v, cope.table)
+    torch.testing.assert_close(gradients(loss, *inputs), gradients(expected, *inputs))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(q, k, v), expected.detach())
+
+
+def test_the_operators_keep_the_rules_of_pytorch(cope):
+    q, k, v, _ = tensors(dtype=torch.float32)
+    names = ("q_BLHK", "k_BMGK", "v_BMGK", "parameter table")
+    key = json.dumps(["attend", cope.spec, names, {}, [0, 1, 2, 3]])
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch_op.run, ([q, k, v, cope.table], key), test_utils=tests)
+
+
+def test_the_same_threads_may_run_both_libraries(cope):
+    q, k, v, _ = tensors(dtype=torch.float32)
+    with torch.no_grad():
+        expected = attend(q, k, v, encoding=cope)
+        for _ in range(3):
+            torch.randn(200, 200) @ torch.randn(200, 200)
+            torch.testing.assert_close(attend(q, k, v, encoding=cope), expected)
+
+
+@pytest.mark.parametrize("batch, length", [(0, 5), (2, 0)])
+def test_no_tokens(batch, length, cope):
+    q, k, v, _ = tensors(length, batch, torch.float32)
+    out = attend(q, k, v, encoding=cope)
+    assert out.shape == q.shape
+    assert all(not x.any() for x in gradients(out, q, k, v, cope.table))
+
+
+def test_a_module_is_an_ordinary_module():
+    torch.manual_seed(0)
+    module = Encoding("cope+fox", cope={"npos_max": 8}, num_heads=2, head_dim=4)
+    torch.manual_seed(0)
+    again = Encoding("cope(npos_max=8)+fox", num_heads=2, head_dim=4)
+    assert list(module.state_dict()) == ["cope.table", "fox.bias", "fox.kernel"]
+    torch.testing.assert_close(dict(again.state_dict()), dict(module.state_dict()))
+    module.cope.table.data += 1
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(pickle.loads(pickle.dumps(again)).cope.table, module.cope.table)
+    assert {x.dtype for x in module.bfloat16().parameters()} == {torch.bfloat16}
+    assert "cope({'npos_max': 8})+fox" in repr(module)
+
+
+def test_an_encoding_of_the_input():
+    learned = Encoding("learned", num_heads=2, head_dim=4, max_length=5)
+    x, positions = torch.zeros(1, 3, 8), torch.tensor([[0, 4, 1]])
+    embedded = learned.embed(x, positions)
+    assert torch.equal(embedded, learned.table[positions])
+    (gradient,) = gradients(embedded, learned.table)
+    assert gradient.sum(1).tolist() == [8, 8, 0, 0, 8]
+    plain = Encoding("alibi", num_heads=2, head_dim=4).embed(x, positions)
+    assert torch.equal(plain, x) and plain.data_ptr() != x.data_ptr()
+
+
+Q = torch.zeros(1, 3, 4, 4)
+K = V = torch.zeros(1, 3, 2, 4)
+WRONG = {
+    "an encoding of JAX": (
+        (Q, K, V),
+        {"encoding": "cope"},
+        "is no encoding of PyTorch: create one",
+    ),
+    "an array": ((Q, K, np.zeros((1, 3, 2, 4))), {}, "v_BMGK must be a tensor, got .*ndarray"),
+    "two devices": ((Q, K.to("meta"), V), {}, "k_BMGK is on meta, and q_BLHK is on cpu: move"),
+    "integers": ((Q.long(), K, V), {}, "floating-point numbers, but q has int"),
+    "numbers as positions": (
+        (Q, K, V),
+        {"q_positions": torch.zeros(1, 3)},
+        "q_positions must be int",
+    ),
+    "numbers as a mask": ((Q, K, V), {"mask": torch.zeros(1, 1, 3, 3)}, "mask must be boolean"),
+    "no batch": ((Q[0], K, V), {}, "needs 4 axes each"),
+    "other heads": ((K, K, V), {}, "but q and k have"),
+    "no such implementation": ((Q, K, V), {"implementation": "flash"}, "unknown attention impl"),
+    "text": ((Q, K, V), {"window": "3"}, "window must be int or None"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_line(name, cope):
+    given, options, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message) as error:
+        attend(*given, **{"encoding": cope, **options})
+    assert "\n" not in str(error.value)
+
+
+@every(encodings.names(), few={"fox", "learned"})
+def test_an_encoding_that_lacks_something_says_what(spec):
+    encoding = encoding_of(spec, torch.float32)
+    facts = encoding.facts()
+    q, k, v, _ = tensors(dtype=torch.float32)
+    if facts.reads_x:
+        with pytest.raises(ConfigError, match="pass x to attend"):
+            attend(q, k, v, encoding=encoding)
+    if facts.embeds_input:
+        with pytest.raises(ConfigError, match=re.escape("call encoding.embed(x, positions)")):
+            attend(q, k, v, encoding=encoding)
