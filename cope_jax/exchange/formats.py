@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.exchange import bert_files, elmo_files, safetensors_io
+from cope_jax.exchange.encoder_files import ENCODERS
 from cope_jax.exchange.gpt2 import GPT2
 from cope_jax.exchange.llama import LLAMA
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
@@ -240,6 +241,7 @@ class Format(NamedTuple):
 FORMATS = {
     OWN: Format(_read_config, _load, _save),
     "bert": Format(bert_files.BERT.read_config, bert_files.load, bert_files.save, "bert"),
+    **{form.kind: Format(form.read_config, form.load, form.save, "bert") for form in ENCODERS},
     **{
         form.kind: Format(form.read_config, form.load, form.save, "decoder")
         for form in (GPT2, LLAMA)

@@ -96,6 +96,9 @@ class Format:
         parameters.
       plain: prefixes of the names of matrices that the file stores as [inputs, outputs], like our
         parameters. The file stores all other matrices transposed.
+      positions: the name of a table whose row of position 0 is not the first.
+      first_row: returns the row of position 0 in this table, from the values of config.json. The
+        rows before it are not read, because no token that counts uses them; they are written as 0.
     """
 
     kind: str
@@ -113,6 +116,8 @@ class Format:
     adapt: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = lambda config, params: params
     optional: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
+    positions: str = ""
+    first_row: Callable[[Mapping[str, Any]], int] = lambda values: 0
 
     def read_config(self, folder: Path) -> Any:
         """Reads the config of a model, but not its tensors."""
@@ -153,6 +158,9 @@ class Format:
                 )
             if not re.fullmatch(self.ignored, name):
                 tensors[name] = safetensors_io.as_float(array, name, folder)
+        if self.positions in tensors:
+            first = self.first_row(read_object(folder / CONFIG))
+            tensors[self.positions] = tensors[self.positions][first:]
         params: dict[str, np.ndarray] = {}
         wanted = self._shapes(config)
         for entry in self._entries(wanted):
@@ -203,6 +211,9 @@ class Format:
             rows = whole if entry.stacked else whole[None]
             for name, row in zip(entry.names(config.num_layers), rows, strict=True):
                 tensors[name] = row.T if entry.transposed else row
+        if self.positions in tensors:
+            unused = ((self.first_row(written), 0), (0, 0))
+            tensors[self.positions] = np.pad(tensors[self.positions], unused)
         safetensors_io.write(Path(folder), {**written, **(tokens or {})}, tensors)
 
     def _written(self, config: Any) -> dict[str, Any]:

@@ -317,7 +317,11 @@ def test_a_token_or_segment_that_is_none_is_loud(field, wrong):
     [
         (lambda: config(num_layers=0), "bert.num_layers must be at least 1, got 0"),
         (lambda: config(predictions=0), "bert.predictions must be at least 1, got 0"),
-        (lambda: config(type_vocab_size=0), "bert.type_vocab_size must be at least 1"),
+        (lambda: config(type_vocab_size=-1), "bert.type_vocab_size must be at least 0"),
+        (
+            lambda: config(embedding_dim=4, encoding_sharing="model"),
+            "bert.embedding_dim needs encoding_sharing='layer'",
+        ),
         (
             lambda: config(block=bert_block(8, 2, norm_position="pre")),
             "bert does not support block.norm_position='pre', because BERT's encoder has no norm after its last block",

@@ -1,0 +1,142 @@
+"""Published encoders and decoders with odd sizes and random numbers, against transformers."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax import models
+from cope_jax.exchange import formats
+from cope_jax.models.model import overlay
+
+torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
+transformers = pytest.importorskip("transformers", reason="transformers is an extra of the tests")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("published")]
+
+VOCAB, LENGTHS = 17, (9, 5, 7)
+BERT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 10,
+    "max_position_embeddings": 13,
+    "layer_norm_eps": 1e-5,
+}
+ENCODERS = {
+    "roberta": ("RobertaForMaskedLM", BERT | {"type_vocab_size": 3, "pad_token_id": 1}),
+    "roberta, another padding": (
+        "RobertaForMaskedLM",
+        BERT | {"type_vocab_size": 1, "pad_token_id": 3},
+    ),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", BERT | {"type_vocab_size": 1}),
+    "distilbert": (
+        "DistilBertForMaskedLM",
+        {"vocab_size": VOCAB, "max_position_embeddings": 11, "n_layers": 3, "n_heads": 3}
+        | {"dim": 12, "hidden_dim": 10, "activation": "relu"},
+    ),
+    "mpnet": ("MPNetForMaskedLM", BERT | {"max_position_embeddings": 160}),
+    "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 7, "type_vocab_size": 3}),
+    "electra of one width": ("ElectraForMaskedLM", BERT | {"embedding_size": 12}),
+}
+# Other names of a case are odd configs of the same code.
+CASES = {
+    name: pytest.param(name, marks=[] if name in formats.FORMATS else pytest.mark.slow)
+    for name in ENCODERS
+}
+# Rounding of float64 behind some twenty products.
+TOLERANCE = 1e-10
+
+
+@functools.cache
+def published(name):
+    """A model of transformers in float64, all of whose parameters are random."""
+    architecture, values = (ENCODERS)[name]
+    kind = getattr(transformers, architecture)
+    config = kind.config_class(**values)
+    torch.manual_seed(0)
+    model = kind(config).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(0.4 * noise)
+    return model
+
+
+def batch(length=9, first=4):
+    """Tokens, segments and a mask of ragged rows; no token is padding."""
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(np.array(LENGTHS) * length // 9, length)
+    mask = (np.arange(length)[None] < lengths[:, None]).astype(np.int32)
+    tokens = rng.integers(first, VOCAB, mask.shape, dtype=np.int32)
+    return tokens, rng.integers(0, 2, mask.shape, dtype=np.int32), mask
+
+
+def ours(folder, compute):
+    """What `compute` returns for our model, in float64, of the files in the folder."""
+    config, params = formats.load(folder)
+    block = dataclasses.replace(config.block, compute_dtype="float64")
+    config = dataclasses.replace(config, block=block)
+    with jax.enable_x64(True):
+        kind = models.MODELS.get(config.name)
+        graph, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
+        absent = nnx.to_pure_dict(jax.tree.map(lambda leaf: np.zeros(leaf.shape), state))
+        nnx.replace_by_pure_dict(state, overlay(absent, params))
+        run = jax.jit(lambda state: compute(nnx.merge(graph, state)))
+        return jax.tree.map(np.asarray, run(state))
+
+
+def equal(actual, expected, message="", tolerance=TOLERANCE):
+    assert actual.dtype == np.float64
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * scale, err_msg=message)
+
+
+def check_files(name, folder, written):
+    """transformers reads what we write, under its names: nothing is missing, more, or changed."""
+    config, params = formats.load(folder)
+    formats.save(written, config, params, published(name).config.model_type)
+    again, info = type(published(name)).from_pretrained(
+        written, dtype=torch.float64, output_loading_info=True
+    )
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert formats.load(written)[0] == config
+    return again
+
+
+@pytest.mark.parametrize("name", [CASES[name] for name in ENCODERS])
+def test_an_encoder_computes_what_that_of_transformers_does(name, tmp_path):
+    """States of every layer and logits of masked words, with segments and ragged padding."""
+    model = published(name)
+    model.save_pretrained(tmp_path / "theirs")
+    tokens, segments, mask = batch(150 if name == "mpnet" else 9)
+    real, kinds = mask == 1, {"token_type_ids": torch.tensor(segments)}
+    if getattr(model.config, "type_vocab_size", 0) < 2:
+        segments, kinds = 0 * segments, {}
+    pad = model.config.pad_token_id
+    words = torch.tensor(np.where(real, tokens, pad)).long()
+
+    def run(model):
+        with torch.no_grad():
+            return model(
+                words, attention_mask=torch.tensor(mask), output_hidden_states=True, **kinds
+            )
+
+    out = run(model)
+
+    def compute(model):
+        states = model.layers(tokens, segments, mask)
+        return states, model.predict(states[-1])
+
+    states, mlm = ours(tmp_path / "theirs", compute)
+    assert len(states) == model.config.num_hidden_layers + 1
+    for layer, expected in enumerate(out.hidden_states[-len(states) :]):
+        equal(states[layer][real], expected.numpy()[real], f"layer {layer}")
+    equal(mlm[real], out.logits.numpy()[real], "logits")
+    again = check_files(name, tmp_path / "theirs", tmp_path / "ours")
+    if name != "roberta, another padding":  # we write another number of the padding
+        equal(run(again).logits.numpy()[real], out.logits.numpy()[real], "written", 1e-5)
