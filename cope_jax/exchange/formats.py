@@ -19,7 +19,10 @@ from cope_jax.errors import ConfigError, first_line
 from cope_jax.exchange import bert_files, elmo_files, safetensors_io
 from cope_jax.exchange.encoder_files import ENCODERS
 from cope_jax.exchange.gpt2 import GPT2
+from cope_jax.exchange.gpt_neox import GPT_NEOX
 from cope_jax.exchange.llama import LLAMA
+from cope_jax.exchange.llama_relatives import RELATIVES
+from cope_jax.exchange.opt import OPT
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
 from cope_jax.layout import WHOLE
 from cope_jax.models.encoder import EncoderConfig
@@ -244,7 +247,7 @@ FORMATS = {
     **{form.kind: Format(form.read_config, form.load, form.save, "bert") for form in ENCODERS},
     **{
         form.kind: Format(form.read_config, form.load, form.save, "decoder")
-        for form in (GPT2, LLAMA)
+        for form in (GPT2, LLAMA, *RELATIVES, GPT_NEOX, OPT)
     },
 }
 """The formats by the `model_type` in config.json."""

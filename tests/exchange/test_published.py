@@ -42,10 +42,55 @@ ENCODERS = {
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 7, "type_vocab_size": 3}),
     "electra of one width": ("ElectraForMaskedLM", BERT | {"embedding_size": 12}),
 }
+DECODER = {
+    "vocab_size": VOCAB,
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "intermediate_size": 10,
+    "max_position_embeddings": 40,
+}
+LLAMA = DECODER | {"num_key_value_heads": 2, "rms_norm_eps": 1e-4, "head_dim": 4}
+DECODERS = {
+    "qwen2": ("Qwen2ForCausalLM", LLAMA | {"tie_word_embeddings": True}),
+    "qwen2, scaled": (
+        "Qwen2ForCausalLM",
+        LLAMA
+        | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50.0}}
+        | {"num_key_value_heads": 6, "sliding_window": 3, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA),
+    "qwen3, tied": ("Qwen3ForCausalLM", LLAMA | {"tie_word_embeddings": True, "head_dim": 6}),
+    "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 4}),
+    "mistral, all": ("MistralForCausalLM", LLAMA | {"sliding_window": None, "head_dim": None}),
+    "gpt_neox": (
+        "GPTNeoXForCausalLM",
+        DECODER
+        | {"num_attention_heads": 2, "layer_norm_eps": 1e-4}
+        | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.7}},
+    ),
+    "gpt_neox, in turn": (
+        "GPTNeoXForCausalLM",
+        DECODER
+        | {"num_attention_heads": 3, "use_parallel_residual": False, "tie_word_embeddings": True}
+        | {"hidden_act": "gelu_new"}
+        | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}},
+    ),
+    "opt": (
+        "OPTForCausalLM",
+        DECODER | {"ffn_dim": 10, "word_embed_proj_dim": 12, "pad_token_id": 0},
+    ),
+    "opt, without biases": (
+        "OPTForCausalLM",
+        DECODER
+        | {"ffn_dim": 10, "word_embed_proj_dim": 12, "pad_token_id": 0}
+        | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False},
+    ),
+}
 # Other names of a case are odd configs of the same code.
 CASES = {
     name: pytest.param(name, marks=[] if name in formats.FORMATS else pytest.mark.slow)
-    for name in ENCODERS
+    for name in ENCODERS | DECODERS
 }
 # Rounding of float64 behind some twenty products.
 TOLERANCE = 1e-10
@@ -54,7 +99,7 @@ TOLERANCE = 1e-10
 @functools.cache
 def published(name):
     """A model of transformers in float64, all of whose parameters are random."""
-    architecture, values = (ENCODERS)[name]
+    architecture, values = (ENCODERS | DECODERS)[name]
     kind = getattr(transformers, architecture)
     config = kind.config_class(**values)
     torch.manual_seed(0)
@@ -140,3 +185,27 @@ def test_an_encoder_computes_what_that_of_transformers_does(name, tmp_path):
     again = check_files(name, tmp_path / "theirs", tmp_path / "ours")
     if name != "roberta, another padding":  # we write another number of the padding
         equal(run(again).logits.numpy()[real], out.logits.numpy()[real], "written", 1e-5)
+
+
+@pytest.mark.parametrize("name", [CASES[name] for name in DECODERS])
+def test_a_decoder_computes_what_that_of_transformers_does(name, tmp_path):
+    """Logits and, if there is a window, those with a cache."""
+    model = published(name)
+    model.save_pretrained(tmp_path / "theirs")
+    tokens = batch()[0]
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens).long()).logits.numpy()
+
+    def compute(model):
+        if model.config.block.window is None:
+            return model(tokens), None
+        cache = model.prefill(tokens[:, :4], 9)[1]
+        return model(tokens), model.decode(tokens[:, 4:], cache)[0]
+
+    whole, decoded = ours(tmp_path / "theirs", compute)
+    equal(whole, expected, "logits", 1e-5)
+    if decoded is not None:
+        equal(decoded, whole[:, -1], "with a cache")
+    again = check_files(name, tmp_path / "theirs", tmp_path / "ours")
+    with torch.no_grad():
+        equal(again(torch.tensor(tokens).long()).logits.numpy(), expected, "written", 1e-5)
