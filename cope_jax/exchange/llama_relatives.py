@@ -12,7 +12,7 @@ from cope_jax.models.decoder import DecoderConfig
 _LAYER = "model.layers.{}.self_attn."
 _OTHER = ("attention_bias", "mlp_bias", "num_key_value_heads")
 # The heads have no default: those of transformers differ from one model to the next.
-_GROUPS: dict[str, tuple[Any, ...]] = {
+GROUPS: dict[str, tuple[Any, ...]] = {
     "num_key_value_heads": ("block.num_kv_heads", int | None),
     **{name: value for name, value in LLAMA.values.items() if name not in _OTHER},
 }
@@ -53,14 +53,14 @@ def _relative(kind: str, architecture: str, **changes: Any) -> tensor_map.Format
 QWEN2 = _relative(
     "qwen2",
     "Qwen2ForCausalLM",
-    values=_GROUPS,
+    values=GROUPS,
     required=_COMMON | {"use_sliding_window": (False,)},
     read=_read_qwen2,
 )
 QWEN3 = _relative(
     "qwen3",
     "Qwen3ForCausalLM",
-    values=_GROUPS | {"head_dim": ("block.head_dim", int, 128)},
+    values=GROUPS | {"head_dim": ("block.head_dim", int, 128)},
     modules=LLAMA.modules
     | {
         f"{_LAYER}q_norm": "blocks/attention/options/q_scale",
@@ -72,7 +72,7 @@ QWEN3 = _relative(
 MISTRAL = _relative(
     "mistral",
     "MistralForCausalLM",
-    values=_GROUPS | {"sliding_window": ("block.window", int | None, 4096)},
+    values=GROUPS | {"sliding_window": ("block.window", int | None, 4096)},
     required=_COMMON | {"layer_types": (None,)},
     read=_read_mistral,
 )

@@ -50,6 +50,7 @@ class Block(nnx.Module):
         self.encoding = encoding.build(shape, rngs=rngs)
         self.attention = self.mixers[config.mixer](config, residual_scale, rngs=rngs)
         self.attention_norm = Norm(config, rngs=rngs)
+        self.normed = config.norms_input
         self.mlp = MLP(config, residual_scale, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)
         both = config.norm_position == "both"
@@ -95,7 +96,7 @@ class Block(nnx.Module):
         return Composed(shared.parts | self.encoding.parts, self.shape)
 
     def _attention_input(self, x_BLD: Array) -> Array:
-        return self.attention_norm(x_BLD) if self.config.norms_input else x_BLD
+        return self.attention_norm(x_BLD) if self.normed else x_BLD
 
     def _add(
         self,

@@ -16,6 +16,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import Norm
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.layer_forms import check_layers, full_encoding, layer_forms
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layers.tape import TapeBlock, with_positions
@@ -49,6 +50,9 @@ class DecoderOptions(ModelOptions):
       logit_scale: factor of the logits; None means 1/√D if the embedding is tied, and 1 otherwise.
       logit_cap: c: a logit s becomes c·tanh(s/c); None means that it stays.
       embedding_scale: factor of the embeddings, as √D in Gemma.
+      full_layers: the layers, from 0, without `block.window`; None means that all have it.
+      full_encoding: the encoding of these layers, the same with other options, such as
+        "rope(base=1e6)"; "" means the encoding of the others.
       remat: what each block keeps for the backward pass, which recomputes everything else. "none"
         keeps everything. "full" keeps only the input of the block. "attention" also keeps the
         output of attention. "dots" keeps what "attention" keeps, and the products with matrices of
@@ -67,6 +71,8 @@ class DecoderOptions(ModelOptions):
     logit_scale: float | None = None
     logit_cap: float | None = None
     embedding_scale: float = 1.0
+    full_layers: tuple[int, ...] | None = None
+    full_encoding: str = ""
     remat: Remat = "none"
     num_sampled: int = 0
     tape: int = 0
@@ -100,6 +106,7 @@ class DecoderConfig(DecoderOptions):
         check_at_least(
             0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale, tape=self.tape
         )
+        check_layers(self, "decoder")
         for name in ("logit_cap", "embedding_scale"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ConfigError(f"decoder.{name} must be above 0, got {value}")
@@ -186,6 +193,7 @@ class Decoder(Model):
             rngs=rngs,
         )
         self.encoding = shared.build(shape, rngs=rngs)
+        self.full_encoding = full_encoding(config, shape, rngs=rngs)
         sizes = (config.block, of_block, shape, config.num_layers)
 
         def block(rngs: nnx.Rngs) -> Block:
@@ -404,7 +412,8 @@ class Decoder(Model):
     def _scan(
         self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any
     ) -> tuple[Any, Any]:
-        return scan_stack(self.blocks, layer, carry, inputs, self.config.remat)
+        forms = layer_forms(self.config, self.full_encoding)
+        return scan_stack(self.blocks, layer, carry, inputs, self.config.remat, forms)
 
 
 def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:

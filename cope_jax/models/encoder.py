@@ -14,6 +14,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import Norm, create_linear
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.layer_forms import check_layers, full_encoding, layer_forms
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
@@ -58,6 +59,11 @@ class EncoderOptions(ModelOptions):
       type_vocab_size: number of segment types; each token has one type. With 0 there are none.
       embedding_dim: E, the width of the embeddings; None means D. Otherwise a linear layer goes from
         E to D below the first block, as in ELECTRA.
+      full_layers: the layers, from 0, without `block.window`; None means that all have it.
+      full_encoding: the encoding of these layers, the same with other options, such as
+        "rope(base=1e6)"; "" means the encoding of the others.
+      first_norm: whether the first block normalises the input of its attention, which is already
+        normalised, if `block.norm_position` is not "post".
       remat: what each block keeps for the backward pass, as in `DecoderOptions`.
       block: the config of every block.
     """
@@ -66,6 +72,9 @@ class EncoderOptions(ModelOptions):
     encoding_sharing: Sharing = "layer"
     type_vocab_size: int = 2
     embedding_dim: int | None = None
+    full_layers: tuple[int, ...] | None = None
+    full_encoding: str = ""
+    first_norm: bool = True
     remat: Remat = "none"
     block: BlockConfig = bert_block()
 
@@ -112,10 +121,10 @@ class EncoderConfig(EncoderOptions):
             raise ConfigError(
                 f"{name}.embedding_dim needs encoding_sharing='layer': a shared encoding has one width"
             )
-        if self.block.norm_position != "post":
+        check_layers(self, name)
+        if self.block.norm_position == "post" and not self.first_norm:
             raise ConfigError(
-                f"{name} does not support block.norm_position={self.block.norm_position!r}, because BERT's encoder has "
-                "no norm after its last block: set 'post'"
+                f"{name}.first_norm=False has no effect with block.norm_position=post: set pre"
             )
 
     @property
@@ -142,7 +151,8 @@ class Encoder(nnx.Module):
         x⁰ = norm(E[token] + S[segment] + position),   xˡ = block_l(xˡ⁻¹),   pooled = tanh(W x[CLS] + b).
 
     Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings. BERT
-    uses `learned`. Any encoding that makes sense without a causal mask may replace it: see
+    uses `learned`. If `block.norm_position` is not "post", a norm follows the last block, as in
+    ModernBERT. Any encoding that makes sense without a causal mask may replace it: see
     docs/encodings.md.
     """
 
@@ -170,6 +180,7 @@ class Encoder(nnx.Module):
         kinds = config.type_vocab_size
         self.segments = embedding(kinds, (None, "embed")) if kinds else None
         self.encoding = shared.build(narrow.attention_shape(config.max_length), rngs=rngs)
+        self.full_encoding = full_encoding(config, shape, rngs=rngs)
         self.norm = Norm(narrow, rngs=rngs)
         self.widen = (
             None
@@ -181,6 +192,7 @@ class Encoder(nnx.Module):
             config.num_layers,
             rngs=rngs,
         )
+        self.last_norm = Norm(block, rngs=rngs) if block.norms_input else None
         self.pooler = create_linear(block, width, width, ("embed", "heads"), rngs=rngs)
 
     def __call__(
@@ -233,7 +245,13 @@ class Encoder(nnx.Module):
         x_BLD = dropout(
             self._embed(tokens_BL, segments_BL, context), self.config.block.dropout, dropout_key
         )
-        last_BLD, states = scan_stack(self.blocks, layer, x_BLD, layer_keys, self.config.remat)
+        forms = layer_forms(self.config, self.full_encoding)
+        last_BLD, states = scan_stack(
+            self.blocks, layer, x_BLD, layer_keys, self.config.remat, forms
+        )
+        if self.last_norm is not None:
+            last_BLD = self.last_norm(last_BLD)
+            states = states.at[-1].set(last_BLD) if every_layer else states
         return jnp.concatenate([x_BLD[None], states]) if every_layer else last_BLD
 
     def layers(self, *inputs: Any, **options: Any) -> Array:
