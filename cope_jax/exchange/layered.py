@@ -34,7 +34,7 @@ def _layers(
 
     It is the `last` or the first of them.
     """
-    step = typed(_field(period, default), values, path).__dict__[period]
+    step = _value(period, default, values, path)
     if step < 1:
         raise ConfigError(f"{path}: {period} must be at least 1, got {step}")
     number = fields["num_layers"]
@@ -54,8 +54,10 @@ def _layers(
     return tuple(layer for layer in range(number) if types[layer] == FULL)
 
 
-def _field(name: str, default: Any) -> type:
-    return dataclasses.make_dataclass("Values", [(name, type(default), default)])
+def _value(name: str, default: Any, values: Mapping[str, Any], path: str) -> Any:
+    """A value of config.json of the type of its default."""
+    kind: Any = dataclasses.make_dataclass("Values", [(name, type(default), default)])
+    return getattr(typed(kind, values, path), name)
 
 
 def _ropes(
@@ -75,7 +77,7 @@ def _ropes(
         given = nested.get(kind) or {}
         if not isinstance(given, dict):
             raise ConfigError(f"{path}: rope_parameters.{kind} must be a dict, got {given!r}")
-        base = typed(_field(old, default), values, path).__dict__[old]
+        base = _value(old, default, values, path)
         if old in values and given.get("rope_theta", base) != base:
             raise ConfigError(f"{path}: {old} and rope_parameters differ: remove the wrong one")
         scaling = values.get("rope_scaling") if kind == FULL else None
@@ -113,7 +115,7 @@ def _gemma_block(
     fields: Mapping[str, Any], block: Mapping[str, Any], values: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of our config and those of its block."""
-    number = typed(_field("query_pre_attn_scalar", 256), values, path).query_pre_attn_scalar  # type: ignore[attr-defined]
+    number = _value("query_pre_attn_scalar", 256, values, path)
     if number < 1:
         raise ConfigError(f"{path}: query_pre_attn_scalar must be at least 1, got {number}")
     same = number == block["head_dim"]
@@ -182,7 +184,8 @@ def _gemma(kind: str, architecture: str, **changes: Any) -> tensor_map.Format:
         "sliding_window": ("block.window", int | None, 4096),
     }
     layer = "model.layers.{}."
-    modules = LLAMA.modules | {
+    modules = {
+        **LLAMA.modules,
         f"{layer}post_attention_layernorm": "blocks/attention_output_norm/norm",
         f"{layer}pre_feedforward_layernorm": "blocks/mlp_norm/norm",
         f"{layer}post_feedforward_layernorm": "blocks/mlp_output_norm/norm",
@@ -232,11 +235,11 @@ def _read_modernbert(
 ) -> BertConfig:
     number = fields["num_layers"]
     layers = _layers(fields, values, path, "global_attn_every_n_layers", 3, False)
-    width = typed(_field("local_attention", 128), values, path).local_attention  # type: ignore[attr-defined]
+    width = _value("local_attention", 128, values, path)
     window = None if len(layers) == number else width // 2 + 1
     arranged = _arrange(layers, _ropes(values, path, _BASES_BERT), number)
     chosen = {"activation": "geglu_erf", "norm_position": "pre", "norm_bias": False}
-    ours = bert_block(**block, **chosen, window=window)
+    ours = bert_block(**{**block, **chosen, "window": window})
     return BertConfig(**fields, **arranged, type_vocab_size=0, first_norm=False, block=ours)
 
 

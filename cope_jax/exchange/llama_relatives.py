@@ -61,8 +61,8 @@ QWEN3 = _relative(
     "qwen3",
     "Qwen3ForCausalLM",
     values=GROUPS | {"head_dim": ("block.head_dim", int, 128)},
-    modules=LLAMA.modules
-    | {
+    modules={
+        **LLAMA.modules,
         f"{_LAYER}q_norm": "blocks/attention/options/q_scale",
         f"{_LAYER}k_norm": "blocks/attention/options/k_scale",
     },

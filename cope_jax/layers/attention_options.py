@@ -51,12 +51,12 @@ class AttentionOptions(nnx.Module):
             ):
                 itself = jnp.zeros((config.convolution, number, width)).at[-1].set(1.0)
                 setattr(self, f"{name}_convolution", nnx.Param(itself, axes=(None, axis, None)))
-        if config.qk_norm:
-            for name, number, axis in (("q", heads, "heads"), ("k", groups, "kv_heads")):
-                shared = config.qk_norm_shared
-                ones = jnp.ones((width,) if shared else (number, width))
-                axes = (None,) if shared else (axis, None)
-                setattr(self, f"{name}_scale", nnx.Param(ones, axes=axes))
+        if config.qk_norm_shared:
+            self.q_scale = nnx.Param(jnp.ones((width,)), axes=(None,))
+            self.k_scale = nnx.Param(jnp.ones((width,)), axes=(None,))
+        elif config.qk_norm:
+            self.q_scale = nnx.Param(jnp.ones((heads, width)), axes=("heads", None))
+            self.k_scale = nnx.Param(jnp.ones((groups, width)), axes=("kv_heads", None))
         if config.output_norm:
             self.output_scale = nnx.Param(jnp.ones((heads, width)), axes=("heads", None))
         if config.output_gate:

@@ -10,7 +10,6 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import Norm
-from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.models.bert import Bert, BertConfig, BertOptions, bert_block
 from cope_jax.models.bert_heads import BertClassifierConfig, BertTaggerConfig
