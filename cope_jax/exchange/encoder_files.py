@@ -11,10 +11,12 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
 from cope_jax.exchange.bert_files import BERT
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, require, typed
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
 
+ALIASES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+"""Second names of DistilBERT's sizes, which transformers prefers."""
 _LEARNED = EncodingConfig((("learned", {}),))
 _MPNET = EncodingConfig((("learned", {}), ("t5", {"bidirectional": True})))
 _FREE = BERT.free
@@ -74,6 +76,8 @@ def _read_mpnet(
 def _read_distilbert(
     fields: dict[str, Any], block: dict[str, Any], values: Mapping[str, Any], path: str
 ) -> BertConfig:
+    sizes = (block["model_dim"], block["num_heads"], fields["num_layers"])
+    require(values, path, **{name: (size,) for name, size in zip(ALIASES, sizes, strict=True)})
     return _read(fields | {"type_vocab_size": 0}, block, values, path)
 
 

@@ -80,7 +80,6 @@ GPT_NEOX = tensor_map.Format(
     required={
         "hidden_act": tuple(ACTIVATIONS),
         "attention_bias": (True,),
-        "is_decoder": (False, True),
         **tensor_map.DECODER,
     },
     free=frozenset({"logit_scale", "encoding_sharing"}),

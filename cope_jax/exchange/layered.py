@@ -207,14 +207,19 @@ def _gemma(kind: str, architecture: str, **changes: Any) -> tensor_map.Format:
         | {"attn_logit_softcapping": (*cap, caps[0])}
         | {"final_logit_softcapping": (*logits, caps[1])},
         modules=modules | changes.pop("modules", {}),
-        required=required,
+        required=required | changes.pop("required", {}),
         lessened=r".*norm\.weight",
         **changes,
     )
 
 
 GEMMA2 = _gemma(
-    "gemma2", "Gemma2ForCausalLM", caps=(50.0, 30.0), read=_read_gemma2, write=_write_gemma
+    "gemma2",
+    "Gemma2ForCausalLM",
+    caps=(50.0, 30.0),
+    required={"sliding_window_pattern": (2,)},
+    read=_read_gemma2,
+    write=_write_gemma,
 )
 GEMMA3 = _gemma(
     "gemma3_text",

@@ -244,8 +244,8 @@ class Format:
     def _written(self, config: Any) -> dict[str, Any]:
         """The values of config.json. ConfigError: `read` would make another function of them."""
         written = {"architectures": [self.architecture], "model_type": self.kind}
-        written |= _values(self.values, config) | self.write(config)
         try:
+            written |= _values(self.values, config) | self.write(config)
             asked, said = _function(config), _function(self._read(written, CONFIG))
         except ConfigError as error:
             raise ConfigError(

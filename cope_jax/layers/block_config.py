@@ -177,7 +177,7 @@ class BlockConfig:
 
     @property
     def norms_input(self) -> bool:
-        """Whether attention and the feed-forward layer read a normalised x."""
+        """True if attention and the feed-forward layer read a normalised x."""
         return self.norm_position != "post"
 
     def variant(self) -> dict[str, Any]:

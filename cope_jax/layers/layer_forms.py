@@ -27,6 +27,8 @@ def check_layers(options: Any, name: str) -> None:
         raise ConfigError(
             f"{name}.full_layers has no effect without block.window or full_encoding: give one of them"
         )
+    if options.full_encoding:
+        EncodingConfig.parse(options.full_encoding)  # checks it
     if options.full_encoding and not layers:
         raise ConfigError(f"{name}.full_encoding has no effect without full_layers: give them")
 
@@ -52,7 +54,7 @@ def full_encoding(options: Any, shape: AttentionShape, *, rngs: nnx.Rngs) -> Com
 
 
 def layer_forms(options: Any, encoding: Composed | None) -> list[Form] | None:
-    """What changes the block of each layer, in order; None if all layers are equal.
+    """Functions that change the block of each layer, in order; None if all layers are equal.
 
     `encoding` is that of the layers in `options.full_layers`, if not None.
     """
