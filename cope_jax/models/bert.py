@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -257,6 +257,22 @@ class BertEmbedder(ModelEmbedder):
             return model.layers(tokens_BL, jnp.zeros_like(tokens_BL), mask_BL.astype(jnp.int32))
 
         self.forward = jitted(model, layers)
+
+    def sentence_vectors(self, sentences: Sequence[Sentence]) -> np.ndarray:
+        """Returns a vector of each sentence, `[S, D]`, of length 1.
+
+        It is the mean over the states of all pieces in the last layer, [CLS] and [SEP] among them,
+        as in MiniLM for sentences. Pieces that are too many for a window are left out.
+        """
+
+        def whole_sentence(sentence: Sentence) -> list[Window]:
+            pieces, _ = self._tokenizer.encode_words(sentence)
+            row = np.array(self._tokenizer.frame(pieces[: self._room])[0], np.int32)
+            return [Window(row, np.zeros(1, np.int64), np.array([[0, len(row)]]))]
+
+        layers = self.vectors(sentences, whole_sentence)
+        means = np.stack([layers_JLD[-1, 0] for layers_JLD in layers])
+        return means / np.linalg.norm(means, axis=1, keepdims=True)
 
     def windows(self, sentence: Sentence) -> list[Window]:
         pieces, starts = self._tokenizer.encode_words(sentence)

