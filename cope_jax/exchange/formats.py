@@ -17,8 +17,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.exchange import bert_files, elmo_files, safetensors_io
+from cope_jax.exchange.encoder_files import ENCODERS
 from cope_jax.exchange.gpt2 import GPT2
+from cope_jax.exchange.gpt_neox import GPT_NEOX
+from cope_jax.exchange.layered import GEMMA2, GEMMA3, MODERNBERT
 from cope_jax.exchange.llama import LLAMA
+from cope_jax.exchange.llama_relatives import RELATIVES
+from cope_jax.exchange.opt import OPT
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
 from cope_jax.layout import WHOLE
 from cope_jax.models.encoder import EncoderConfig
@@ -241,8 +246,12 @@ FORMATS = {
     OWN: Format(_read_config, _load, _save),
     "bert": Format(bert_files.BERT.read_config, bert_files.load, bert_files.save, "bert"),
     **{
-        form.kind: Format(form.read_config, form.load, form.save, "decoder")
-        for form in (GPT2, LLAMA)
+        form.kind: Format(form.read_config, form.load, form.save, model)
+        for model, forms in (
+            ("bert", (*ENCODERS, MODERNBERT)),
+            ("decoder", (GPT2, LLAMA, *RELATIVES, GPT_NEOX, OPT, GEMMA2, GEMMA3)),
+        )
+        for form in forms
     },
 }
 """The formats by the `model_type` in config.json."""

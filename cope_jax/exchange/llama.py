@@ -35,6 +35,13 @@ class _Base:
     rope_theta: float = 10000.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Fraction:
+    """The share of the features of a head that RoPE rotates."""
+
+    partial_rotary_factor: float
+
+
 _LENGTH = "original_max_position_embeddings"
 _SCALINGS: dict[str, tuple[str, list[Any]]] = {
     "linear": ("interpolation", [("factor", float)]),
@@ -62,8 +69,13 @@ _OUTSIDE = ("rope_theta", "partial_rotary_factor", _LENGTH)
 """Values of RoPE that may also stand outside of `rope_scaling` and `rope_parameters`."""
 
 
-def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The options of our RoPE. ConfigError: values on which versions of transformers differ."""
+def read_rope(
+    values: Mapping[str, Any], path: str, fraction: float | None = None
+) -> dict[str, Any]:
+    """The options of our RoPE. ConfigError: values on which versions of transformers differ.
+
+    `fraction` is the default share of the rotated features; if None, all must be rotated.
+    """
     given = typed(_Rope, values, path)
     if given.rope_scaling and given.rope_parameters and given.rope_scaling != given.rope_parameters:
         raise ConfigError(f"{path}: rope_scaling and rope_parameters differ: remove the wrong one")
@@ -83,8 +95,13 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
             raise ConfigError(
                 f"{path} has {name}={values[name]} and {name}={rope[name]}: remove the wrong one"
             )
-    require(rope, path, partial_rotary_factor=(1.0, None), truncate=(True,))
+    require(rope, path, truncate=(True,))
     options: dict[str, Any] = {"base": typed(_Base, rope, path).rope_theta}
+    if fraction is None:
+        require(rope, path, partial_rotary_factor=(1.0, None))
+    else:
+        rope.setdefault("partial_rotary_factor", fraction)
+        options["fraction"] = typed(_Fraction, rope, path).partial_rotary_factor
     if option:
         numbers = dataclasses.astuple(typed(dataclasses.make_dataclass(kind, form), rope, path))
         options[option] = numbers if len(numbers) > 1 else numbers[0]
@@ -93,7 +110,8 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     )
 
 
-def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
+def write_rope(rope: RoPEConfig) -> dict[str, Any]:
+    """The values of config.json for the options of our RoPE."""
     scaling: dict[str, Any] | None = None
     for kind, (option, form) in _SCALINGS.items():
         if (value := getattr(rope, option)) is not None:
@@ -115,14 +133,22 @@ def _read(
             f"{path}: hidden_size={block['model_dim']} is not a multiple of "
             f"num_attention_heads={block['num_heads']}, as transformers demands: choose another model"
         )
-    ours = BlockConfig(**block, activation="swiglu", norm="rms")
-    encoding = EncodingConfig((("rope", _read_rope(values, path)),))
+    return read_decoder(fields, block, read_rope(values, path))
+
+
+def read_decoder(
+    fields: Mapping[str, Any], block: Mapping[str, Any], rope: Mapping[str, Any]
+) -> DecoderConfig:
+    """The config of a decoder with these options of RoPE, and by default with Llama's block."""
+    ours = BlockConfig(**{"activation": "swiglu", "norm": "rms", **block})
+    encoding = EncodingConfig((("rope", dict(rope)),))
     # Checks the options.
     encoding.build(ours.attention_shape(fields["max_length"]), rngs=nnx.Rngs(0))
     return DecoderConfig(**fields, encoding=encoding, logit_scale=1.0, block=ours)
 
 
-def _write(config: DecoderConfig) -> dict[str, Any]:
+def write(config: DecoderConfig) -> dict[str, Any]:
+    """The values of config.json that Llama and its relatives have."""
     block, shape = config.block, config.block.attention_shape(None)
     return {
         "intermediate_size": block.mlp_dim or 4 * block.model_dim,
@@ -131,7 +157,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         **dict.fromkeys(TOKENS),  # transformers would replace absent tokens with its defaults
-        **_write_rope(config.encoding.options().get("rope", RoPEConfig())),
+        **write_rope(config.encoding.options().get("rope", RoPEConfig())),
     }
 
 
@@ -174,6 +200,6 @@ LLAMA = tensor_map.Format(
     required={"hidden_act": ("silu", "swish"), **tensor_map.DECODER},
     free=frozenset({"logit_scale", "encoding_sharing"}),
     read=_read,
-    write=_write,
+    write=write,
     adapt=tensor_map.with_scaled_norm,
 )

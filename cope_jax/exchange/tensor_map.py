@@ -48,12 +48,25 @@ class _Entry(NamedTuple):
     """A tensor of a file, or one for each layer if `name` has {} in place of its number.
 
     The tensor concatenates our parameters at `paths` along the last axis. If `transposed`, it is
-    [outputs, inputs].
+    [outputs, inputs]. With `heads`, each head has its features of all parameters in a row.
     """
 
     name: str
     paths: list[str]
     transposed: bool
+    heads: int = 1
+
+    def join(self, arrays: list[np.ndarray]) -> np.ndarray:
+        """The tensor, not yet transposed, of our parameters."""
+        rows = [array.reshape(*array.shape[:-1], self.heads, -1) for array in arrays]
+        whole = np.concatenate(rows, axis=-1)
+        return whole.reshape(*whole.shape[:-2], -1)
+
+    def divide(self, whole: np.ndarray, widths: list[int]) -> list[np.ndarray]:
+        """Our parameters, with these widths, of the tensor."""
+        rows = whole.reshape(*whole.shape[:-1], self.heads, -1)
+        parts = np.split(rows, np.cumsum(widths)[:-1] // self.heads, axis=-1)
+        return [array.reshape(*array.shape[:-2], -1) for array in parts]
 
     def names(self, num_layers: int) -> list[str]:
         if not self.stacked:
@@ -96,6 +109,12 @@ class Format:
         parameters.
       plain: prefixes of the names of matrices that the file stores as [inputs, outputs], like our
         parameters. The file stores all other matrices transposed.
+      interleaved: the module whose tensors have the parameters of our modules head by head.
+      lessened: regular expression of the names of tensors that are lower by 1 in the file.
+      unused: names of scales that the file lacks, because the model does not use them.
+      positions: the name of a table whose row of position 0 is not the first.
+      first_row: returns the row of position 0 in this table, from the values of config.json. The
+        rows before it are not read, because no token that counts uses them; they are written as 0.
     """
 
     kind: str
@@ -113,6 +132,11 @@ class Format:
     adapt: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = lambda config, params: params
     optional: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
+    interleaved: str | None = None
+    lessened: str = ""
+    unused: tuple[str, ...] = ()
+    positions: str = ""
+    first_row: Callable[[Mapping[str, Any]], int] = lambda values: 0
 
     def read_config(self, folder: Path) -> Any:
         """Reads the config of a model, but not its tensors."""
@@ -152,10 +176,16 @@ class Format:
                     f"{folder} has the tensor {name!r} under two names: use the files of one model"
                 )
             if not re.fullmatch(self.ignored, name):
-                tensors[name] = safetensors_io.as_float(array, name, folder)
+                lower = re.fullmatch(self.lessened, name) is not None
+                tensors[name] = safetensors_io.as_float(array, name, folder) + np.float32(lower)
+        for name in self.unused:
+            tensors.setdefault(name, np.ones(config.block.model_dim, np.float32))
+        if self.positions in tensors:
+            first = self.first_row(read_object(folder / CONFIG))
+            tensors[self.positions] = tensors[self.positions][first:]
         params: dict[str, np.ndarray] = {}
         wanted = self._shapes(config)
-        for entry in self._entries(wanted):
+        for entry in self._entries(wanted, config):
             if entry.name.startswith(self.optional) and entry.name not in tensors:
                 continue
             shapes = [wanted[path] for path in entry.paths]
@@ -189,7 +219,7 @@ class Format:
         written, wanted = self._written(config), self._shapes(config)
         by_path = flatten_dict(self.adapt(config, params), sep="/")
         tensors = {}
-        for entry in self._entries(wanted):
+        for entry in self._entries(wanted, config):
             arrays = {path: by_path.get(path) for path in entry.paths}
             if entry.name.startswith(self.optional) and arrays[entry.paths[0]] is None:
                 continue
@@ -199,17 +229,23 @@ class Format:
                         f"parameter {path} has shape {list(np.shape(array))}, but the config needs "
                         f"{list(wanted[path])}: give the parameters of this config"
                     )
-            whole = np.concatenate([np.asarray(array) for array in arrays.values()], axis=-1)
+            whole = entry.join([np.asarray(array) for array in arrays.values()])
             rows = whole if entry.stacked else whole[None]
             for name, row in zip(entry.names(config.num_layers), rows, strict=True):
+                row = row - np.asarray(1, row.dtype) if re.fullmatch(self.lessened, name) else row
                 tensors[name] = row.T if entry.transposed else row
+        for name in self.unused:
+            del tensors[name]
+        if self.positions in tensors:
+            unused = ((self.first_row(written), 0), (0, 0))
+            tensors[self.positions] = np.pad(tensors[self.positions], unused)
         safetensors_io.write(Path(folder), {**written, **(tokens or {})}, tensors)
 
     def _written(self, config: Any) -> dict[str, Any]:
         """The values of config.json. ConfigError: `read` would make another function of them."""
         written = {"architectures": [self.architecture], "model_type": self.kind}
-        written |= _values(self.values, config) | self.write(config)
         try:
+            written |= _values(self.values, config) | self.write(config)
             asked, said = _function(config), _function(self._read(written, CONFIG))
         except ConfigError as error:
             raise ConfigError(
@@ -230,14 +266,17 @@ class Format:
         leaves = safetensors_io.shapes(self.model, config)
         return {"/".join(map(str, path)): leaf.shape for path, leaf in leaves.items()}
 
-    def _entries(self, wanted: Mapping[str, Any]) -> Iterator[_Entry]:
+    def _entries(self, wanted: Mapping[str, Any], config: Any) -> Iterator[_Entry]:
         """Yields the tensors of a model; the keys of `wanted` are the paths of its parameters."""
         for theirs, ours in self.modules.items():
+            heads = config.block.num_heads if theirs == self.interleaved else 1
+            if ours in wanted:
+                yield _Entry(f"{theirs}.weight", [ours], False)
             for leaf, end in _LEAVES.items():
                 paths = [f"{module}/{leaf}".lstrip("/") for module in ours.split(" ")]
                 if paths[0] in wanted:
                     transposed = leaf == "kernel" and not theirs.startswith(self.plain)
-                    yield _Entry(f"{theirs}.{end}", paths, transposed)
+                    yield _Entry(f"{theirs}.{end}", paths, transposed, heads)
 
 
 def _parts(
@@ -263,7 +302,7 @@ def _parts(
             )
         rows.append(array.T if entry.transposed else array)
     whole = np.stack(rows) if entry.stacked else rows[0]
-    return np.split(whole, np.cumsum(widths)[:-1], axis=-1)
+    return entry.divide(whole, widths)
 
 
 def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:

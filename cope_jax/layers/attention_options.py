@@ -21,7 +21,7 @@ class AttentionOptions(nnx.Module):
     2. `convolution`:  each channel of q, k and v is a sum over the last W tokens. It starts as the
        token itself.
     3. `qk_norm`:      q and k of each head are divided by their root mean square, and scaled by a
-       learned vector.
+       learned vector of the head or, with `qk_norm_shared`, of all heads.
     4. Attention, with the encoding.
     5. `output_norm`:  the output of each head is divided by its root mean square, and scaled.
     6. `output_gate`:  out ← out · σ(W_g x), before the last matrix.
@@ -51,7 +51,10 @@ class AttentionOptions(nnx.Module):
             ):
                 itself = jnp.zeros((config.convolution, number, width)).at[-1].set(1.0)
                 setattr(self, f"{name}_convolution", nnx.Param(itself, axes=(None, axis, None)))
-        if config.qk_norm:
+        if config.qk_norm_shared:
+            self.q_scale = nnx.Param(jnp.ones((width,)), axes=(None,))
+            self.k_scale = nnx.Param(jnp.ones((width,)), axes=(None,))
+        elif config.qk_norm:
             self.q_scale = nnx.Param(jnp.ones((heads, width)), axes=("heads", None))
             self.k_scale = nnx.Param(jnp.ones((groups, width)), axes=("kv_heads", None))
         if config.output_norm:
@@ -109,4 +112,5 @@ class AttentionOptions(nnx.Module):
     def _normed(self, x: Array, scale: Array) -> Array:
         wide = x.astype(accumulator_dtype(x.dtype))
         root = jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.config.norm_epsilon)
-        return (wide * root * scale.astype(wide.dtype)[None, None]).astype(x.dtype)
+        scale = scale.astype(wide.dtype).reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
+        return (wide * root * scale).astype(x.dtype)

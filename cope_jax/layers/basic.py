@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, accumulator_dtype
-from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.block_config import GATED, BlockConfig
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.gelu import gelu, gelu_erf
 from cope_jax.ops.product import dot_general
@@ -17,6 +17,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_erf": gelu_erf,
     "swiglu": jax.nn.silu,
+    "geglu": gelu,
+    "geglu_erf": gelu_erf,
 }
 NORMS = {"layer": nnx.LayerNorm, "rms": nnx.RMSNorm}
 # E[x²] − E[x]² has an error of about 1e-7 E[x²]. In rows that hardly vary, a smaller epsilon does
@@ -31,6 +33,7 @@ def create_linear(
     axes: tuple[str | None, ...],
     *,
     scale: float = 1.0,
+    use_bias: bool | None = None,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
     """Creates a layer y = W x + b in the compute type; b is initialised to 0.
@@ -39,6 +42,7 @@ def create_linear(
     `config.initial_stddev` is not None, it is the standard deviation for any `scale`, and the
     distribution is truncated at two standard deviations.
 
+    `use_bias` says whether there is b; None means `config.use_bias`.
     `axes` are the logical axes of W, as `cope_jax.training.sharding` lists them; b has the second
     axis.
     """
@@ -49,7 +53,7 @@ def create_linear(
     return nnx.Linear(
         inputs,
         outputs,
-        use_bias=config.use_bias,
+        use_bias=config.use_bias if use_bias is None else use_bias,
         dtype=config.dtype,
         kernel_init=initial,
         dot_general=dot_general,
@@ -89,11 +93,13 @@ class Norm(nnx.Module):
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
         self.dtype = accumulator_dtype(config.dtype)
+        bias = {} if config.norm == "rms" else {"use_bias": config.norm_bias}
         self.norm = NORMS[config.norm](
             config.model_dim,
             epsilon=config.norm_epsilon,
             dtype=self.dtype,
             use_fast_variance=config.norm_epsilon >= _LEAST_EPSILON_OF_DIFFERENCES,
+            **bias,
             rngs=rngs,
         )
 
@@ -108,8 +114,8 @@ class Norm(nnx.Module):
 class MLP(nnx.Module):
     """Two linear layers around an activation, y = W_out f(W_in x).
 
-    SwiGLU has a third layer, the gate: y = W_out (silu(W_gate x) · W_in x). Shazeer (arXiv
-    2002.05202).
+    SwiGLU has a third layer, the gate: y = W_out (silu(W_gate x) · W_in x), and GeGLU has GELU in
+    place of silu. Shazeer (arXiv 2002.05202).
     """
 
     def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):
@@ -119,7 +125,7 @@ class MLP(nnx.Module):
         self.inner = create_linear(config, width, hidden, inward, rngs=rngs)
         self.gate = (
             create_linear(config, width, hidden, inward, rngs=rngs)
-            if config.activation == "swiglu"
+            if config.activation in GATED
             else None
         )
         self.outer = create_linear(config, hidden, width, outward, scale=residual_scale, rngs=rngs)

@@ -20,7 +20,8 @@ class Block(nnx.Module):
     """A transformer block: attention, then the feed-forward layer, each with a norm and a residual.
 
     Pre-norm: x ← x + f(norm(x)), Xiong et al. (arXiv 2002.04745). Post-norm: x ← norm(x + f(x)),
-    Vaswani et al. (arXiv 1706.03762). Here f is first attention, and then the feed-forward layer.
+    Vaswani et al. (arXiv 1706.03762). Both: x ← x + norm(f(norm(x))), as in Gemma 2. Here f is
+    first attention, and then the feed-forward layer; with `parallel` both read the same x.
 
     Args:
       config: sizes and choices.
@@ -49,8 +50,12 @@ class Block(nnx.Module):
         self.encoding = encoding.build(shape, rngs=rngs)
         self.attention = self.mixers[config.mixer](config, residual_scale, rngs=rngs)
         self.attention_norm = Norm(config, rngs=rngs)
+        self.normed = config.norms_input
         self.mlp = MLP(config, residual_scale, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)
+        both = config.norm_position == "both"
+        self.attention_output_norm = Norm(config, rngs=rngs) if both else None
+        self.mlp_output_norm = Norm(config, rngs=rngs) if both else None
 
     def __call__(
         self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None
@@ -91,7 +96,7 @@ class Block(nnx.Module):
         return Composed(shared.parts | self.encoding.parts, self.shape)
 
     def _attention_input(self, x_BLD: Array) -> Array:
-        return self.attention_norm(x_BLD) if self.config.norm_position == "pre" else x_BLD
+        return self.attention_norm(x_BLD) if self.normed else x_BLD
 
     def _add(
         self,
@@ -106,12 +111,19 @@ class Block(nnx.Module):
         Returns:
           (x_BLD, f_BLD).
         """
-        rate, pre = self.config.dropout, self.config.norm_position == "pre"
+        rate, pre = self.config.dropout, self.config.norms_input
+        input_BLD = x_BLD
+        if self.attention_output_norm is not None:
+            attended_BLD = self.attention_output_norm(attended_BLD)
         x_BLD = layout.constrain(
             x_BLD + dropout(attended_BLD, rate, attention_key), "batch", "length", None
         )
         x_BLD = x_BLD if pre else self.attention_norm(x_BLD)
-        fed_BLD = dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD, layout), rate, mlp_key)
+        read_BLD = input_BLD if self.config.parallel else x_BLD
+        fed_BLD = self.mlp(self.mlp_norm(read_BLD) if pre else read_BLD, layout)
+        if self.mlp_output_norm is not None:
+            fed_BLD = self.mlp_output_norm(fed_BLD)
+        fed_BLD = dropout(fed_BLD, rate, mlp_key)
         x_BLD = x_BLD + fed_BLD
         return layout.constrain(
             x_BLD if pre else self.mlp_norm(x_BLD), "batch", "length", None

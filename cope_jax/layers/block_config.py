@@ -10,12 +10,15 @@ from cope_jax.encodings import AttentionShape
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_fields
 
-Activation = Literal["relu", "gelu", "gelu_erf", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_erf", "swiglu", "geglu", "geglu_erf"]
+GATED = ("swiglu", "geglu", "geglu_erf")
+"""Activations of a feed-forward layer with a third matrix, the gate."""
 Norm = Literal["layer", "rms"]
-NormPosition = Literal["pre", "post"]
+NormPosition = Literal["pre", "post", "both"]
 Mixer = Literal["attention", "linear", "gla", "delta", "gated_delta"]
 ComputeType = Literal["float32", "bfloat16", "float64"]
 
+_OF_ATTENTION = ("window", "attention_scale", "attention_cap", "qkv_bias")
 MOST_WIDTH = 2**20
 """The largest size of a block. A larger one is a typing error and would fill the memory."""
 
@@ -31,12 +34,16 @@ class BlockConfig:
         grouped-query attention.
       head_dim: K, the width of a head; None means D/H.
       mlp_dim: hidden width of the feed-forward layer; None means 4·D.
-      activation: "relu", "gelu" (tanh form), "gelu_erf" (exact GELU), or "swiglu" (gated, with a
-        third matrix).
+      activation: "relu", "gelu" (tanh form), "gelu_erf" (exact GELU), or gated with a third matrix:
+        "swiglu", "geglu" (tanh form) or "geglu_erf".
       norm: "layer" (LayerNorm) or "rms" (RMSNorm).
       norm_epsilon: number in (0, 1) that is added to the variance.
-      norm_position: "pre", x + f(norm(x)), or "post", norm(x + f(x)).
+      norm_bias: whether a LayerNorm has a bias.
+      norm_position: "pre", x + f(norm(x)), "post", norm(x + f(x)), or "both", x + norm(f(norm(x))).
+      parallel: attention and the feed-forward layer read the same x: x + attention(norm(x)) +
+        mlp(norm(x)), each with a norm of its own. Not with "post".
       use_bias: whether the linear layers have biases.
+      qkv_bias: whether those of queries, keys and values have biases; None means `use_bias`.
       dropout: dropout rate of the attention weights, and of what each sublayer adds to the residual
         stream.
       initial_stddev: standard deviation of the initial matrices, which are normal and truncated at
@@ -48,8 +55,12 @@ class BlockConfig:
       mixer: what mixes tokens: attention, or a recurrence: "linear" attention, "gla", "delta" or
         "gated_delta"; see `cope_jax.layers.recurrent_mixer`.
       negative_eigenvalues: β is in (0, 2) instead of (0, 1), for the mixers with the delta rule.
+      window: each token sees only the tokens less than `window` away; None means all.
+      attention_scale: what multiplies q·k; None means 1/√K.
+      attention_cap: c: a logit s of attention becomes c·tanh(s/c); None means that it stays.
       qk_norm: normalise queries and keys of each head; see `cope_jax.layers.attention_options` for
         this and the next four.
+      qk_norm_shared: all heads have the same scales of `qk_norm`.
       output_norm: normalise the output of each head.
       output_gate: multiply the output of attention by σ(W_g x).
       kv_shift: mix each key and value with those of the token before.
@@ -67,14 +78,21 @@ class BlockConfig:
     activation: Activation = "gelu"
     norm: Norm = "layer"
     norm_epsilon: float = 1e-6
+    norm_bias: bool = True
     norm_position: NormPosition = "pre"
+    parallel: bool = False
     use_bias: bool = True
+    qkv_bias: bool | None = None
     dropout: float = 0.0
     initial_stddev: float | None = None
     compute_dtype: ComputeType = "float32"
     mixer: Mixer = "attention"
     negative_eigenvalues: bool = False
+    window: int | None = None
+    attention_scale: float | None = None
+    attention_cap: float | None = None
     qk_norm: bool = False
+    qk_norm_shared: bool = False
     output_norm: bool = False
     output_gate: bool = False
     kv_shift: bool = False
@@ -104,6 +122,21 @@ class BlockConfig:
             raise ConfigError(
                 f"block.negative_eigenvalues has no effect with mixer={self.mixer}: use a delta rule"
             )
+        if self.parallel and self.norm_position == "post":
+            raise ConfigError("block.parallel needs norm_position=pre or both, got post")
+        if self.qk_norm_shared and not self.qk_norm:
+            raise ConfigError(
+                "block.qk_norm_shared has no effect without qk_norm: set qk_norm=True"
+            )
+        unused = [name for name in _OF_ATTENTION if getattr(self, name) is not None]
+        if self.mixer != "attention" and unused:
+            raise ConfigError(
+                f"block.{unused[0]} has no effect with mixer={self.mixer}: use mixer=attention"
+            )
+        check_at_least(1, "block", window=self.window)
+        for name in ("attention_scale", "attention_cap"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"block.{name} must be above 0, got {value}")
         check_at_least(0, "block", initial_stddev=self.initial_stddev, convolution=self.convolution)
 
     def attention_shape(self, max_length: int | None) -> AttentionShape:
@@ -121,7 +154,7 @@ class BlockConfig:
         shape = self.attention_shape(None)
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
         mlp = (
-            (3 if self.activation == "swiglu" else 2)
+            (3 if self.activation in GATED else 2)
             * self.model_dim
             * (self.mlp_dim or 4 * self.model_dim)
         )
@@ -132,14 +165,29 @@ class BlockConfig:
     @property
     def attention_options(self) -> dict[str, bool | int]:
         """The options around attention that are set, by name."""
-        names = ("qk_norm", "output_norm", "output_gate", "kv_shift", "convolution")
+        names = (
+            "qk_norm",
+            "qk_norm_shared",
+            "output_norm",
+            "output_gate",
+            "kv_shift",
+            "convolution",
+        )
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
+    @property
+    def norms_input(self) -> bool:
+        """True if attention and the feed-forward layer read a normalised x."""
+        return self.norm_position != "post"
+
     def variant(self) -> dict[str, Any]:
-        """The mixer, unless it is attention, and the options around attention, by name."""
+        """The mixer, unless it is attention, and the options of attention that are set, by name."""
         mixer = {} if self.mixer == "attention" else {"mixer": self.mixer}
+        changed = {name: getattr(self, name) for name in _OF_ATTENTION}
         return (
             mixer
+            | {name: value for name, value in changed.items() if value is not None}
+            | ({"parallel": True} if self.parallel else {})
             | ({"negative_eigenvalues": True} if self.negative_eigenvalues else {})
             | self.attention_options
         )

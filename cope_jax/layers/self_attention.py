@@ -46,9 +46,10 @@ class SelfAttention(nnx.Module):
         self.config = config
         self.shape = shape
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.query = create_linear(config, width, heads, ("embed", "heads"), rngs=rngs)
-        self.key = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
-        self.value = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
+        bias: Any = {"use_bias": config.qkv_bias, "rngs": rngs}
+        self.query = create_linear(config, width, heads, ("embed", "heads"), **bias)
+        self.key = create_linear(config, width, kv_heads, ("embed", "kv_heads"), **bias)
+        self.value = create_linear(config, width, kv_heads, ("embed", "kv_heads"), **bias)
         self.out = create_linear(
             config, heads, width, ("heads", "embed"), scale=residual_scale, rngs=rngs
         )
@@ -89,7 +90,10 @@ class SelfAttention(nnx.Module):
             options = self._attend_options(x_BLD, encoding, context)
             out_BLHK = attend(q, k, v, **self._execution(context), **options)
         else:
-            out_BLHK = attend_cached(q, cache, encoding=encoding, embedded=True, layer=layer)
+            options = self._logits_options()
+            out_BLHK = attend_cached(
+                q, cache, encoding=encoding, embedded=True, layer=layer, **options
+            )
         return self._merge_heads(x_BLD, out_BLHK), cache
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
@@ -146,6 +150,13 @@ class SelfAttention(nnx.Module):
             return q_BLHK, k_BMGK, v_BMGK, {}
         return self.options.before(x_BLD, q_BLHK, k_BMGK, v_BMGK, segment_ids_BL, windows)
 
+    def _logits_options(self) -> dict[str, Any]:
+        return {
+            "window": self.config.window,
+            "scale": self.config.attention_scale,
+            "logits_soft_cap": self.config.attention_cap,
+        }
+
     def _attend_options(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Any]:
         if encoding.traits.causal_only and not context.causal:
             raise ConfigError(
@@ -161,4 +172,5 @@ class SelfAttention(nnx.Module):
             "q_segment_ids": context.segment_ids,
             "k_segment_ids": context.segment_ids,
             "causal": context.causal,
+            **self._logits_options(),
         }

@@ -1,9 +1,10 @@
 """Runs layers of equal shape as one scan over their stacked parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.attention.derivative import RESIDUALS
@@ -43,6 +44,7 @@ def scan_stack(
     carry: Any,
     inputs: Any,
     remat: Remat = "none",
+    forms: Sequence[Callable[[L], L]] | None = None,
 ) -> tuple[Any, Any]:
     """Applies a stack of layers in one loop: program and compile time do not grow with depth.
 
@@ -54,16 +56,26 @@ def scan_stack(
         have no input.
       remat: "none" recomputes nothing in the backward pass; a name of `POLICIES` recomputes what
         the policy does not keep.
+      forms: what changes each layer before it runs, such as another window; the program then
+        contains every layer, instead of one loop. None means that all layers are equal.
 
     Returns:
       (carry, outputs with a leading axis over the layers).
     """
     graph, stacked = nnx.split(stack)
 
-    def body(carry: Any, state_and_input: tuple[Any, Any]) -> tuple[Any, Any]:
-        state, layer_input = state_and_input
-        return layer(nnx.merge(graph, state), carry, layer_input)
+    def body_of(form: Callable[[L], L]) -> Callable[[Any, tuple[Any, Any]], tuple[Any, Any]]:
+        def body(carry: Any, state_and_input: tuple[Any, Any]) -> tuple[Any, Any]:
+            state, layer_input = state_and_input
+            return layer(form(nnx.merge(graph, state)), carry, layer_input)
 
-    if remat != "none":
-        body = jax.checkpoint(body, policy=POLICIES[remat])
-    return jax.lax.scan(body, carry, (stacked, inputs))
+        return body if remat == "none" else jax.checkpoint(body, policy=POLICIES[remat])
+
+    if forms is None:
+        return jax.lax.scan(body_of(lambda module: module), carry, (stacked, inputs))
+    outputs = []
+    for number, form in enumerate(forms):
+        of_layer = jax.tree.map(lambda leaf, number=number: leaf[number], (stacked, inputs))
+        carry, output = body_of(form)(carry, of_layer)
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -68,9 +68,9 @@ class BertConfig(BertOptions, EncoderConfig):
         >>> round(BertConfig(**options.fields(), vocab_size=30522).flops_per_token(128) / 1e6)
         546
         """
-        width = self.block.model_dim
+        width, narrow = self.block.model_dim, self.embedding_block.model_dim
         predictions = length if self.predictions is None else min(self.predictions, length)
-        heads = predictions * width * (width + self.vocab_size) + width * (width + 2)
+        heads = predictions * narrow * (width + self.vocab_size) + width * (width + 2)
         return self.encoder_flops(length) + 6.0 * heads / length
 
 
@@ -98,8 +98,11 @@ class Bert(Model):
         block, width = config.block, config.block.model_dim
         self.config = config
         self.encoder = Encoder(config, rngs=rngs)
-        self.transform = create_linear(block, width, width, ("embed", "heads"), rngs=rngs)
-        self.transform_norm = Norm(block, rngs=rngs)
+        narrow = config.embedding_block
+        self.transform = create_linear(
+            block, width, narrow.model_dim, ("embed", "heads"), rngs=rngs
+        )
+        self.transform_norm = Norm(narrow, rngs=rngs)
         self.bias_V = nnx.Param(jnp.zeros((config.vocab_size,)), axes=("vocab",))
         self.next_sentence = create_linear(block, width, 2, ("embed", None), rngs=rngs)
 
@@ -127,7 +130,7 @@ class Bert(Model):
             tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key
         )
         chosen_BPD = x_BLD if indices_BP is None else take_tokens(x_BLD, indices_BP)
-        return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
+        return self.predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
 
     def layers(
         self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None
@@ -174,7 +177,8 @@ class Bert(Model):
             self, WordPiece.load(folder / "vocab.txt", lowercase=lowercase), name=name
         )
 
-    def _predict(self, x_BPD: Array) -> Array:
+    def predict(self, x_BPD: Array) -> Array:
+        """Returns the logits of each token from its state in the last layer, mlm_BPV."""
         block, layout = self.config.block, self.config.layout
         hidden_BPD = self.transform_norm(ACTIVATIONS[block.activation](self.transform(x_BPD)))
         table_VD = layout.constrain(
@@ -253,6 +257,22 @@ class BertEmbedder(ModelEmbedder):
             return model.layers(tokens_BL, jnp.zeros_like(tokens_BL), mask_BL.astype(jnp.int32))
 
         self.forward = jitted(model, layers)
+
+    def sentence_vectors(self, sentences: Sequence[Sentence]) -> np.ndarray:
+        """Returns a vector of each sentence, `[S, D]`, of length 1.
+
+        It is the mean over the states of all pieces in the last layer, [CLS] and [SEP] among them,
+        as in MiniLM for sentences. Pieces that are too many for a window are left out.
+        """
+
+        def whole_sentence(sentence: Sentence) -> list[Window]:
+            pieces, _ = self._tokenizer.encode_words(sentence)
+            row = np.array(self._tokenizer.frame(pieces[: self._room])[0], np.int32)
+            return [Window(row, np.zeros(1, np.int64), np.array([[0, len(row)]]))]
+
+        layers = self.vectors(sentences, whole_sentence)
+        means = np.stack([layers_JLD[-1, 0] for layers_JLD in layers])
+        return means / np.linalg.norm(means, axis=1, keepdims=True)
 
     def windows(self, sentence: Sentence) -> list[Window]:
         pieces, starts = self._tokenizer.encode_words(sentence)

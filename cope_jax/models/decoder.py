@@ -16,6 +16,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import Norm
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.layer_forms import check_layers, full_encoding, layer_forms
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layers.tape import TapeBlock, with_positions
@@ -47,6 +48,11 @@ class DecoderOptions(ModelOptions):
         encoding.
       tie_embeddings: whether the output layer is the transposed embedding.
       logit_scale: factor of the logits; None means 1/√D if the embedding is tied, and 1 otherwise.
+      logit_cap: c: a logit s becomes c·tanh(s/c); None means that it stays.
+      embedding_scale: factor of the embeddings, as √D in Gemma.
+      full_layers: the layers, from 0, without `block.window`; None means that all have it.
+      full_encoding: the encoding of these layers, the same with other options, such as
+        "rope(base=1e6)"; "" means the encoding of the others.
       remat: what each block keeps for the backward pass, which recomputes everything else. "none"
         keeps everything. "full" keeps only the input of the block. "attention" also keeps the
         output of attention. "dots" keeps what "attention" keeps, and the products with matrices of
@@ -63,6 +69,10 @@ class DecoderOptions(ModelOptions):
     encoding_sharing: Sharing = "layer"
     tie_embeddings: bool = False
     logit_scale: float | None = None
+    logit_cap: float | None = None
+    embedding_scale: float = 1.0
+    full_layers: tuple[int, ...] | None = None
+    full_encoding: str = ""
     remat: Remat = "none"
     num_sampled: int = 0
     tape: int = 0
@@ -96,6 +106,12 @@ class DecoderConfig(DecoderOptions):
         check_at_least(
             0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale, tape=self.tape
         )
+        check_layers(self, "decoder")
+        for name in ("logit_cap", "embedding_scale"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"decoder.{name} must be above 0, got {value}")
+        if self.logit_cap is not None and self.num_sampled:
+            raise ConfigError("logit_cap and num_sampled exclude each other: give one of them")
         shape = self.block.attention_shape(self.max_length)
         if self.tape and (
             self.block.mixer != "attention"
@@ -177,6 +193,7 @@ class Decoder(Model):
             rngs=rngs,
         )
         self.encoding = shared.build(shape, rngs=rngs)
+        self.full_encoding = full_encoding(config, shape, rngs=rngs)
         sizes = (config.block, of_block, shape, config.num_layers)
 
         def block(rngs: nnx.Rngs) -> Block:
@@ -187,7 +204,7 @@ class Decoder(Model):
             )
 
         self.blocks = create_stack(block, config.num_layers, rngs=rngs)
-        self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
+        self.norm = Norm(config.block, rngs=rngs) if config.block.norms_input else None
         self.out = (
             None
             if config.tie_embeddings
@@ -365,6 +382,8 @@ class Decoder(Model):
         out_DV = self.config.layout.constrain(out_DV.astype(x_BLD.dtype), None, "width")
         wide = accumulator_dtype(x_BLD.dtype)
         logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=wide)
+        if (cap := self.config.logit_cap) is not None:
+            logits_BLV = cap * jnp.tanh(logits_BLV / cap)
         return self.config.layout.constrain(logits_BLV, "batch", "length", "width")
 
     def _context(
@@ -379,6 +398,8 @@ class Decoder(Model):
         # device to be sharded by example.
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
         x_BLD = lookup(context.layout.constrain(table_VD, "width", None), tokens_BL)
+        if self.config.embedding_scale != 1:
+            x_BLD = x_BLD * self.config.embedding_scale
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)
         x_BLD = dropout(
             self.encoding.embed(x_BLD, context.positions), self.config.block.dropout, dropout_key
@@ -391,7 +412,8 @@ class Decoder(Model):
     def _scan(
         self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any
     ) -> tuple[Any, Any]:
-        return scan_stack(self.blocks, layer, carry, inputs, self.config.remat)
+        forms = layer_forms(self.config, self.full_encoding)
+        return scan_stack(self.blocks, layer, carry, inputs, self.config.remat, forms)
 
 
 def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:

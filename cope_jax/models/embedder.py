@@ -96,10 +96,16 @@ class ModelEmbedder(abc.ABC):
         """Returns the windows of a sentence; each word is in `words` of exactly one window."""
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
+        return self.vectors(sentences, self.windows)
+
+    def vectors(
+        self, sentences: Sequence[Sentence], windows: Callable[[Sentence], list[Window]]
+    ) -> list[np.ndarray]:
+        """Returns vectors `[J, words, D]` for each sentence, whose windows are `windows(sentence)`."""
         check_sentences(sentences)
         buckets: dict[int, list[tuple[int, Window]]] = {}
         for number, words in enumerate(sentences):
-            for window in self.windows(words):
+            for window in windows(words):
                 buckets.setdefault(self._padded(len(window.row)), []).append((number, window))
         results: list[Any] = [None] * len(sentences)
         for length, members in sorted(buckets.items()):

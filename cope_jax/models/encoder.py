@@ -14,6 +14,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import Norm, create_linear
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.layer_forms import check_layers, full_encoding, layer_forms
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
@@ -55,7 +56,14 @@ class EncoderOptions(ModelOptions):
       num_layers: number of blocks.
       encoding_sharing: "layer" if each layer has its own encoding, "model" if all layers share one
         encoding.
-      type_vocab_size: number of segment types; each token has one type.
+      type_vocab_size: number of segment types; each token has one type. With 0 there are none.
+      embedding_dim: E, the width of the embeddings; None means D. Otherwise a linear layer goes from
+        E to D below the first block, as in ELECTRA.
+      full_layers: the layers, from 0, without `block.window`; None means that all have it.
+      full_encoding: the encoding of these layers, the same with other options, such as
+        "rope(base=1e6)"; "" means the encoding of the others.
+      first_norm: whether the first block normalises the input of its attention, which is already
+        normalised, if `block.norm_position` is not "post".
       remat: what each block keeps for the backward pass, as in `DecoderOptions`.
       block: the config of every block.
     """
@@ -63,6 +71,10 @@ class EncoderOptions(ModelOptions):
     num_layers: int = 4
     encoding_sharing: Sharing = "layer"
     type_vocab_size: int = 2
+    embedding_dim: int | None = None
+    full_layers: tuple[int, ...] | None = None
+    full_encoding: str = ""
+    first_norm: bool = True
     remat: Remat = "none"
     block: BlockConfig = bert_block()
 
@@ -103,21 +115,34 @@ class EncoderConfig(EncoderOptions):
         check_fields(self, name)
         check_at_least(1, name, vocab_size=self.vocab_size, max_length=self.max_length)
         check_at_least(1, name, MOST_LAYERS, num_layers=self.num_layers)
-        check_at_least(1, name, type_vocab_size=self.type_vocab_size)
-        if self.block.norm_position != "post":
+        check_at_least(0, name, type_vocab_size=self.type_vocab_size)
+        check_at_least(1, name, embedding_dim=self.embedding_dim)
+        if self.embedding_dim is not None and self.encoding_sharing == "model":
             raise ConfigError(
-                f"{name} does not support block.norm_position={self.block.norm_position!r}, because BERT's encoder has "
-                "no norm after its last block: set 'post'"
+                f"{name}.embedding_dim needs encoding_sharing='layer': a shared encoding has one width"
+            )
+        check_layers(self, name)
+        if self.block.norm_position == "post" and not self.first_norm:
+            raise ConfigError(
+                f"{name}.first_norm=False has no effect with block.norm_position=post: set pre"
             )
 
     @property
     def stochastic(self) -> bool:
         return self.block.dropout > 0
 
+    @property
+    def embedding_block(self) -> BlockConfig:
+        """The config of a block as wide as the embeddings."""
+        head_dim = self.block.attention_shape(None).head_dim
+        width = self.embedding_dim or self.block.model_dim
+        return dataclasses.replace(self.block, model_dim=width, head_dim=head_dim)
+
     def encoder_flops(self, length: int) -> float:
         """FLOPs of training the blocks on a token, as in `DecoderConfig.flops_per_token`."""
         matrices, heads = self.block.matrix_parameters()
-        return float(self.num_layers * (6 * matrices + 12 * heads * length))
+        widening = 6 * (self.embedding_dim or 0) * self.block.model_dim
+        return float(self.num_layers * (6 * matrices + 12 * heads * length) + widening)
 
 
 class Encoder(nnx.Module):
@@ -126,34 +151,48 @@ class Encoder(nnx.Module):
         x⁰ = norm(E[token] + S[segment] + position),   xˡ = block_l(xˡ⁻¹),   pooled = tanh(W x[CLS] + b).
 
     Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings. BERT
-    uses `learned`. Any encoding that makes sense without a causal mask may replace it: see
+    uses `learned`. If `block.norm_position` is not "post", a norm follows the last block, as in
+    ModernBERT. Any encoding that makes sense without a causal mask may replace it: see
     docs/encodings.md.
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
         block, width = config.block, config.block.model_dim
+        narrow = config.embedding_block
         shape = block.attention_shape(config.max_length)
         shared, of_block = config.encoding.split(config.encoding_sharing)
         initial = jax.nn.initializers.truncated_normal(
-            width**-0.5 if (s := block.initial_stddev) is None else s
+            narrow.model_dim**-0.5 if (s := block.initial_stddev) is None else s
         )
 
         def embedding(rows: int, axes: tuple[str | None, str]) -> nnx.Embed:
             metadata = {"axes": axes}
             return nnx.Embed(
-                rows, width, embedding_init=initial, embedding_metadata=metadata, rngs=rngs
+                rows,
+                narrow.model_dim,
+                embedding_init=initial,
+                embedding_metadata=metadata,
+                rngs=rngs,
             )
 
         self.config = config
         self.words = embedding(config.vocab_size, ("vocab", "embed"))
-        self.segments = embedding(config.type_vocab_size, (None, "embed"))
-        self.encoding = shared.build(shape, rngs=rngs)
-        self.norm = Norm(block, rngs=rngs)
+        kinds = config.type_vocab_size
+        self.segments = embedding(kinds, (None, "embed")) if kinds else None
+        self.encoding = shared.build(narrow.attention_shape(config.max_length), rngs=rngs)
+        self.full_encoding = full_encoding(config, shape, rngs=rngs)
+        self.norm = Norm(narrow, rngs=rngs)
+        self.widen = (
+            None
+            if config.embedding_dim is None
+            else create_linear(block, config.embedding_dim, width, ("embed", "heads"), rngs=rngs)
+        )
         self.blocks = create_stack(
             lambda rngs: Block(block, of_block, shape, config.num_layers, rngs=rngs),
             config.num_layers,
             rngs=rngs,
         )
+        self.last_norm = Norm(block, rngs=rngs) if block.norms_input else None
         self.pooler = create_linear(block, width, width, ("embed", "heads"), rngs=rngs)
 
     def __call__(
@@ -171,7 +210,7 @@ class Encoder(nnx.Module):
         Args:
           tokens_BL: int32 pieces. A piece outside the vocabulary gives NaN.
           segments_BL: int32, the segment type of each piece. If None, all types are 0. An unknown
-            type gives NaN.
+            type gives NaN. Without segment types they are ignored.
           mask_BL: 1 for real tokens and 0 for padding. No real token attends to padding. If None,
             all tokens are real.
           positions_BL: int32, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
@@ -206,7 +245,13 @@ class Encoder(nnx.Module):
         x_BLD = dropout(
             self._embed(tokens_BL, segments_BL, context), self.config.block.dropout, dropout_key
         )
-        last_BLD, states = scan_stack(self.blocks, layer, x_BLD, layer_keys, self.config.remat)
+        forms = layer_forms(self.config, self.full_encoding)
+        last_BLD, states = scan_stack(
+            self.blocks, layer, x_BLD, layer_keys, self.config.remat, forms
+        )
+        if self.last_norm is not None:
+            last_BLD = self.last_norm(last_BLD)
+            states = states.at[-1].set(last_BLD) if every_layer else states
         return jnp.concatenate([x_BLD[None], states]) if every_layer else last_BLD
 
     def layers(self, *inputs: Any, **options: Any) -> Array:
@@ -221,12 +266,14 @@ class Encoder(nnx.Module):
         layout, dtype = context.layout, self.config.block.dtype
         # The table is gathered first: see the decoder.
         table_VD = layout.constrain(self.words.embedding[...].astype(dtype), "width", None)
-        segments_SD = self.segments.embedding[...].astype(dtype)
-        kinds_BLD = (
-            segments_SD[:1][None] if segments_BL is None else lookup(segments_SD, segments_BL)
-        )
-        x_BLD = lookup(table_VD, tokens_BL) + kinds_BLD
+        x_BLD = lookup(table_VD, tokens_BL)
+        if self.segments is not None:
+            segments_SD = self.segments.embedding[...].astype(dtype)
+            x_BLD += (
+                segments_SD[:1][None] if segments_BL is None else lookup(segments_SD, segments_BL)
+            )
         x_BLD = self.encoding.embed(
             layout.constrain(x_BLD, "batch", "length", None), context.positions
         )
-        return self.norm(x_BLD)
+        x_BLD = self.norm(x_BLD)
+        return x_BLD if self.widen is None else self.widen(x_BLD)

@@ -198,8 +198,9 @@ def deciding_options(config: Any) -> dict[str, Any]:
     decisive = {name: getattr(config, name) for name in sorted(options)}
     if hasattr(config, "block"):
         block, shape = config.block, config.block.attention_shape(None)
-        whole = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        whole: dict[str, Any] = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         whole["mlp_dim"] = block.mlp_dim or 4 * block.model_dim
+        whole["qkv_bias"] = None if block.qkv_bias == block.use_bias else block.qkv_bias
         for name, value in (dataclasses.asdict(block) | whole).items():
             if name not in OF_TRAINING:
                 decisive[f"block.{name}"] = value

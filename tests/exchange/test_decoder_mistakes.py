@@ -95,8 +95,8 @@ MISTAKES = {
     "no config": (LLAMA, lambda f: (f / "config.json").unlink(), r"cannot read .*config\.json"),
     "another architecture": (
         LLAMA,
-        reconfigure(model_type="mistral"),
-        "the model_type 'mistral', which is not supported",
+        reconfigure(model_type="falcon"),
+        "the model_type 'falcon', which is not supported",
     ),
     "a size is missing": (GPT2, reconfigure(n_embd=...), r"config\.json lacks 'n_embd'"),
     "a size of text": (

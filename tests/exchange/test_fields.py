@@ -14,7 +14,17 @@ import pytest
 
 from cope_jax.encodings import rope
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import bert_files, gpt2, llama, tensor_map
+from cope_jax.exchange import (
+    bert_files,
+    encoder_files,
+    gpt2,
+    gpt_neox,
+    layered,
+    llama,
+    llama_relatives,
+    opt,
+    tensor_map,
+)
 from cope_jax.generation.decoding import generate
 from cope_jax.runs.load import load
 from cope_jax.tokenizers.byte_level import Bytes
@@ -38,9 +48,59 @@ BERT |= {
     "type_vocab_size": 2,
     "hidden_act": "gelu",
 }
-BASES = {"llama": PLAIN, "gpt2": GPT2 | {"bos_token_id": 1, "eos_token_id": 2}, "bert": BERT}
-FORMATS = {"llama": llama.LLAMA, "gpt2": gpt2.GPT2, "bert": bert_files.BERT}
-MODELS = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "bert": "BertForPreTraining"}
+LONGER = BERT | {"max_position_embeddings": 12, "pad_token_id": 1}
+NARROW = {name: PLAIN[name] for name in PLAIN if "rope" not in name} | {"num_hidden_layers": 1}
+BASES = {
+    "llama": PLAIN,
+    "gpt2": GPT2 | {"bos_token_id": 1, "eos_token_id": 2},
+    "bert": BERT,
+    "roberta": LONGER,
+    "mpnet": LONGER,
+    "electra": BERT | {"embedding_size": 6},
+    "distilbert": {"vocab_size": 13, "max_position_embeddings": 9, "n_layers": 1, "n_heads": 2}
+    | {"dim": 8, "hidden_dim": 12, "activation": "gelu"},
+    "modernbert": BERT | {"pad_token_id": 0, "num_hidden_layers": 2, "local_attention": 4},
+    "qwen2": NARROW,
+    "qwen3": NARROW,
+    "mistral": NARROW | {"sliding_window": 3},
+    "gemma2": NARROW | {"pad_token_id": 0, "sliding_window": 3},
+    "gemma3_text": NARROW | {"pad_token_id": 0, "sliding_window": 3},
+    "gpt_neox": NARROW
+    | {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 1.0, "hidden_size": 16},
+    "opt": NARROW | {"ffn_dim": 12, "word_embed_proj_dim": 8, "pad_token_id": 0, "dropout": 0.0},
+}
+FORMATS = {
+    form.kind: form
+    for form in (
+        *(llama.LLAMA, gpt2.GPT2, bert_files.BERT),
+        *(form for form in encoder_files.ENCODERS if form.kind != "xlm-roberta"),
+        *(layered.MODERNBERT, *llama_relatives.RELATIVES, layered.GEMMA2, layered.GEMMA3),
+        *(gpt_neox.GPT_NEOX, opt.OPT),
+    )
+}
+BASES = {kind: base | {"model_type": kind} for kind, base in BASES.items()}
+ROPE = {*llama._OUTSIDE, "rope_scaling", "rope_parameters"}
+BOTH = {"layer_types", "rope_parameters"}
+FURTHER = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), ROPE),
+    "gpt_neox": ROPE | gpt_neox.NAMES.keys(),
+    "gemma2": ROPE | {"layer_types", "query_pre_attn_scalar"},
+    "gemma3_text": BOTH
+    | {"query_pre_attn_scalar", "sliding_window_pattern", "rope_scaling"}
+    | {"rope_theta", "rope_local_base_freq"},
+    "modernbert": BOTH
+    | {"global_attn_every_n_layers", "local_attention"}
+    | {"global_rope_theta", "local_rope_theta"},
+    **{kind: {"pad_token_id"} for kind in ("roberta", "mpnet")},
+}
+"""Fields that are read besides those of `Format.values`."""
+ALIASES = {
+    "gpt2": dict.fromkeys(gpt2._ALIASES, ("",)),
+    "distilbert": dict.fromkeys(encoder_files.ALIASES, ("",)),
+    "opt": {"word_embed_proj_dim": ("",)},
+    **{kind: {"layer_types": (None,)} for kind in ("qwen2", "qwen3")},
+}
+"""Further fields that are refused unless they have the value that others imply."""
 BEYOND = {
     "num_labels",
     "output_attentions",
@@ -57,7 +117,7 @@ def table(kind):
     section = text.split("## Fields of Hugging Face's files")[1].split("| other file |")[0]
     fields = collections.defaultdict(set)
     for kinds, names, treatment in re.findall(
-        r"^\| ([a-z0-9, ]+) \| (`.*?) \| (.*) \|$", section, re.MULTILINE
+        r"^\| ([a-z0-9_, -]+) \| (`.*?) \| (.*) \|$", section, re.MULTILINE
     ):
         if kinds == "all" or kind in kinds.split(", "):
             fields[re.match("[a-z]+", treatment)[0]] |= set(re.findall("`([a-z0-9_]+)`", names))
@@ -68,7 +128,7 @@ def required(kind):
     return {
         **tensor_map.REQUIRED,
         **FORMATS[kind].required,
-        **dict.fromkeys(gpt2._ALIASES if kind == "gpt2" else (), ("",)),
+        **ALIASES.get(kind, {}),
     }
 
 
@@ -84,10 +144,7 @@ def test_the_table_is_that_of_the_code_and_of_transformers(kind):
     )
     assert rows["refused"] == required(kind).keys()
     read = FORMATS[kind].values.keys() - rows["refused"]
-    rope = {
-        field.name for values in (llama._Rope, llama._Base) for field in dataclasses.fields(values)
-    }
-    further = {*rope, *llama._OUTSIDE} if kind == "llama" else set()
+    further = FURTHER.get(kind, set())
     assert rows["read"] == read | further | {"model_type", "bos_token_id", "eos_token_id"}
     assert not rows["ignored"] & (rows["read"] | rows["refused"])
 
@@ -107,7 +164,7 @@ def theirs(kind, values, state=None):
     """(The output of transformers' model for a config, its parameters)."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**copy.deepcopy(values))
-    model = getattr(transformers, MODELS[kind])(config).eval()
+    model = getattr(transformers, FORMATS[kind].architecture)(config).eval()
     if state is not None:
         model.load_state_dict(state)
     with torch.no_grad():
@@ -144,6 +201,7 @@ def test_an_ignored_field_changes_nothing_here_or_in_transformers(kind):
         "summary_type": "mean",
         "pretraining_tp": 2,
     }
+    given |= {"classifier_pooling": "mean", "sliding_window": 3, "use_cache": False}
     for name in table(kind)["ignored"] - {"return_dict"}:
         value = (
             given[name]

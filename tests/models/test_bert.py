@@ -10,7 +10,6 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import Norm
-from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.models.bert import Bert, BertConfig, BertOptions, bert_block
 from cope_jax.models.bert_heads import BertClassifierConfig, BertTaggerConfig
@@ -319,14 +318,26 @@ def test_a_token_or_segment_that_is_none_is_loud(field, wrong):
     [
         (lambda: config(num_layers=0), "bert.num_layers must be at least 1, got 0"),
         (lambda: config(predictions=0), "bert.predictions must be at least 1, got 0"),
-        (lambda: config(type_vocab_size=0), "bert.type_vocab_size must be at least 1"),
+        (lambda: config(type_vocab_size=-1), "bert.type_vocab_size must be at least 0"),
         (
-            lambda: config(block=bert_block(8, 2, norm_position="pre")),
-            "bert does not support block.norm_position='pre', because BERT's encoder has no norm after its last block",
+            lambda: config(embedding_dim=4, encoding_sharing="model"),
+            "bert.embedding_dim needs encoding_sharing='layer'",
         ),
         (
-            lambda: BertTaggerConfig(vocab_size=2, num_classes=2, block=BlockConfig()),
-            "bert_tagger does not support block.norm_position='pre'",
+            lambda: config(first_norm=False),
+            "bert.first_norm=False has no effect with block.norm_position=post: set pre",
+        ),
+        (
+            lambda: config(full_layers=(1,)),
+            "bert.full_layers has no effect without block.window or full_encoding",
+        ),
+        (
+            lambda: config(full_layers=(2,), block=bert_block(8, 2, window=3)),
+            r"bert.full_layers must be different numbers from 0 to 1, got \(2,\)",
+        ),
+        (
+            lambda: config(full_encoding="rope"),
+            "bert.full_encoding has no effect without full_layers",
         ),
         (lambda: config(remat="ful"), "unknown bert.remat 'ful': did you mean 'full'"),
         (
