@@ -1,5 +1,6 @@
 // The forward pass of a decoder with CoPE, in plain JavaScript: `cope_jax.models.decoder` with
-// pre-norm LayerNorm, the tanh form of GELU and biases. Sums are in float64, stored values in float32.
+// pre-norm LayerNorm, the tanh form of GELU and biases. It computes in float64, which
+// plain JavaScript does fastest.
 
 // The tensors of a safetensors file, by name: {values, shape}.
 export function readTensors(buffer) {
@@ -7,22 +8,21 @@ export function readTensors(buffer) {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, size)));
   delete header.__metadata__;
   return Object.fromEntries(Object.entries(header).map(([name, { shape, data_offsets: [from, to] }]) =>
-    [name, { shape, values: new Float32Array(buffer.slice(begin + from, begin + to)) }]));
+    [name, { shape, values: Float64Array.from(new Float32Array(buffer.slice(begin + from, begin + to))) }]));
 }
 
 function transposed(matrix, rows, columns) {
-  const result = new Float32Array(matrix.length);
+  const result = new Float64Array(matrix.length);
   for (let i = 0; i < rows; i++) for (let j = 0; j < columns; j++) result[j * rows + i] = matrix[i * columns + j];
   return result;
 }
 
 // Row r of y, from row `from` up to `to`, is W x_r + b. W is [outputs, inputs]. Four rows and two outputs at a
-// time, so that a number that is read is used more than once.
+// time, so that a number that is read is used more than once; then the last rows.
 function linear(x, { weight, bias, inputs, outputs }, y, from, to) {
-  for (let r = from; r < to; r += 4) {
-    // The last rows may be the same, so that there are always four.
-    const r1 = Math.min(r + 1, to - 1), r2 = Math.min(r + 2, to - 1), r3 = Math.min(r + 3, to - 1);
-    const x0 = r * inputs, x1 = r1 * inputs, x2 = r2 * inputs, x3 = r3 * inputs;
+  let r = from;
+  for (; r + 4 <= to; r += 4) {
+    const x0 = r * inputs, x1 = x0 + inputs, x2 = x1 + inputs, x3 = x2 + inputs;
     for (let o = 0; o < outputs; o += 2) {
       const p = Math.min(o + 1, outputs - 1), w0 = o * inputs, w1 = p * inputs, b0 = bias?.[o] ?? 0, b1 = bias?.[p] ?? 0;
       let a0 = b0, a1 = b0, a2 = b0, a3 = b0, c0 = b1, c1 = b1, c2 = b1, c3 = b1;
@@ -31,14 +31,26 @@ function linear(x, { weight, bias, inputs, outputs }, y, from, to) {
         a0 += u * s0; a1 += u * s1; a2 += u * s2; a3 += u * s3;
         c0 += v * s0; c1 += v * s1; c2 += v * s2; c3 += v * s3;
       }
-      y[r * outputs + o] = a0; y[r1 * outputs + o] = a1; y[r2 * outputs + o] = a2; y[r3 * outputs + o] = a3;
-      y[r * outputs + p] = c0; y[r1 * outputs + p] = c1; y[r2 * outputs + p] = c2; y[r3 * outputs + p] = c3;
+      const y0 = r * outputs, y1 = y0 + outputs, y2 = y1 + outputs, y3 = y2 + outputs;
+      y[y0 + o] = a0; y[y1 + o] = a1; y[y2 + o] = a2; y[y3 + o] = a3;
+      y[y0 + p] = c0; y[y1 + p] = c1; y[y2 + p] = c2; y[y3 + p] = c3;
     }
   }
+  for (; r < to; r++) for (let o = 0; o < outputs; o++) y[r * outputs + o] = (bias?.[o] ?? 0) + dot(x, r * inputs, weight, o * inputs, inputs);
 }
 
 const SCALE = Math.sqrt(2 / Math.PI);
-const gelu = x => x / 2 * (1 + Math.tanh(SCALE * (x + 0.044715 * x * x * x)));
+const gelu = x => x / (1 + Math.exp(-2 * SCALE * (x + 0.044715 * x * x * x))); // x/2 (1 + tanh u) = x σ(2u)
+
+// Σ_i a[at + i] b[from + i] of `count` numbers, a multiple of 4, in four sums that do not wait for each other.
+function dot(a, at, b, from, count) {
+  let s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+  for (let i = 0; i < count; i += 4) {
+    s0 += a[at + i] * b[from + i]; s1 += a[at + i + 1] * b[from + i + 1];
+    s2 += a[at + i + 2] * b[from + i + 2]; s3 += a[at + i + 3] * b[from + i + 3];
+  }
+  return s0 + s1 + s2 + s3;
+}
 
 export class Decoder {
   // `config` is the content of a model's config.json, `capacity` the largest number of tokens.
@@ -53,7 +65,7 @@ export class Decoder {
       return { weight: transposed(values, inputs, outputs), bias: stacked(`${name}.bias`, layer).values, inputs, outputs };
     };
     const norm = get => ({ scale: get("scale"), bias: get("bias") });
-    const rows = width => new Float32Array(capacity * width);
+    const rows = width => new Float64Array(capacity * width);
     this.heads = block.num_heads; this.width = block.model_dim; this.epsilon = block.norm_epsilon;
     this.capacity = capacity; this.tokens = [];
     this.embedding = tensors["embedding.embedding"].values;
@@ -64,12 +76,13 @@ export class Decoder {
       inner: dense("mlp.inner", layer), outer: dense("mlp.outer", layer), table: stacked("encoding.cope.table", layer).values,
       q: rows(this.width), k: rows(this.width), v: rows(this.width),
     }));
+    this.added = new Float64Array(this.layers[0].table.length);
     this.norm = norm(name => tensors[`norm.norm.${name}`].values);
     this.out = { inputs: this.width, outputs: model.vocab_size, bias: null,
       weight: model.tie_embeddings ? this.embedding.map(value => value / Math.sqrt(this.width))
         : transposed(tensors["out.kernel"].values, this.width, model.vocab_size) };
-    this.x = rows(this.width); this.normed = rows(this.width); this.added = rows(this.width);
-    this.hidden = rows(this.layers[0].inner.outputs); this.scores = new Float64Array(capacity);
+    this.x = rows(this.width); this.normed = rows(this.width); this.stream = rows(this.width);
+    this.hidden = rows(this.layers[0].inner.outputs); this.scratch = [rows(1), rows(1), rows(1)];
   }
 
   // Reads tokens. Only those from the first that differs from the last call are computed.
@@ -77,29 +90,29 @@ export class Decoder {
     if (tokens.length > this.capacity) throw new Error(`at most ${this.capacity} tokens, got ${tokens.length}`);
     let from = 0;
     while (from < tokens.length && tokens[from] === this.tokens[from]) from++;
-    const to = tokens.length, { width, x, normed, added, hidden } = this;
+    const to = tokens.length, { width, x, normed, stream, hidden } = this;
     this.tokens = [...tokens];
     for (let i = from; i < to; i++) x.set(this.embedding.subarray(tokens[i] * width, (tokens[i] + 1) * width), i * width);
-    this.layers.forEach((layer, index) => {
+    for (const layer of this.layers) {
       this.#normalise(x, layer.attentionNorm, normed, from, to);
       linear(normed, layer.query, layer.q, from, to);
       linear(normed, layer.key, layer.k, from, to);
       linear(normed, layer.value, layer.v, from, to);
-      for (let i = from; i < to; i++) for (let h = 0; h < this.heads; h++) this.#mix(layer, index, h, i);
-      linear(normed, layer.out, added, from, to);
-      this.#add(added, from, to);
+      for (let i = from; i < to; i++) for (let h = 0; h < this.heads; h++) this.#mix(layer, h, i);
+      linear(normed, layer.out, stream, from, to);
+      this.#add(stream, from, to);
       this.#normalise(x, layer.mlpNorm, normed, from, to);
       linear(normed, layer.inner, hidden, from, to);
       for (let i = from * layer.inner.outputs; i < to * layer.inner.outputs; i++) hidden[i] = gelu(hidden[i]);
-      linear(hidden, layer.outer, added, from, to);
-      this.#add(added, from, to);
-    });
+      linear(hidden, layer.outer, stream, from, to);
+      this.#add(stream, from, to);
+    }
     return this;
   }
 
   // The logits of the token after token `query`.
   logits(query) {
-    const y = new Float32Array(this.out.outputs), normed = new Float32Array(this.width);
+    const y = new Float64Array(this.out.outputs), normed = new Float64Array(this.width);
     this.#normalise(this.x.subarray(query * this.width), this.norm, normed, 0, 1);
     linear(normed, this.out, y, 0, 1);
     return y;
@@ -107,31 +120,36 @@ export class Decoder {
 
   // What a query sees of each key up to itself: {gates, positions, attention}.
   maps(layer, head, query) {
-    const { q, k, table } = this.layers[layer], K = this.width / this.heads, last = table.length / K - 1, at = head * K;
-    const gates = new Float64Array(query + 1), positions = new Float64Array(query + 1), attention = new Float64Array(query + 1);
-    const dot = (keys, start) => { let sum = 0; for (let i = 0; i < K; i++) sum += q[query * this.width + at + i] * keys[start + i]; return sum; };
-    const added = []; // q·e[n], for the positions that occur
-    let position = 0, most = -Infinity, total = 0;
-    for (let j = query; j >= 0; j--) {
-      const logit = dot(k, j * this.width + at) / Math.sqrt(K);
-      gates[j] = 1 / (1 + Math.exp(-logit));
-      positions[j] = position = Math.min(position + gates[j], last);
-      const low = Math.floor(position), high = Math.ceil(position), share = position - low;
-      added[low] ??= dot(table, low * K);
-      added[high] ??= dot(table, high * K);
-      attention[j] = logit + (1 - share) * added[low] + share * added[high];
-      most = Math.max(most, attention[j]);
-    }
-    for (let j = 0; j <= query; j++) total += attention[j] = Math.exp(attention[j] - most);
-    for (let j = 0; j <= query; j++) attention[j] /= total;
+    const [gates, positions, attention] = [0, 1, 2].map(() => new Float64Array(query + 1));
+    this.#attend(this.layers[layer], head, query, gates, positions, attention);
     return { gates, positions, attention };
   }
 
+  #attend({ q, k, table }, head, query, gates, positions, attention) {
+    const { width, added } = this, K = width / this.heads, last = table.length / K - 1, begin = query * width + head * K, scale = 1 / Math.sqrt(K);
+    let position = 0, most = -Infinity, total = 0, known = -1; // added[n] is q·e[n], up to n = known
+    for (let j = query; j >= 0; j--) {
+      const logit = dot(q, begin, k, j * width + head * K, K) * scale;
+      gates[j] = 1 / (1 + Math.exp(-logit));
+      positions[j] = position = Math.min(position + gates[j], last);
+      const low = Math.floor(position), high = Math.ceil(position), share = position - low;
+      while (known < high) added[++known] = dot(q, begin, table, known * K, K);
+      attention[j] = logit + (1 - share) * added[low] + share * added[high];
+      if (attention[j] > most) most = attention[j];
+    }
+    for (let j = 0; j <= query; j++) total += attention[j] = Math.exp(attention[j] - most);
+    for (let j = 0; j <= query; j++) attention[j] /= total;
+  }
+
   // Head h of token i: Σ_j a_ij v_j, into `normed`, whose row the products with q, k and v no longer need.
-  #mix(layer, index, h, i) {
-    const { attention } = this.maps(index, h, i), K = this.width / this.heads, { v } = layer, sums = new Float64Array(K);
-    for (let j = 0; j <= i; j++) for (let c = 0; c < K; c++) sums[c] += attention[j] * v[j * this.width + h * K + c];
-    this.normed.set(sums, i * this.width + h * K);
+  #mix(layer, h, i) {
+    const { width, normed, scratch: [gates, positions, attention] } = this, K = width / this.heads, { v } = layer;
+    this.#attend(layer, h, i, gates, positions, attention);
+    normed.fill(0, i * width + h * K, i * width + (h + 1) * K);
+    for (let j = 0; j <= i; j++) {
+      const weight = attention[j], from = j * width + h * K, to = i * width + h * K;
+      for (let c = 0; c < K; c++) normed[to + c] += weight * v[from + c];
+    }
   }
 
   #normalise(x, { scale, bias }, y, from, to) {
@@ -145,7 +163,7 @@ export class Decoder {
     }
   }
 
-  #add(added, from, to) {
-    for (let i = from * this.width; i < to * this.width; i++) this.x[i] += added[i];
+  #add(stream, from, to) {
+    for (let i = from * this.width; i < to * this.width; i++) this.x[i] += stream[i];
   }
 }

@@ -10,16 +10,16 @@ PACKAGE = Path(__file__).parents[2] / "cope_jax"
 MODELS: dict[str, dict[str, Any]] = {
     "counting": {
         "title": "Counting in programs",
-        "note": "The model was trained to predict only the number after `print a`.",
+        "note": "The model was trained to predict only the number after “print a”.",
         "best": [1, 0],  # the head that selects best
         "mark": " (counts ++;)",
         "keys": ["a = 0 ;", "pass;", "a ++;", "print a"],
-        "examples": [
-            "a = 0 ; pass; pass; a ++; pass; a ++; pass; pass; a ++; print a",
-            "a = 0 ; a ++; a ++; pass; a = 0 ; pass; a ++; print a",
-            "a = 0 ; a ++; a ++; a ++; a ++; a ++; a ++; a ++; print a",
-            "a = 0 ; " + "pass; a ++; " + "pass; " * 40 + "a ++; print a",
-        ],
+        "examples": {
+            "three increments": "a = 0 ; pass; pass; a ++; pass; a ++; pass; pass; a ++; print a",
+            "set to 0 again": "a = 0 ; a ++; a ++; pass; a = 0 ; pass; a ++; print a",
+            "seven in a row": "a = 0 ; a ++; a ++; a ++; a ++; a ++; a ++; a ++; print a",
+            "two, far apart": "a = 0 ; a ++; " + "pass; " * 40 + "a ++; print a",
+        },
     },
     "shakespeare": {
         "title": "Shakespeare's plays in bytes",
@@ -27,11 +27,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "best": [1, 1],
         "mark": " (counts line ends)",
         "keys": [],
-        "examples": [
-            "ROMEO:\nWhat light through yonder window",
-            "To be, or not to be, that is the question",
-            "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\n",
-        ],
+        "examples": {
+            "Romeo": "ROMEO:\nWhat light through yonder window",
+            "Hamlet": "To be, or not to be, that is the question",
+            "two speakers": "First Citizen:\nHear me.\n\nAll:\nWe hear, we hear.\n\nFirst ",
+        },
     },
 }
 

@@ -16,7 +16,7 @@ const say = text => { byId("gates-status").textContent = text; };
 
 function update() {
   const { model } = state, { tokens, labels, rest } = encode(model, byId("gates-text").value);
-  const count = Math.min(tokens.length, CAPACITY), began = performance.now();
+  const count = Math.min(tokens.length, CAPACITY);
   byId("gates-view").hidden = byId("gates-next").hidden = !count;
   const problem = rest ? `Not a token yet: ${rest.slice(0, 20)}. The tokens are ${model.vocabulary.filter(word => word !== "<pad>").join(" ")}`
     : count < tokens.length ? `Of ${tokens.length} tokens, the page reads the first ${CAPACITY}.` : "";
@@ -42,7 +42,7 @@ function update() {
     predicts: query => { const [[share, token]] = best(query); return ` predicts ${label(token)} with probability ${share.toFixed(2)}`; },
   };
   if (state.draw) state.draw(data); else state.draw = view(byId("gates-view"), data);
-  say(problem || `${count} tokens in ${Math.ceil(performance.now() - began)} ms. ${model.note}`);
+  say(problem || `${count} tokens. ${model.note}`);
 }
 
 function write(text) { byId("gates-text").value = text; state.model.text = text; update(); }
@@ -57,10 +57,10 @@ async function choose(name) {
     if (state.name !== name) return; // another was chosen meanwhile
   }
   state.model = model;
-  byId("gates-examples").replaceChildren(...model.examples.map(text => button(text.length > 44 ? `${visible(text.slice(0, 42))} …` : visible(text), () => write(text))));
+  byId("gates-examples").replaceChildren(...Object.entries(model.examples).map(([title, text]) => button(title, () => write(text))));
   byId("gates-keys").replaceChildren(...model.keys.map(word => button(word, () => write(append(model, byId("gates-text").value, word)))),
     button("⌫", () => write(removeLast(model, byId("gates-text").value)), "remove the last token"), button("clear", () => write("")));
-  write(model.text ?? model.examples[0]);
+  write(model.text ?? Object.values(model.examples)[0]);
 }
 
 function button(text, onclick, label) {
