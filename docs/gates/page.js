@@ -56,7 +56,7 @@ async function choose(name) {
     model.decoder ??= new Decoder(await (await get(`${name}.safetensors`)).arrayBuffer(), model.config, CAPACITY);
     if (state.name !== name) return; // another was chosen meanwhile
   }
-  state.model = model;
+  state.model = model; byId("gates-text").disabled = false;
   byId("gates-examples").replaceChildren(...Object.entries(model.examples).map(([title, text]) => button(title, () => write(text))));
   byId("gates-keys").replaceChildren(...model.keys.map(word => button(word, () => write(append(model, byId("gates-text").value, word)))),
     button("⌫", () => write(removeLast(model, byId("gates-text").value)), "remove the last token"), button("clear", () => write("")));
@@ -66,7 +66,7 @@ async function choose(name) {
 function button(text, onclick, label) {
   const node = make("button", text);
   node.type = "button"; node.onclick = onclick;
-  if (label) node.ariaLabel = label;
+  if (label) node.setAttribute("aria-label", label);
   return node;
 }
 
@@ -75,4 +75,3 @@ for (let place = 0; place < 6; place++) byId("gates-next").append(button(""));
 byId("gates-text").oninput = () => { state.model.text = byId("gates-text").value; update(); };
 const open = name => choose(name).catch(error => say(`The model could not be loaded: ${error.message}`));
 await open("counting");
-byId("gates-page").hidden = false;

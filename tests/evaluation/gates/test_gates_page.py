@@ -166,7 +166,7 @@ const press = text => all(".row button").find(node => node.textContent.startsWit
 await wait(() => all(".token").length);
 found.answer = says(); found.heads = all(".head").length;
 type("a=0;a++;pass"); found.unfinished = [tokens(), status()];
-type(""); found.empty = [byId("gates-view").hidden, status()];
+type(""); found.empty = [...["view", "next"].map(name => getComputedStyle(byId(`gates-${name}`)).display), status()];
 for (const key of ["a = 0 ;", "a ++;", "pass;", "print a", "⌫"]) press(key);
 found.pressed = byId("gates-text").value;
 byId("gates-next").firstChild.click(); found.added = byId("gates-text").value;
@@ -200,7 +200,7 @@ def test_the_page_works_in_a_browser(size, folder, address, library):
     assert shown["heads"] == 8
     words, status = shown["unfinished"]
     assert words == ["a", "=", "0", ";", "a", "++;"] and status.startswith("Not a token yet: pass.")
-    assert shown["empty"] == [True, "Type, or choose an example."]
+    assert shown["empty"] == ["none", "none", "Type, or choose an example."]
     assert shown["pressed"] == "a = 0 ; a ++; pass; print"
     assert shown["added"].startswith("a = 0 ; a ++; pass; print ")
     assert shown["pointed"].startswith("query 3 (;) predicts")
