@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "title": "Shakespeare's plays in bytes",
         "note": "A token is a byte, and ⏎ ends a line.",
         "best": [1, 1],
-        "mark": " (counts line ends)",
+        "mark": " (counts ends of words)",
         "keys": [],
         "examples": {
             "Romeo": "ROMEO:\nWhat light through yonder window",
