@@ -78,6 +78,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return links.sub(target, markdown)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """The theme would ask GitHub for the numbers of stars; no page needs another host."""
+    return output.replace(' data-md-component="source"', "")
+
+
 class Doctests(griffe.Extension):
     """Shows the examples of docstrings as code."""
 

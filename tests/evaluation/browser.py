@@ -35,8 +35,11 @@ addEventListener("load", () => { found.milliseconds = performance.now() - began;
 """
 
 
-def browse(path, folder, script, *flags):
-    """The object `found` that a script fills, and the errors of the page and its script."""
+def browse(path, folder, script, *flags, address=None):
+    """The object `found` that a script fills, and the errors of the page and its script.
+
+    A page that loads files needs the `address` of a server of the folder.
+    """
     copy = folder / "probed.html"
     # Libraries may have it too.
     copy.write_text(path.read_text().replace("<body>", "<body>" + SCRIPT % script, 1))
@@ -45,7 +48,7 @@ def browse(path, folder, script, *flags):
         *OPTIONS.split(),
         *flags,
         f"--user-data-dir={folder / 'user'}",
-        copy.as_uri(),
+        f"{address}/{copy.name}" if address else copy.as_uri(),
     ]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     text = re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL)[1]

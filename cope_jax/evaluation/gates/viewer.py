@@ -54,7 +54,11 @@ def page(seen: "Inspection", title: str) -> str:
     }
     text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
     data = text.replace("<", "\\u003c")
-    text = (importlib.resources.files(__package__) / "viewer.html").read_text(encoding="utf-8")
+    text, style, script = (
+        (importlib.resources.files(__package__) / f"viewer.{kind}").read_text(encoding="utf-8")
+        for kind in ("html", "css", "js")
+    )
+    text = text.replace("@@STYLE@@", style).replace("@@SCRIPT@@", script)
     return text.replace("@@TITLE@@", html.escape(title)).replace("@@DATA@@", data)
 
 
