@@ -1,0 +1,252 @@
+"""The laws of gradients, and those that compare with another function.
+
+g = ∂ Σ dout·f(x) / ∂x, for random dout.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cope_jax.testing.laws import documents, one_document_first, packed, starts
+from cope_jax.testing.leaks import broadcast
+from cope_jax.testing.measures import Measure, Unchecked, law
+from cope_jax.testing.subject import Array, Gradient, Subject, distance
+
+MOST_GROUPS = 16
+PASS_GRADIENTS = (
+    "pass gradients=function(arrays, dout, **keywords) -> gradients of the arrays, or a function "
+    "of JAX with floating-point inputs"
+)
+
+
+@law("gradients")
+def gradients(subject: Subject) -> Measure:
+    """Gradients are finite, and are slopes: g·u = (Σ dout·f(x + εu) − Σ dout·f(x − εu)) / 2ε.
+
+    Each u is random in some tokens of one array and 0 elsewhere, so every entry must be right. The
+    error is relative to the largest slope.
+    """
+    arrays, dout = _one_example(subject)
+    every = _pull(subject, arrays, dout)
+    if broken := _not_finite(every):
+        return broken
+    pulled = [gradient for gradient in every if gradient.index is not None]
+    if not pulled:
+        raise Unchecked("only finite: inputs are integers; check a layer with vectors as inputs")
+    wide = subject.rounding < 1e-10
+    step, bound = (1e-4, 1e-6) if wide else (1e-2, 2e-2)
+    groups = np.array_split(np.arange(subject.length), min(MOST_GROUPS, subject.length))
+    pairs = [(gradient, tokens) for gradient in pulled for tokens in groups]
+    directions = _directions(arrays, pairs)
+    numeric = _slopes(subject, arrays, dout, directions, step)
+    exact = np.array([float((g.values[0] * u[g.index][0]).sum()) for (g, _), u in directions])
+    apart = np.abs(numeric - exact) / max(float(np.abs(numeric).max()), 1e-30)
+    worst = int(apart.argmax())
+    gradient, tokens = pairs[worst]
+    some = f"token {tokens[0]}" if len(tokens) == 1 else f"tokens {tokens[0]} to {tokens[-1]}"
+    return Measure(
+        float(apart[worst]),
+        bound,
+        f"the gradient of {gradient.name} at {some} gives slope {exact[worst]:.3g}, but the values "
+        f"{numeric[worst]:.3g}",
+    )
+
+
+@law("gradient leaks")
+def gradient_leaks(subject: Subject) -> Measure:
+    """The backward pass is causal, and does not leave a document: ∂f(x)_i/∂x_j is 0 where it must.
+
+    For j > i, and for tokens j and i of different documents if `segments` is given.
+    """
+    arrays, dout = _one_example(subject)
+    data, ids = {}, np.zeros((1, subject.length), int)
+    if not subject.causal and subject.segments is None:
+        raise Unchecked("the function is not causal, and has no documents")
+    if subject.segments is not None:
+        data, ids = packed(subject), documents(subject)
+    worst = Measure(0.0, subject.bound)
+    arrays = [np.repeat(array, subject.batch, 0) for array in arrays]
+    outputs = np.linspace(0, subject.length - 1, min(subject.length, 64)).round().astype(int)
+    for start in range(0, len(outputs), subject.batch):
+        some = np.resize(outputs[start : start + subject.batch], subject.batch)
+        chosen = np.where(
+            (np.arange(subject.length) == some[:, None]).reshape(
+                subject.batch, subject.length, *[1] * (dout.ndim - 2)
+            ),
+            dout,
+            0,
+        )
+        after = np.arange(subject.length) > some[:, None]
+        forbidden = (after & bool(subject.causal)) | (ids != ids[0][some][:, None])
+        for gradient in _pull(subject, arrays, chosen, **data):
+            if gradient.index is None:
+                continue
+            apart = np.where(forbidden, distance(gradient.values, 0 * gradient.values), 0)
+            if apart.max() > worst.error:
+                row, token = (int(n) for n in np.unravel_index(int(apart.argmax()), apart.shape))
+                text = (
+                    f"output {some[row]} has the gradient {apart.max():.2g} at token {token} of "
+                    f"{gradient.name}"
+                )
+                worst = Measure(float(apart.max()), subject.bound, text, (token, int(some[row])))
+    return worst
+
+
+@law("gradients of documents", "segments")
+def gradients_of_documents(subject: Subject) -> Measure:
+    """Documents in one row have the gradients that each has at the start of a row."""
+    arrays, dout = _one_example(subject)
+    ids = documents(subject)[0]
+    order, turned = one_document_first(subject)
+    together, apart = (np.zeros((subject.batch, *dout.shape[1:]), dout.dtype) for _ in range(2))
+    together[0] = dout[0]
+    sizes = {start: int((ids == ids[start]).sum()) for start in starts(ids)}
+    for row, (start, size) in enumerate(sizes.items()):
+        apart[row, :size] = dout[0, start : start + size]
+    base = [np.repeat(array, subject.batch, 0) for array in arrays]
+    packed_up = _pull(subject, base, together, **packed(subject))
+    alone = _pull(subject, [array[0][order] for array in base], apart, **turned)
+    worst = Measure(0.0, subject.bound)
+    for one_row, rows in zip(packed_up, alone, strict=True):
+        expected = one_row.values
+        if one_row.index is not None:
+            parts = [rows.values[row, :size] for row, size in enumerate(sizes.values())]
+            values, expected = np.concatenate(parts), one_row.values[0]
+        else:
+            values = rows.values
+        change = distance(values[None], expected[None])[0] / _unit(subject, one_row.values)
+        if change.max() > worst.error:
+            token = int(change.argmax())
+            at = f" at token {token}" if one_row.index is not None else ""
+            text = f"the gradient of {one_row.name}{at} is not that of the documents alone"
+            worst = Measure(float(change.max()), subject.bound, text)
+    return worst
+
+
+@law("empty rows", "mask")
+def empty_rows(subject: Subject) -> Measure:
+    """An output that may see no token is finite, and so are all gradients."""
+    mask = np.ones((1, 1, subject.length, subject.length), bool)
+    mask[:, :, subject.length // 2] = False
+    data = broadcast(subject, {"mask": mask})
+    out = subject.call(subject.draws[0], **data)
+    if not np.isfinite(out).all():
+        token = int(np.argwhere(~np.isfinite(out))[0][1])
+        return Measure(np.inf, subject.bound, f"output {token} is not finite")
+    if subject.differentiable():
+        pulled = subject.pull(subject.draws[0], np.ones(out.shape, out.dtype), **data)
+        if broken := _not_finite(pulled):
+            return broken
+    return Measure(0.0, subject.bound)
+
+
+@law("blocks", "blocks")
+def blocks(subject: Subject) -> Measure:
+    """Other sizes of blocks give the same values and gradients: f_b(x) = f(x)."""
+    return _same(subject, list(subject.blocks or ()))
+
+
+@law("devices", "devices")
+def devices(subject: Subject) -> Measure:
+    """Several devices give the values and gradients that one gives: f_sharded(x) = f(x)."""
+    return _same(subject, [subject.devices])
+
+
+@law("reference", "reference")
+def reference(subject: Subject) -> Measure:
+    """A trusted function of the same arguments gives the same values and gradients: f_r(x) = f(x)."""
+    return _same(subject, [subject.reference])
+
+
+def _same(subject: Subject, others: Iterable[Any]) -> Measure:
+    """Compares values and gradients with other functions, or with other keywords.
+
+    With documents, if `segments` is given.
+    """
+    worst = Measure(0.0, subject.bound)
+    arrays, data = subject.draws[0], {} if subject.segments is None else packed(subject)
+    out = subject.call(arrays, **data)
+    dout = _random(subject, out)
+    exact = subject.pull(arrays, dout, **data) if subject.differentiable() else []
+    for other in others:
+        more = other if isinstance(other, Mapping) else {}
+        function = None if isinstance(other, Mapping) else other
+        words = f" with {dict(more)}" if more else ""
+        results = [("the outputs", subject.call(arrays, function, more, **data), out, 1.0)]
+        if exact and subject.differentiable(function):
+            pulled = subject.pull(arrays, dout, function, more, **data)
+            results += [
+                (f"the gradient of {a.name}", b.values, a.values, _unit(subject, a.values))
+                for a, b in zip(exact, pulled, strict=True)
+            ]
+        for name, values, expected, unit in results:
+            apart = distance(values, expected) / unit
+            if apart.max() > worst.error:
+                example, token = np.unravel_index(int(apart.argmax()), apart.shape)
+                text = (
+                    f"{name}{words} differ at token {token} of example {example} by "
+                    f"{apart.max() * unit:.2g}"
+                )
+                worst = Measure(float(apart.max()), subject.bound, text)
+    return worst
+
+
+def _unit(subject: Subject, gradient: Array) -> float:
+    """Returns how many errors of an output an error of a gradient may have."""
+    return max(subject.gradient_bound(gradient) / subject.bound, 1.0) if subject.bound else 1.0
+
+
+def _one_example(subject: Subject) -> tuple[list[Array], Array]:
+    """Returns arrays of one example, and a random cotangent of its output."""
+    return [a[:1] for a in subject.draws[0]], _random(subject, subject.out)[:1]
+
+
+def _random(subject: Subject, like: Array) -> Array:
+    return np.random.default_rng(subject.seed + 1).normal(size=like.shape).astype(like.dtype)
+
+
+def _pull(subject: Subject, arrays: list[Array], dout: Array, **data: Any) -> list[Gradient]:
+    if not subject.differentiable():
+        raise Unchecked(PASS_GRADIENTS)
+    return subject.pull(arrays, dout, **data)
+
+
+def _not_finite(pulled: list[Gradient]) -> Measure | None:
+    for gradient in pulled:
+        if not np.isfinite(gradient.values).all():
+            token = np.argwhere(~np.isfinite(gradient.values))[0]
+            at = f" at token {token[1]}" if gradient.index is not None else ""
+            return Measure(np.inf, 0.0, f"the gradient of {gradient.name}{at} is not finite")
+    return None
+
+
+def _directions(arrays: list[Array], pairs: list[tuple[Gradient, Array]]) -> list[Any]:
+    """Returns for each gradient and its tokens a direction: arrays that are 0 elsewhere."""
+    rng = np.random.default_rng(1)
+    directions = []
+    for gradient, tokens in pairs:
+        direction = [np.zeros(array.shape) for array in arrays]
+        shape = direction[gradient.index][:, tokens].shape  # type: ignore[index]
+        direction[gradient.index][:, tokens] = rng.normal(size=shape)  # type: ignore[index]
+        directions.append(((gradient, tokens), direction))
+    return directions
+
+
+def _slopes(
+    subject: Subject, arrays: list[Array], dout: Array, directions: list[Any], step: float
+) -> Array:
+    """Returns the slopes of Σ dout·f in the directions, two examples of a call for each."""
+    slopes: list[float] = []
+    pairs = subject.batch // 2
+    for start in range(0, len(directions), pairs):
+        some = [direction for _, direction in directions[start : start + pairs]]
+        padded = some + some[:1] * (pairs - len(some))
+        moved = []
+        for index, array in enumerate(arrays):
+            rows = [array + sign * step * u[index] for u in padded for sign in (1, -1)]
+            moved.append(np.concatenate(rows + rows[:1] * (subject.batch % 2)).astype(array.dtype))
+        out = subject.call(moved).astype(np.float64)
+        sums = (out * dout).reshape(subject.batch, -1).sum(axis=1)
+        slopes += [(sums[2 * n] - sums[2 * n + 1]) / (2 * step) for n in range(len(some))]
+    return np.array(slopes)

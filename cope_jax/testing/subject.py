@@ -1,0 +1,267 @@
+"""A function under test, called with NumPy arrays, and what it supports."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.errors import ConfigError, first_line
+from cope_jax.testing.inputs import Arrays, Inputs
+
+Array = np.ndarray[Any, Any]
+Adapter = str | Callable[[Array], Mapping[str, Any]]
+"""The keyword that takes an array, or a function from the array to all keywords that it sets."""
+
+
+class CallError(Exception):
+    """A call of the function under test failed; the message is one line."""
+
+
+class Gradient(NamedTuple):
+    """A gradient: its name, and the index of the input that it belongs to, or None."""
+
+    name: str
+    index: int | None
+    values: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A function under test; `cope_jax.testing.check` describes the attributes."""
+
+    function: Callable[..., Any]
+    inputs: Inputs
+    length: int = 16
+    batch: int = 4
+    seed: int = 0
+    causal: bool = True
+    segments: Adapter | None = None
+    positions: Adapter | None = None
+    padding: Adapter | None = None
+    mask: Adapter | None = None
+    step: Callable[..., Any] | None = None
+    blocks: Sequence[Any] | None = None
+    devices: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
+    gradients: Callable[..., Any] | None = None
+    shift: int | None = None
+    lengths: Sequence[int] | None = None
+    bfloat16: bool | None = None
+    tolerance: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the function in messages."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @functools.cached_property
+    def draws(self) -> tuple[Arrays, Arrays]:
+        """Two sets of arrays `[batch, length, …]` that differ in every entry."""
+        return self.inputs.two(self.seed, self.batch, self.length)
+
+    @functools.cached_property
+    def out(self) -> Array:
+        """The output for the first arrays, without keywords."""
+        return self.call(self.draws[0])
+
+    @functools.cached_property
+    def result(self) -> Any:
+        """The result as the function returns it, from which its library and type are known."""
+        with clear_errors(self.name, self.draws[0], {}):
+            return self.function(*self.draws[0])
+
+    @property
+    def rounding(self) -> float:
+        """The distance from 1 to the next number of the type of the result."""
+        kind = str(getattr(self.result, "dtype", "float32")).rpartition(".")[2]
+        bits = {"bfloat16": 7, "float16": 10, "float64": 52}
+        return float(2.0 ** -bits.get(kind, 23))
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """The largest error of an output: by default 100 roundings of the largest output."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return 100 * self.rounding * float(np.abs(self.out).max(initial=0))
+
+    def gradient_bound(self, gradient: Array) -> float:
+        """The largest error of an entry of a gradient: ten times that of an output."""
+        if self.tolerance is not None:
+            return 10 * self.tolerance
+        return 1000 * self.rounding * float(np.abs(gradient).max(initial=0))
+
+    def keywords(self, **data: Any) -> dict[str, Any]:
+        """Returns the keywords that pass data of the names of adapters; others are left out."""
+        given: dict[str, Any] = {}
+        for name, array in data.items():
+            adapter = getattr(self, name)
+            if adapter is not None:
+                given |= {adapter: array} if isinstance(adapter, str) else adapter(array)
+        return given
+
+    def call(
+        self,
+        arrays: Sequence[Array],
+        function: Callable[..., Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        **data: Any,
+    ) -> Array:
+        """Calls the function, or another one with the same arguments, and returns `[B, L, …]`.
+
+        Raises:
+          CallError: it raised an exception, or its result is no array with the axes B and L.
+        """
+        function, keywords = function or self.function, self.keywords(**data) | dict(more or {})
+        with clear_errors(self.name, arrays, keywords):
+            out = to_numpy(function(*arrays, **keywords))
+        expected = arrays[0].shape[:2]
+        if out.shape[:2] != expected:
+            raise CallError(
+                f"{self.name} returned shape {list(out.shape)} for inputs {_shapes(arrays)}: it must "
+                f"return [B, L, …] = [{expected[0]}, {expected[1]}, …]"
+            )
+        return out
+
+    def callback(self, function: Callable[..., Any] | None) -> Any:
+        """Returns the function that computes gradients of a function, or None."""
+        given = self.gradients if function is None else None
+        return given or getattr(function or self.function, "gradients", None)
+
+    def differentiable(self, function: Callable[..., Any] | None = None) -> bool:
+        """Whether `pull` can compute gradients."""
+        some = any(np.issubdtype(array.dtype, np.floating) for array in self.draws[0])
+        in_jax = self.gradients is None and isinstance(self.result, jax.Array)
+        return self.callback(function) is not None or (some and in_jax)
+
+    def pull(
+        self,
+        arrays: Sequence[Array],
+        dout: Array,
+        function: Callable[..., Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        **data: Any,
+    ) -> list[Gradient]:
+        """Returns the gradients of Σ dout·out: by the callback if there is one, else by JAX."""
+        keywords = self.keywords(**data) | dict(more or {})
+        callback = self.callback(function)
+        with clear_errors(f"the gradient of {self.name}", arrays, keywords):
+            if callback is None:
+                return self._pull_in_jax(arrays, dout, function or self.function, keywords)
+            results = [to_numpy(result) for result in callback(arrays, dout, **keywords)]
+        kinds = [(array.shape, np.issubdtype(array.dtype, np.floating)) for array in arrays]
+        return [
+            Gradient(self.inputs.name(index), index, values)
+            if index < len(kinds) and kinds[index] == (values.shape, True)
+            else Gradient(f"parameter {index}", None, values)
+            for index, values in enumerate(results)
+        ]
+
+    def _pull_in_jax(
+        self, arrays: Sequence[Array], dout: Array, function: Any, keywords: Any
+    ) -> list[Gradient]:
+        indices = [i for i, a in enumerate(arrays) if np.issubdtype(a.dtype, np.floating)]
+
+        def out(*floats: Any) -> Any:
+            values = [*arrays]
+            for index, value in zip(indices, floats, strict=True):
+                values[index] = value
+            return function(*values, **keywords)
+
+        value, pull = jax.vjp(out, *(jnp.asarray(arrays[index]) for index in indices))
+        gradients = pull(jnp.asarray(dout, value.dtype))
+        return [
+            Gradient(self.inputs.name(index), index, to_numpy(gradient))
+            for index, gradient in zip(indices, gradients, strict=True)
+        ]
+
+
+class clear_errors:
+    """Turns exceptions of a call into a CallError of one line."""
+
+    def __init__(self, name: str, arrays: Sequence[Array], keywords: Mapping[str, Any]):
+        self.name, self.arrays, self.keywords = name, arrays, keywords
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception) or isinstance(error, CallError):
+            return
+        words = "".join(f", {keyword}=…" for keyword in self.keywords)
+        hint = ""
+        if isinstance(error, TypeError | AttributeError) and "ndarray" in str(error):
+            hint = "; wrap it in jax.jit, or in cope_jax.testing.from_torch if it takes tensors"
+        raise CallError(
+            f"{self.name}({_shapes(self.arrays)}{words}) raised {type(error).__name__}: "
+            f"{first_line(error)}{hint}"
+        ) from error
+
+
+def to_numpy(result: Any) -> Array:
+    """Returns an array of NumPy, JAX or PyTorch as NumPy; one of 16 bits as float32.
+
+    Raises:
+      CallError: it is no array.
+    """
+    if isinstance(result, tuple | list | dict) or result is None:
+        raise CallError(
+            f"the function returned a {type(result).__name__}: return one array, for example by a "
+            "lambda that takes what is needed"
+        )
+    if hasattr(result, "detach"):  # a tensor of PyTorch
+        result = result.detach().cpu()
+        result = result.float() if result.element_size() == 2 else result
+    array = np.asarray(result)
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+
+
+def distance(left: Array, right: Array) -> Array:
+    """Returns |left − right| `[B, L]`, the largest over the other axes; NaN counts as infinite.
+
+    >>> distance(np.array([[[1.0, 2.0], [np.nan, 0.0]]]), np.zeros((1, 2, 2)))
+    array([[ 2., inf]])
+    """
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    return apart.max(axis=tuple(range(2, apart.ndim)), initial=0)
+
+
+def checked_subject(**choices: Any) -> Subject:
+    """Creates a subject, and calls its function, so that wrong input is one line.
+
+    Raises:
+      ConfigError: the function cannot be called, is random, or ignores its input.
+    """
+    subject = Subject(**choices)
+    if subject.batch < 2 or subject.length < 4:
+        raise ConfigError(
+            f"batch must be at least 2 and length at least 4, got {subject.batch} and "
+            f"{subject.length}"
+        )
+    try:
+        first, again = subject.out, subject.call(subject.draws[0])
+        other = subject.call(subject.draws[1])
+    except CallError as error:
+        raise ConfigError(str(error)) from error.__cause__
+    if not np.isfinite(first).all():
+        raise ConfigError(f"{subject.name} returns values that are not finite, without any keyword")
+    apart = float(distance(first, again).max())
+    if apart > subject.bound:
+        raise ConfigError(
+            f"{subject.name} is random: two calls with the same inputs differ by {apart:.2g}; turn "
+            "dropout off, by eval() or deterministic=True, or fix the random key"
+        )
+    if float(distance(first, other).max()) <= subject.bound:
+        raise ConfigError(
+            f"{subject.name} returns the same for all inputs, so no law says anything about it"
+        )
+    return subject
+
+
+def _shapes(arrays: Sequence[Array]) -> str:
+    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
