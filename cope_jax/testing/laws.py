@@ -122,7 +122,7 @@ def shift(subject: Subject) -> Measure:
     positions = np.arange(subject.length, dtype=np.int32)[None]
     near, far = (
         subject.call(subject.draws[0], **broadcast(subject, {"positions": positions + offset}))
-        for offset in (0, subject.shift)
+        for offset in (0, subject.shift or 0)
     )
     words = f"that at positions without {subject.shift} more"
     return _worse(Measure(0.0, subject.bound), subject, far, near, words)
@@ -173,7 +173,7 @@ def bfloat16(subject: Subject) -> Measure:
     error relative to the largest output, if this is more. Positions are large, if only distances
     matter.
     """
-    data = {}
+    data: dict[str, Any] = {}
     if subject.positions is not None:
         start = 0 if subject.shift is None else 1001  # no whole numbers of bfloat16
         data = {"positions": np.arange(start, start + subject.length, dtype=np.int32)[None]}
@@ -207,7 +207,7 @@ def starts(ids: Array) -> list[int]:
     return [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist()]
 
 
-def packed(subject: Subject) -> dict[str, Array]:
+def packed(subject: Subject) -> dict[str, Any]:
     """Returns ids of documents, and positions that start again, for adapters."""
     ids = documents(subject)
     first = np.array(starts(ids[0]))[ids[0] - 1]
@@ -215,7 +215,7 @@ def packed(subject: Subject) -> dict[str, Array]:
     return broadcast(subject, {"segments": ids, "positions": positions})
 
 
-def one_document_first(subject: Subject) -> tuple[Array, dict[str, Array]]:
+def one_document_first(subject: Subject) -> tuple[Array, dict[str, Any]]:
     """Returns the order of tokens in which another document is first in each example, and data."""
     first = starts(documents(subject)[0])
     rows = [np.roll(np.arange(subject.length), -start) for start in first]
@@ -258,8 +258,10 @@ def read(subject: Subject, arrays: Any, prompt: int, outs: Array, **data: Any) -
 def _aligned(measure: Measure, subject: Subject, outs: Array, mask: Array) -> Measure:
     """Compares outputs of inputs with left padding with those of the same tokens without."""
     real = mask[:, ::-1].reshape(*mask.shape, *[1] * (outs.ndim - 2))
-    both = (np.where(real, o, 0) for o in (_shifted(outs, mask, True), unpadded(subject, mask)))
-    return _worse(measure, subject, *both, "the same tokens without padding")
+    back, plain = (
+        np.where(real, o, 0) for o in (_shifted(outs, mask, back=True), unpadded(subject, mask))
+    )
+    return _worse(measure, subject, back, plain, "the same tokens without padding")
 
 
 def _worse(measure: Measure, subject: Subject, out: Array, expected: Array, words: str) -> Measure:
@@ -275,7 +277,7 @@ def _worse(measure: Measure, subject: Subject, out: Array, expected: Array, word
     return Measure(float(apart.max()), subject.bound, text)
 
 
-def _data(mask: Array) -> dict[str, Array]:
+def _data(mask: Array) -> dict[str, Any]:
     """Returns the mask of padding, and positions that count from the first token."""
     return {"padding": mask, "positions": np.maximum(mask.cumsum(axis=1) - 1, 0).astype(np.int32)}
 

@@ -1,6 +1,6 @@
 """Dependence of outputs on tokens: which output may not depend on which token, but does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ def leak(
     )
 
 
-def changes(subject: Subject, sets: Sequence[Array], **data: Any) -> Array:
+def changes(subject: Subject, sets: Any, **data: Any) -> Array:
     """Returns by how much each output changes if the tokens of a set are replaced, `[sets, L]`.
 
     The first example of each call is unchanged, and the others replace a set each.

@@ -25,7 +25,7 @@ class Gradient(NamedTuple):
     """A gradient: its name, and the index of the input that it belongs to, or None."""
 
     name: str
-    index: int | None
+    input: int | None
     values: Array
 
 
@@ -132,7 +132,7 @@ class Subject:
         return given or getattr(function or self.function, "gradients", None)
 
     def differentiable(self, function: Callable[..., Any] | None = None) -> bool:
-        """Whether `pull` can compute gradients."""
+        """Returns whether `pull` can compute gradients."""
         some = any(np.issubdtype(array.dtype, np.floating) for array in self.draws[0])
         in_jax = self.gradients is None and isinstance(self.result, jax.Array)
         return self.callback(function) is not None or (some and in_jax)

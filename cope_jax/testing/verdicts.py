@@ -79,7 +79,7 @@ class Report:
         raise unknown("law", law, [verdict.law for verdict in self.verdicts])
 
     def __str__(self) -> str:
-        rows = [("law", "verdict", "error", "bound", "")]
+        rows: list[tuple[str, ...]] = [("law", "verdict", "error", "bound", "")]
         for verdict in self.verdicts:
             numbers = ("" if n is None else f"{n:.2g}" for n in (verdict.error, verdict.bound))
             words = "" if verdict.verdict == "holds" else verdict.counterexample

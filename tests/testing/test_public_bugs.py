@@ -242,7 +242,7 @@ BUGS = [
     Caught(key_shift, "packed documents", "token 5 (document 2) changes output 7", (5, 7)),
     Caught(smear_gate, "packed documents", "token 4 (document 1) changes output 5", (4, 5)),
     Caught(positions_without_a_mask, "packed documents", "(document 1) changes output 5", (1, 5)),
-    Caught(unwritten_gradients, "gradients", "the gradient of q at token"),
+    Caught(unwritten_gradients, "gradients", "the gradient of q at token 8 gives"),
     Caught(rows_without_keys, "empty rows", "output 4 is not finite"),
     Caught(gradients_of_rows_without_keys, "empty rows", "the gradient of q at token 4"),
     Caught(cache_off_by_one, "decoding", "output 8 of example 0"),
