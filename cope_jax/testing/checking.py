@@ -78,8 +78,8 @@ def check(
       blocks: dicts of keywords for other sizes of blocks, or functions of the same arguments.
       devices: a function of the same arguments that computes on several devices.
       reference: a function of the same arguments that is right.
-      gradients: (arrays, dout, **keywords) -> gradients of Σ dout·out by the arrays. If None, JAX
-        computes them; `from_torch` brings its own.
+      gradients: (arrays, dout, **keywords) -> gradients of Σ dout·out by the arrays in order; or a
+        dict of those of parameters by name. If None, JAX computes them; `from_torch` has its own.
       shift: a number that positions may be shifted by without effect.
       lengths: lengths to try, for the law of length. If None, 1 and half of `length`.
       bfloat16: whether to compare inputs in bfloat16 with float64.
@@ -102,7 +102,9 @@ def check(
             raise unknown("law", name, LAWS)
     if not callable(function):
         raise ConfigError(f"check takes a function, got {type(function).__name__}")
+    hint = "; pass tokens(vocab) for a language model, vectors(width) for a layer"
     subject = checked_subject(
+        hint="" if inputs else hint,
         function=wrapped(function),
         inputs=inputs
         if isinstance(inputs, Inputs)

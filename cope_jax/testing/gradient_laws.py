@@ -31,9 +31,7 @@ def gradients(subject: Subject) -> Measure:
     every = _pull(subject, arrays, dout)
     if broken := _not_finite(every):
         return broken
-    pulled = [gradient for gradient in every if gradient.input is not None]
-    if not pulled:
-        raise Unchecked("only finite: inputs are integers; check a layer with vectors as inputs")
+    pulled = _by_inputs(every)
     wide = subject.rounding < 1e-10
     step, bound = (1e-4, 1e-6) if wide else (1e-2, 2e-2)
     groups = np.array_split(np.arange(subject.length), min(MOST_GROUPS, subject.length))
@@ -74,9 +72,7 @@ def gradient_leaks(subject: Subject) -> Measure:
         )
         after = np.arange(subject.length) > some[:, None]
         forbidden = (after & bool(subject.causal)) | (ids != ids[0][some][:, None])
-        for gradient in _pull(subject, arrays, chosen, **data):
-            if gradient.input is None:
-                continue
+        for gradient in _by_inputs(_pull(subject, arrays, chosen, **data)):
             apart = np.where(forbidden, distance(gradient.values, 0 * gradient.values), 0)
             if apart.max() > worst.error:
                 row, token = (int(n) for n in np.unravel_index(int(apart.argmax()), apart.shape))
@@ -207,6 +203,13 @@ def _pull(subject: Subject, arrays: list[Array], dout: Array, **data: Any) -> li
     if not subject.differentiable():
         raise Unchecked(PASS_GRADIENTS)
     return subject.pull(arrays, dout, **data)
+
+
+def _by_inputs(pulled: list[Gradient]) -> list[Gradient]:
+    """Returns the gradients of inputs, without those of parameters."""
+    if by_inputs := [gradient for gradient in pulled if gradient.input is not None]:
+        return by_inputs
+    raise Unchecked("inputs are integers: check a layer, with vectors(width) as inputs")
 
 
 def _not_finite(pulled: list[Gradient]) -> Measure | None:

@@ -151,13 +151,15 @@ class Subject:
         with clear_errors(f"the gradient of {self.name}", arrays, keywords):
             if callback is None:
                 return self._pull_in_jax(arrays, dout, function or self.function, keywords)
-            results = [to_numpy(result) for result in callback(arrays, dout, **keywords)]
+            results = callback(arrays, dout, **keywords)
+            named = results.items() if isinstance(results, Mapping) else enumerate(results)
+            values = {name: to_numpy(result) for name, result in named}
         kinds = [(array.shape, np.issubdtype(array.dtype, np.floating)) for array in arrays]
         return [
-            Gradient(self.inputs.name(index), index, values)
-            if index < len(kinds) and kinds[index] == (values.shape, True)
-            else Gradient(f"parameter {index}", None, values)
-            for index, values in enumerate(results)
+            Gradient(self.inputs.name(index), index, gradient)
+            if index == name and index < len(kinds) and kinds[index] == (gradient.shape, True)
+            else Gradient(f"parameter {name}", None, gradient)
+            for index, (name, gradient) in enumerate(values.items())
         ]
 
     def _pull_in_jax(
@@ -231,7 +233,7 @@ def distance(left: Array, right: Array) -> Array:
     return apart.max(axis=tuple(range(2, apart.ndim)), initial=0)
 
 
-def checked_subject(**choices: Any) -> Subject:
+def checked_subject(hint: str = "", **choices: Any) -> Subject:
     """Creates a subject, and calls its function, so that wrong input is one line.
 
     Raises:
@@ -247,7 +249,7 @@ def checked_subject(**choices: Any) -> Subject:
         first, again = subject.out, subject.call(subject.draws[0])
         other = subject.call(subject.draws[1])
     except CallError as error:
-        raise ConfigError(str(error)) from error.__cause__
+        raise ConfigError(f"{error}{hint}") from error.__cause__
     if not np.isfinite(first).all():
         raise ConfigError(f"{subject.name} returns values that are not finite, without any keyword")
     apart = float(distance(first, again).max())

@@ -33,21 +33,25 @@ class from_torch:
             )
         return getattr(result, "logits", result)
 
-    def gradients(self, arrays: Sequence[Any], dout: Any, **keywords: Any) -> list[Any]:
+    def gradients(self, arrays: Sequence[Any], dout: Any, **keywords: Any) -> Any:
         """Returns the gradients by the arrays, or by the parameters if all arrays are integers."""
         import torch
 
         tensors = [_tensor(array) for array in arrays]
-        learned = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
-        if not learned:
-            learned = [p for p in getattr(self.function, "parameters", list)() if p.requires_grad]
+        floats = {n: t.requires_grad_() for n, t in enumerate(tensors) if t.is_floating_point()}
+        learned = floats or {
+            name: parameter
+            for name, parameter in getattr(self.function, "named_parameters", list)()
+            if parameter.requires_grad
+        }
         result = self.function(*tensors, **{n: _tensor(value) for n, value in keywords.items()})
         out = getattr(result, "logits", result)
-        pulled = torch.autograd.grad(out, learned, _tensor(dout).to(out.dtype), allow_unused=True)
-        return [
-            torch.zeros_like(tensor) if gradient is None else gradient
-            for tensor, gradient in zip(learned, pulled, strict=True)
-        ]
+        some = list(learned.values())
+        pulled = torch.autograd.grad(out, some, _tensor(dout).to(out.dtype), allow_unused=True)
+        return {
+            name: torch.zeros_like(tensor) if gradient is None else gradient
+            for (name, tensor), gradient in zip(learned.items(), pulled, strict=True)
+        }
 
 
 def wrapped(function: Any) -> Any:

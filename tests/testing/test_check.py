@@ -233,6 +233,8 @@ def test_modules_of_torch_are_taken_as_they_are_and_functions_are_wrapped():
     report = check(Layer(), vectors(4), segments="ids")
     assert report["packed documents"].tokens == (4, 5)
     assert report["gradients"].verdict == report["causality"].verdict == "holds"
+    with pytest.raises(ConfigError, match=r"pass tokens\(vocab\) for a language model"):
+        check(torch.nn.Embedding(9, 3))
     report = check(from_torch(lambda x: x * torch.sigmoid(x.cumsum(1))), vectors(4), bfloat16=True)
     assert report["gradients"].verdict == "holds" and report
     with pytest.raises(ConfigError, match=r"cope_jax\.testing\.from_torch if it takes"):
