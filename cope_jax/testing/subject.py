@@ -156,10 +156,10 @@ class Subject:
             values = {name: to_numpy(result) for name, result in named}
         kinds = [(array.shape, np.issubdtype(array.dtype, np.floating)) for array in arrays]
         return [
-            Gradient(self.inputs.name(index), index, gradient)
-            if index == name and index < len(kinds) and kinds[index] == (gradient.shape, True)
+            Gradient(self.inputs.name(name), name, gradient)
+            if isinstance(name, int) and kinds[name : name + 1] == [(gradient.shape, True)]
             else Gradient(f"parameter {name}", None, gradient)
-            for index, (name, gradient) in enumerate(values.items())
+            for name, gradient in values.items()
         ]
 
     def _pull_in_jax(
