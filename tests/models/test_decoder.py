@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax import testing
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layers.block_config import BlockConfig
@@ -22,6 +21,7 @@ from tests.models.cases import (
     VOCAB,
     abstract,
     build,
+    checker,
     config,
     model,
     named,
@@ -44,13 +44,13 @@ def forward(graphdef, state, tokens, positions=None, segments=None, key=None):
 
 
 @functools.cache
-def compiled(name="pre"):
-    graphdef, state = build(CHOICES[name])
+def compiled():
+    graphdef, state = build(CHOICES["pre"])
     return jax.jit(functools.partial(forward, graphdef)), state
 
 
-def logits(tokens, positions=PLACES, segments=ONE_SEGMENT, key=None, name="pre"):
-    run, state = compiled(name)
+def logits(tokens, positions=PLACES, segments=ONE_SEGMENT, key=None):
+    run, state = compiled()
     return np.asarray(run(state, tokens, positions, segments, key))
 
 
@@ -59,21 +59,11 @@ def equal(actual, expected):
 
 
 @pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize(
-    "laws, tolerance",
-    [(["causality"], 0), (["packed documents", "length"], ROUNDING)],
-    ids=["causality", "documents"],
-)
-def test_laws(name, laws, tolerance):
+def test_laws(name):
     """No logit depends on a later token, to the last bit; padding need not be there at all."""
-
-    def run(tokens, positions=PLACES, segments=ONE_SEGMENT):
-        length = tokens.shape[1]
-        return logits(tokens, positions[:, :length], segments[:, :length], name=name)
-
-    choices = dict(segments="segments", positions="positions", batch=2, length=LENGTH, lengths=[4])
-    report = testing.check(run, testing.tokens(VOCAB), **choices, laws=laws, tolerance=tolerance)
-    report.raise_if_broken()
+    check = checker(*build(CHOICES[name]))
+    check(laws=["causality"], tolerance=0).raise_if_broken()
+    check(laws=["packed documents", "length"], tolerance=ROUNDING).raise_if_broken()
 
 
 @pytest.mark.parametrize("wrong", [-1, VOCAB])

@@ -1,6 +1,5 @@
 """Reading a prompt and then token after token gives the logits of the full forward pass."""
 
-import functools
 import re
 
 import jax
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax import testing
 from cope_jax.errors import ConfigError
-from tests.models.cases import LENGTH, ROUNDING, VOCAB, abstract, build, config, model, tokens
+from tests.models.cases import LENGTH, ROUNDING, abstract, build, checker, config, model, tokens
 from tests.ops.jaxprs import equations
 
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
@@ -60,24 +58,8 @@ def equal(actual, expected):
 )
 def test_each_row_of_a_padded_batch_is_as_if_alone(name):
     """Prompts of other lengths side by side, and then token after token."""
-    state, forward, prefill, decode = programs(CHOICES[name])
-
-    def step(cache, tokens, real=None):
-        real = np.ones_like(tokens) if real is None else real
-        if cache is None:
-            return prefill(state, tokens, np.sum(real, axis=1, dtype=np.int32))
-        return decode(state, tokens, cache)
-
-    testing.check(
-        functools.partial(forward, state),
-        testing.tokens(VOCAB),
-        step=step,
-        padding="real",
-        batch=2,
-        length=LENGTH,
-        tolerance=ROUNDING,
-        laws=["decoding", "left padding and cache"],
-    ).raise_if_broken()
+    laws = ["decoding", "left padding and cache"]
+    checker(*build(CHOICES[name]))(laws=laws, tolerance=ROUNDING).raise_if_broken()
 
 
 def test_a_prompt_without_padding():
