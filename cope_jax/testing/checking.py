@@ -13,16 +13,16 @@ from cope_jax.testing.verdicts import Report, Verdict
 
 HINTS = {
     "causal": "the function is not causal",
-    "segments": 'pass segments="KEYWORD", which takes document ids [B, L]',
-    "positions": 'pass positions="KEYWORD", which takes positions [B, L]',
-    "padding": 'pass padding="KEYWORD", which takes a mask [B, L], True at tokens',
-    "mask": 'pass mask="KEYWORD", which takes a mask [B, 1, L, L], True where a token may be seen',
-    "step": "pass step=function(cache, *arrays, **keywords) -> (out, cache); cache is None at first",
-    "blocks": "pass blocks=[{keyword: another size}, …] or functions",
-    "devices": "pass devices=function of the same arguments, over several devices",
-    "reference": "pass reference=trusted function of the same arguments",
-    "shift": "pass shift=100, if only distances of positions matter",
-    "bfloat16": "pass bfloat16=True, if inputs may be bfloat16",
+    "segments": 'pass segments="KEYWORD" (document ids)',
+    "positions": 'pass positions="KEYWORD"',
+    "padding": 'pass padding="KEYWORD" (True at tokens)',
+    "mask": 'pass mask="KEYWORD" (True where a token is seen)',
+    "step": "pass step=function (cache, *arrays) -> (out, cache)",
+    "blocks": "pass blocks=[{KEYWORD: another size}] or functions",
+    "devices": "pass devices=function over several devices",
+    "reference": "pass reference=function that is right",
+    "shift": "pass shift=100 if only distances matter",
+    "bfloat16": "pass bfloat16=True if inputs may be bfloat16",
 }
 
 
@@ -59,7 +59,7 @@ def check(
     >>> print(check(mean, laws=["causality", "packed documents"]))
     law               verdict      error  bound
     causality         BROKEN        0.92  4e-05  token 5 changes output 0 by 0.2
-    packed documents  not checked                pass segments="KEYWORD", which takes document ids...
+    packed documents  not checked                pass segments="KEYWORD" (document ids)
 
     Args:
       function: the function under test.

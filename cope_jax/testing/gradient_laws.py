@@ -14,10 +14,7 @@ from cope_jax.testing.measures import Measure, Unchecked, law
 from cope_jax.testing.subject import Array, Gradient, Subject, distance
 
 MOST_GROUPS = 16
-PASS_GRADIENTS = (
-    "pass gradients=function(arrays, dout, **keywords) -> gradients of the arrays, or a function "
-    "of JAX with floating-point inputs"
-)
+PASS_GRADIENTS = "pass gradients=function (arrays, dout) -> gradients, or a function of JAX"
 
 
 @law("gradients")
@@ -59,7 +56,6 @@ def gradient_leaks(subject: Subject) -> Measure:
     if subject.segments is not None:
         data, ids = packed(subject), documents(subject)
     worst = Measure(0.0, subject.bound)
-    arrays = [np.repeat(array, subject.batch, 0) for array in arrays]
     outputs = np.linspace(0, subject.length - 1, min(subject.length, 64)).round().astype(int)
     for start in range(0, len(outputs), subject.batch):
         some = np.resize(outputs[start : start + subject.batch], subject.batch)
@@ -67,7 +63,7 @@ def gradient_leaks(subject: Subject) -> Measure:
             (np.arange(subject.length) == some[:, None]).reshape(
                 subject.batch, subject.length, *[1] * (dout.ndim - 2)
             ),
-            dout,
+            dout[:1],
             0,
         )
         after = np.arange(subject.length) > some[:, None]
@@ -90,14 +86,12 @@ def gradients_of_documents(subject: Subject) -> Measure:
     arrays, dout = _one_example(subject)
     ids = documents(subject)[0]
     order, turned = one_document_first(subject)
-    together, apart = (np.zeros((subject.batch, *dout.shape[1:]), dout.dtype) for _ in range(2))
-    together[0] = dout[0]
+    apart = np.zeros_like(dout)
     sizes = {start: int((ids == ids[start]).sum()) for start in starts(ids)}
     for row, (start, size) in enumerate(sizes.items()):
         apart[row, :size] = dout[0, start : start + size]
-    base = [np.repeat(array, subject.batch, 0) for array in arrays]
-    packed_up = _pull(subject, base, together, **packed(subject))
-    alone = _pull(subject, [array[0][order] for array in base], apart, **turned)
+    packed_up = _pull(subject, arrays, dout, **packed(subject))
+    alone = _pull(subject, [array[0][order] for array in arrays], apart, **turned)
     worst = Measure(0.0, subject.bound)
     for one_row, rows in zip(packed_up, alone, strict=True):
         expected = one_row.values
@@ -190,8 +184,10 @@ def _unit(subject: Subject, gradient: Array) -> float:
 
 
 def _one_example(subject: Subject) -> tuple[list[Array], Array]:
-    """Returns arrays of one example, and a random cotangent of its output."""
-    return [a[:1] for a in subject.draws[0]], _random(subject, subject.out)[:1]
+    """Returns one example as often as a batch has examples, and a cotangent of the first."""
+    dout = _random(subject, subject.out)
+    dout[1:] = 0
+    return [np.repeat(array[:1], subject.batch, 0) for array in subject.draws[0]], dout
 
 
 def _random(subject: Subject, like: Array) -> Array:
@@ -209,7 +205,7 @@ def _by_inputs(pulled: list[Gradient]) -> list[Gradient]:
     """Returns the gradients of inputs, without those of parameters."""
     if by_inputs := [gradient for gradient in pulled if gradient.input is not None]:
         return by_inputs
-    raise Unchecked("inputs are integers: check a layer, with vectors(width) as inputs")
+    raise Unchecked("inputs are integers: check a layer, with inputs vectors(width)")
 
 
 def _not_finite(pulled: list[Gradient]) -> Measure | None:
@@ -232,14 +228,14 @@ def _against_slopes(
     rng = np.random.default_rng(1)
     directions = []
     for gradient, tokens in pairs:
-        direction = [np.zeros(array.shape) for array in arrays]
+        direction = [np.zeros((1, *array.shape[1:])) for array in arrays]
         values = direction[gradient.input]  # type: ignore[index]
         values[:, tokens] = rng.normal(size=values[:, tokens].shape)
         directions.append(direction)
     numeric = _slopes(subject, arrays, dout, directions, step)
     exact = np.array(
         [
-            float((gradient.values * direction[gradient.input]).sum())  # type: ignore[index]
+            float((gradient.values[:1] * direction[gradient.input]).sum())  # type: ignore[index]
             for (gradient, _), direction in zip(pairs, directions, strict=True)
         ]
     )
@@ -266,9 +262,9 @@ def _slopes(
         padded = some + some[:1] * (pairs - len(some))
         moved = []
         for index, array in enumerate(arrays):
-            rows = [array + sign * step * u[index] for u in padded for sign in (1, -1)]
+            rows = [array[:1] + sign * step * u[index] for u in padded for sign in (1, -1)]
             moved.append(np.concatenate(rows + rows[:1] * (subject.batch % 2)).astype(array.dtype))
         out = subject.call(moved).astype(np.float64)
-        sums = (out * dout).reshape(subject.batch, -1).sum(axis=1)
+        sums = (out * dout[:1]).reshape(subject.batch, -1).sum(axis=1)
         slopes += [(sums[2 * n] - sums[2 * n + 1]) / (2 * step) for n in range(len(some))]
     return np.array(slopes)

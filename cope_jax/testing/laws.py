@@ -144,7 +144,7 @@ def length(subject: Subject) -> Measure:
 def head_groups(subject: Subject) -> Measure:
     """Query head h reads only key/value head ⌊h·G/H⌋: neighbours share a key head."""
     if subject.inputs.heads is None or len(set(subject.inputs.heads)) == 1:
-        raise Unchecked("pass qkv(heads=4, kv_heads=2) as inputs, if heads may share keys")
+        raise Unchecked("pass inputs qkv(4, 2) if heads may share keys")
     heads, groups = subject.inputs.heads
     first, other = subject.draws
     worst = Measure(0.0, subject.bound)
