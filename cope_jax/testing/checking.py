@@ -51,8 +51,9 @@ def check(
 ) -> Report:
     """Measures a function by every law that it can be measured by.
 
-    The function takes NumPy arrays `[B, L, …]` and returns an array `[B, L, …]`. JAX functions and
-    Flax modules do as they are; modules of PyTorch too, and functions by `from_torch`.
+    The function takes NumPy arrays `[B, L, …]` and returns an array `[B, L, …]`; of a tuple, the first
+    counts, and of a result with `logits` these. JAX functions and Flax modules do as they are;
+    modules of PyTorch too, and functions by `from_torch`.
 
     >>> def mean(q, k, v):  # sees later tokens
     ...     return v - v.mean(axis=1, keepdims=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from cope_jax.testing.leaks import broadcast, leak
 from cope_jax.testing.measures import Measure, Unchecked, law
-from cope_jax.testing.subject import Array, Subject, clear_errors, distance, to_numpy
+from cope_jax.testing.subject import Array, CallError, Subject, clear_errors, distance, to_numpy
 
 
 @law("causality", "causal")
@@ -248,10 +248,19 @@ def read(subject: Subject, arrays: Any, prompt: int, outs: Array, **data: Any) -
         seen = {name: a[:, 0 if name == "padding" else start : end] for name, a in data.items()}
         keywords = subject.keywords(**seen)
         with clear_errors(f"step for the tokens {start} to {end - 1}", some, keywords):
-            out, cache = subject.step(cache, *some, **keywords)  # type: ignore[misc]
+            result = subject.step(cache, *some, **keywords)  # type: ignore[misc]
+            if not isinstance(result, tuple | list) or len(result) != 2:
+                raise CallError(f"step must return (out, cache), got {type(result).__name__}")
+            out, cache = result
             rows = to_numpy(out)
             rows = rows[:, None] if rows.ndim < outs.ndim else rows
-            outs[:, end - rows.shape[1] : end] = rows
+            first = max(end - rows.shape[1], start)
+            if rows.shape != outs[:, first:end].shape:
+                raise CallError(
+                    f"step returned shape {list(rows.shape)} for the tokens {start} to {end - 1}, "
+                    f"and the function {list(outs.shape)} for all: give outputs of some of the last"
+                )
+            outs[:, first:end] = rows
     return outs
 
 

@@ -72,7 +72,7 @@ class Subject:
     def result(self) -> Any:
         """The result as the function returns it, from which its library and type are known."""
         with clear_errors(self.name, self.draws[0], {}):
-            return self.function(*self.draws[0])
+            return output(self.function(*self.draws[0]))
 
     @property
     def rounding(self) -> float:
@@ -171,7 +171,7 @@ class Subject:
             values = [*arrays]
             for index, value in zip(indices, floats, strict=True):
                 values[index] = value
-            return function(*values, **keywords)
+            return output(function(*values, **keywords))
 
         value, pull = jax.vjp(out, *(jnp.asarray(arrays[index]) for index in indices))
         gradients = pull(jnp.asarray(dout, value.dtype))
@@ -203,17 +203,22 @@ class clear_errors:
         ) from error
 
 
+def output(result: Any) -> Any:
+    """Returns the output among results: the first of a tuple, or the logits."""
+    while isinstance(result, tuple | list) and result:
+        result = result[0]
+    return getattr(result, "logits", result)
+
+
 def to_numpy(result: Any) -> Array:
-    """Returns an array of NumPy, JAX or PyTorch as NumPy; one of 16 bits as float32.
+    """Returns the output, of NumPy, JAX or PyTorch, as NumPy; one of 16 bits as float32.
 
     Raises:
       CallError: it is no array.
     """
-    if isinstance(result, tuple | list | dict) or result is None:
-        raise CallError(
-            f"the function returned a {type(result).__name__}: return one array, for example by a "
-            "lambda that takes what is needed"
-        )
+    result = output(result)
+    if not hasattr(result, "shape"):
+        raise CallError(f"the function returned a {type(result).__name__}: return an array")
     if hasattr(result, "detach"):  # a tensor of PyTorch
         result = result.detach().cpu()
         result = result.float() if result.element_size() == 2 else result

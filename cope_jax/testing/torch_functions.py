@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from cope_jax.testing.subject import output
+
 
 class from_torch:
     """Wraps a function or module of PyTorch: it takes NumPy arrays, and autograd gives gradients.
 
-    Integers become int64, and of an output with `logits`, as those of transformers, the logits are
-    the result. `check` wraps modules itself; wrap functions, and `step`.
+    Integers become int64. `check` wraps modules itself; wrap functions, and `step`.
 
     >>> wrapped = from_torch(lambda x: x * 2)
     >>> wrapped.__name__
@@ -27,11 +28,10 @@ class from_torch:
         import torch
 
         with torch.no_grad():
-            result = self.function(
+            return self.function(
                 *map(_tensor, arguments),
                 **{name: _tensor(value) for name, value in keywords.items()},
             )
-        return getattr(result, "logits", result)
 
     def gradients(self, arrays: Sequence[Any], dout: Any, **keywords: Any) -> Any:
         """Returns the gradients by the arrays, or by the parameters if all arrays are integers."""
@@ -45,8 +45,9 @@ class from_torch:
             if parameter.requires_grad
         }
         result = self.function(*tensors, **{n: _tensor(value) for n, value in keywords.items()})
-        out = getattr(result, "logits", result)
-        some = list(learned.values())
+        if not learned:
+            return {}
+        out, some = output(result), list(learned.values())
         pulled = torch.autograd.grad(out, some, _tensor(dout).to(out.dtype), allow_unused=True)
         return {
             name: torch.zeros_like(tensor) if gradient is None else gradient

@@ -57,6 +57,11 @@ BROKEN = {
         padding | {"causal": False},
         "token 15 (padding) changes output 0 by",
     ),
+    "right padding, by its length": (
+        lambda x, padding=None: (x if padding is None else x * padding[..., None]) / x.shape[1],
+        padding | {"causal": False},
+        "output 0 of example 0 differs by",
+    ),
     "left padding": (
         lambda x, padding=None: x.cumsum(1),
         padding,
@@ -97,12 +102,13 @@ BROKEN = {
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_law_sees_a_function_that_breaks_it(law):
     function, choices, words = BROKEN[law]
-    verdict = check(function, vectors(3), **choices)[law]
+    verdict = check(function, vectors(3), **choices)[law.partition(",")[0]]
     assert verdict.verdict == "BROKEN" and words in verdict.counterexample, verdict
 
 
 def test_every_law_is_tested_and_none_is_broken_by_what_keeps_it():
-    assert set(LAWS) == {*BROKEN, *(caught.law for caught in BUGS)}
+    broken = {law.partition(",")[0] for law in BROKEN} | {caught.law for caught in BUGS}
+    assert set(LAWS) == broken
     report = check(so_far, vectors(3), step=running_mean)
     report.raise_if_broken()
     unchecked = {verdict.law for verdict in report if verdict.verdict == "not checked"}
@@ -164,7 +170,7 @@ MISTAKES = {
         lambda: check(lambda q, k, v: q[:, 0]),
         "float32[4, 16, 4, 8]: it must return [B, L, …] = [4, 16, …]",
     ),
-    "a tuple": (lambda: check(lambda q, k, v: (q, k)), "returned a tuple: return one array"),
+    "a dict": (lambda: check(lambda q, k, v: {"out": q}), "returned a dict: return an array"),
     "raises": (
         lambda: check(lambda q, k: q),
         "<lambda>(float32[4, 16, 4, 8], float32[4, 16, 4, 8], float32[4, 16, 4, 8]) raised TypeError",
@@ -200,6 +206,20 @@ def test_a_wrong_keyword_is_a_failed_law_and_not_a_broken_one():
         report.raise_if_broken()
 
 
+@pytest.mark.parametrize(
+    "step, message",
+    [
+        (lambda cache, x: x, "step must return (out, cache), got ndarray"),
+        (lambda cache, x: (x[:2], None), "step returned shape [2, 8, 3] for the tokens 0 to 7"),
+        (lambda cache, x: (x, cache + 1), "step for the tokens 0 to 7(float32[4, 8, 3]) raised"),
+    ],
+)
+def test_a_wrong_step_is_one_clear_line(step, message):
+    verdict = check(so_far, vectors(3), step=step, laws=["decoding"])["decoding"]
+    assert verdict.verdict == "failed" and message in verdict.counterexample
+    assert "\n" not in verdict.counterexample
+
+
 def so_far_of_documents(x):
     return so_far(x)
 
@@ -228,7 +248,7 @@ def test_modules_of_torch_are_taken_as_they_are_and_functions_are_wrapped():
             self.linear = torch.nn.Linear(4, 4)
 
         def forward(self, x, ids=None):
-            return self.linear(x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+            return self.linear(x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]), "a cache"
 
     report = check(Layer(), vectors(4), segments="ids")
     assert report["packed documents"].tokens == (4, 5)
