@@ -165,6 +165,21 @@ def test_attend_keeps_every_law(streaming):
     assert report and unchecked == {"blocks", "devices", "reference"} - choices.keys(), report
 
 
+def test_the_first_wrong_gradient_of_a_long_input_is_a_token():
+    @jax.jit
+    def layer(x):
+        late = jnp.arange(x.shape[1])[:, None] > 20
+        return jnp.where(late[None], jax.lax.stop_gradient(x), x)
+
+    verdict = check(layer, vectors(3), length=40)["gradients"]
+    assert "the gradient of x at token 21 gives slope 0" in verdict.counterexample
+
+
+def test_two_draws_differ_in_every_entry():
+    (first,), (other,) = tokens(2).two(seed=0, batch=4, length=16)
+    assert {0, 1} == {*np.unique(first)} and (first != other).all()
+
+
 MISTAKES = {
     "another shape": (
         lambda: check(lambda q, k, v: q[:, 0]),
@@ -196,7 +211,8 @@ def test_a_mistake_is_one_clear_line(call, message):
 
 
 def test_a_wrong_keyword_is_a_failed_law_and_not_a_broken_one():
-    report = check(so_far_of_documents, vectors(3), segments="document_ids")
+    adapter = {"segments": lambda ids: {"document_ids": ids}}
+    report = check(so_far_of_documents, vectors(3), **adapter)
     verdict = report["packed documents"]
     assert verdict.verdict == "failed" and "document_ids=…) raised TypeError" in (
         verdict.counterexample
@@ -253,6 +269,10 @@ def test_modules_of_torch_are_taken_as_they_are_and_functions_are_wrapped():
     report = check(Layer(), vectors(4), segments="ids")
     assert report["packed documents"].tokens == (4, 5)
     assert report["gradients"].verdict == report["causality"].verdict == "holds"
+    report = check(torch.nn.Embedding(9, 3), tokens(9))
+    assert report and report["gradient leaks"].verdict == "not checked"
+    one_hot = from_torch(lambda x: torch.nn.functional.one_hot(x, 9).float())
+    assert check(one_hot, tokens(9))["gradients"].verdict == "not checked"
     with pytest.raises(ConfigError, match=r"pass tokens\(vocab\) for a language model"):
         check(torch.nn.Embedding(9, 3))
     report = check(from_torch(lambda x: x * torch.sigmoid(x.cumsum(1))), vectors(4), bfloat16=True)
