@@ -8,6 +8,8 @@
 'token 15 changes output 0 by 2...'
 """
 
+from cope_jax.testing import caches as caches
+from cope_jax.testing import comparisons as comparisons
 from cope_jax.testing import gradient_laws as gradient_laws
 from cope_jax.testing import laws as laws
 from cope_jax.testing.checking import check as check

@@ -7,7 +7,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.testing.inputs import Draw, Inputs, qkv
 from cope_jax.testing.measures import LAWS, Unchecked
-from cope_jax.testing.subject import Adapter, CallError, Subject, checked_subject
+from cope_jax.testing.results import CallError
+from cope_jax.testing.subject import Adapter, Subject, checked_subject
 from cope_jax.testing.torch_functions import wrapped
 from cope_jax.testing.verdicts import Report, Verdict
 

@@ -1,17 +1,18 @@
-"""The laws of gradients, and those that compare with another function.
+"""The laws of gradients.
 
 g = ∂ Σ dout·f(x) / ∂x, for random dout.
 """
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from cope_jax.testing.laws import documents, one_document_first, packed, starts
+from cope_jax.testing.arrangements import documents, packed, starts
+from cope_jax.testing.laws import one_document_first
 from cope_jax.testing.leaks import broadcast
 from cope_jax.testing.measures import Measure, Unchecked, law
-from cope_jax.testing.subject import Array, Gradient, Subject, distance
+from cope_jax.testing.results import Array, distance
+from cope_jax.testing.subject import Gradient, Subject
 
 MOST_GROUPS = 16
 PASS_GRADIENTS = "pass gradients=function (arrays, dout) -> gradients, or a function of JAX"
@@ -100,7 +101,7 @@ def gradients_of_documents(subject: Subject) -> Measure:
             values, expected = np.concatenate(parts), one_row.values[0]
         else:
             values = rows.values
-        change = distance(values[None], expected[None])[0] / _unit(subject, one_row.values)
+        change = distance(values[None], expected[None])[0] / unit_of(subject, one_row.values)
         if change.max() > worst.error:
             token = int(change.argmax())
             at = f" at token {token}" if one_row.input is not None else ""
@@ -126,71 +127,20 @@ def empty_rows(subject: Subject) -> Measure:
     return Measure(0.0, subject.bound)
 
 
-@law("blocks", "blocks")
-def blocks(subject: Subject) -> Measure:
-    """Other sizes of blocks give the same values and gradients: f_b(x) = f(x)."""
-    return _same(subject, list(subject.blocks or ()))
-
-
-@law("devices", "devices")
-def devices(subject: Subject) -> Measure:
-    """Several devices give the values and gradients that one gives: f_sharded(x) = f(x)."""
-    return _same(subject, [subject.devices])
-
-
-@law("reference", "reference")
-def reference(subject: Subject) -> Measure:
-    """A trusted function of the same arguments gives the same values and gradients: f_r(x) = f(x)."""
-    return _same(subject, [subject.reference])
-
-
-def _same(subject: Subject, others: Iterable[Any]) -> Measure:
-    """Compares values and gradients with other functions, or with other keywords.
-
-    With documents, if `segments` is given.
-    """
-    worst = Measure(0.0, subject.bound)
-    arrays = subject.draws[0]
-    data: dict[str, Any] = {} if subject.segments is None else packed(subject)
-    out = subject.call(arrays, **data)
-    dout = _random(subject, out)
-    exact = subject.pull(arrays, dout, **data) if subject.differentiable() else []
-    for other in others:
-        more = other if isinstance(other, Mapping) else {}
-        function = None if isinstance(other, Mapping) else other
-        words = f" with {dict(more)}" if more else ""
-        results = [("the outputs", subject.call(arrays, function, more, **data), out, 1.0)]
-        if exact and subject.differentiable(function):
-            pulled = subject.pull(arrays, dout, function, more, **data)
-            results += [
-                (f"the gradient of {a.name}", b.values, a.values, _unit(subject, a.values))
-                for a, b in zip(exact, pulled, strict=True)
-            ]
-        for name, values, expected, unit in results:
-            apart = distance(values, expected) / unit
-            if apart.max() > worst.error:
-                example, token = np.unravel_index(int(apart.argmax()), apart.shape)
-                text = (
-                    f"{name}{words} differ at token {token} of example {example} by "
-                    f"{apart.max() * unit:.2g}"
-                )
-                worst = Measure(float(apart.max()), subject.bound, text)
-    return worst
-
-
-def _unit(subject: Subject, gradient: Array) -> float:
-    """Returns how many errors of an output an error of a gradient may have."""
-    return max(subject.gradient_bound(gradient) / subject.bound, 1.0) if subject.bound else 1.0
-
-
 def _one_example(subject: Subject) -> tuple[list[Array], Array]:
     """Returns one example as often as a batch has examples, and a cotangent of the first."""
-    dout = _random(subject, subject.out)
+    dout = random_like(subject, subject.out)
     dout[1:] = 0
     return [np.repeat(array[:1], subject.batch, 0) for array in subject.draws[0]], dout
 
 
-def _random(subject: Subject, like: Array) -> Array:
+def unit_of(subject: Subject, gradient: Array) -> float:
+    """Returns how many errors of an output an error of a gradient may have."""
+    return max(subject.gradient_bound(gradient) / subject.bound, 1.0) if subject.bound else 1.0
+
+
+def random_like(subject: Subject, like: Array) -> Array:
+    """Returns random numbers of the shape and type of an array."""
     rng = np.random.default_rng(subject.seed + 1)
     return np.asarray(rng.normal(size=like.shape), like.dtype)
 

@@ -11,9 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.testing.arrangements import (
+    documents,
+    left_mask,
+    packed,
+    padded,
+    shifted,
+    starts,
+)
 from cope_jax.testing.leaks import broadcast, leak
 from cope_jax.testing.measures import Measure, Unchecked, law
-from cope_jax.testing.subject import Array, CallError, Subject, clear_errors, distance, to_numpy
+from cope_jax.testing.results import Array, distance
+from cope_jax.testing.subject import Subject
 
 
 @law("causality", "causal")
@@ -73,11 +82,11 @@ def right_padding(subject: Subject) -> Measure:
     """Padding after an example changes nothing: f(x, padding) = f(x) at the tokens of x."""
     length = subject.length - max(1, subject.length // 4)
     mask = np.arange(subject.length)[None] < length
-    measure = leak(subject, mask[0][:, None] & ~mask, lambda j: _padded(mask[0], j), **_data(mask))
+    measure = leak(subject, mask[0][:, None] & ~mask, lambda j: _mark(mask[0], j), **padded(mask))
     arrays = subject.draws[0]
-    padded = subject.call(arrays, **broadcast(subject, _data(mask)))[:, :length]
+    out = subject.call(arrays, **broadcast(subject, padded(mask)))[:, :length]
     plain = subject.out if subject.causal else subject.call([a[:, :length] for a in arrays])
-    return _worse(measure, subject, padded, plain[:, :length], "the same tokens without padding")
+    return worse(measure, subject, out, plain[:, :length], "the same tokens without padding")
 
 
 @law("left padding", "padding")
@@ -90,30 +99,9 @@ def left_padding(subject: Subject) -> Measure:
     mask = left_mask(subject, subject.length // 2)
     last = mask[-1]
     forbidden = last[:, None] & ~last
-    measure = leak(subject, forbidden, lambda j: _padded(last, j), **_data(last[None]))
-    arrays = [_shifted(array, mask) for array in subject.draws[0]]
-    return _aligned(measure, subject, subject.call(arrays, **_data(mask)), mask)
-
-
-@law("decoding", "step")
-def decoding(subject: Subject) -> Measure:
-    """Reading token after token with a cache gives what reading all tokens gives.
-
-    step(… step(x_1 … x_m), x_{m+1} …) = f(x).
-    """
-    outs = read(subject, subject.draws[0], subject.length // 2, subject.out)
-    return _worse(Measure(0.0, subject.bound), subject, outs, subject.out, "reading all at once")
-
-
-@law("left padding and cache", "step", "padding")
-def left_padding_and_cache(subject: Subject) -> Measure:
-    """Prompts with left padding, then token after token: each example is as if alone."""
-    half = subject.length // 2
-    mask = left_mask(subject, half - 1)
-    arrays = [_shifted(array, mask) for array in subject.draws[0]]
-    expected = _shifted(unpadded(subject, mask), mask)
-    outs = read(subject, arrays, half, expected, **_data(mask))
-    return _aligned(Measure(0.0, subject.bound), subject, outs, mask)
+    measure = leak(subject, forbidden, lambda j: _mark(last, j), **padded(last[None]))
+    arrays = [shifted(array, mask) for array in subject.draws[0]]
+    return aligned(measure, subject, subject.call(arrays, **padded(mask)), mask)
 
 
 @law("shift", "positions", "shift")
@@ -125,7 +113,7 @@ def shift(subject: Subject) -> Measure:
         for offset in (0, subject.shift or 0)
     )
     words = f"that at positions without {subject.shift} more"
-    return _worse(Measure(0.0, subject.bound), subject, far, near, words)
+    return worse(Measure(0.0, subject.bound), subject, far, near, words)
 
 
 @law("length", "causal")
@@ -136,7 +124,7 @@ def length(subject: Subject) -> Measure:
     for size in lengths:
         short = subject.call([array[:, :size] for array in subject.draws[0]])
         words = f"the same with {subject.length} tokens instead of {size}"
-        worst = _worse(worst, subject, short, subject.out[:, :size], words)
+        worst = worse(worst, subject, short, subject.out[:, :size], words)
     return worst
 
 
@@ -193,28 +181,6 @@ def bfloat16(subject: Subject) -> Measure:
     return Measure(error if np.isfinite(error) else np.inf, 0.01, text)
 
 
-def documents(subject: Subject) -> Array:
-    """Returns document ids `[1, L]`: a third of the row, a single token, and the rest."""
-    third = max(1, subject.length // 3)
-    sizes = [third, 1, subject.length - third - 1]
-    if subject.batch < len(sizes):  # each is the first of an example
-        sizes = [third, subject.length - third]
-    return np.repeat(np.arange(len(sizes), dtype=np.int32) + 1, sizes)[None]
-
-
-def starts(ids: Array) -> list[int]:
-    """Returns the index of the first token of each document of a row."""
-    return [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist()]
-
-
-def packed(subject: Subject) -> dict[str, Any]:
-    """Returns ids of documents, and positions that start again, for adapters."""
-    ids = documents(subject)
-    first = np.array(starts(ids[0]))[ids[0] - 1]
-    positions = (np.arange(subject.length) - first).astype(np.int32)[None]
-    return broadcast(subject, {"segments": ids, "positions": positions})
-
-
 def one_document_first(subject: Subject) -> tuple[Array, dict[str, Any]]:
     """Returns the order of tokens in which another document is first in each example, and data."""
     first = starts(documents(subject)[0])
@@ -223,57 +189,24 @@ def one_document_first(subject: Subject) -> tuple[Array, dict[str, Any]]:
     return order, {name: array[0][order] for name, array in packed(subject).items()}
 
 
-def left_mask(subject: Subject, most: int) -> Array:
-    """Returns a mask `[B, L]`, True at tokens: up to `most` tokens of padding at the left."""
-    amounts = np.linspace(0, most, subject.batch).round().astype(int)
-    return np.arange(subject.length)[None] >= amounts[:, None]
-
-
 def unpadded(subject: Subject, mask: Array) -> Array:
     """Returns the outputs of the same tokens at the start of the row."""
     arrays = subject.draws[0]
     if subject.causal:
         return subject.out
-    return subject.call(arrays, **_data(mask[:, ::-1]))
+    return subject.call(arrays, **padded(mask[:, ::-1]))
 
 
-def read(subject: Subject, arrays: Any, prompt: int, outs: Array, **data: Any) -> Array:
-    """Reads a prompt and then token after token, and puts the outputs into a copy of `outs`.
-
-    `step` may return outputs of all tokens that it reads, or of the last ones only.
-    """
-    outs, cache = outs.copy(), None
-    for start, end in [(0, prompt), *((i, i + 1) for i in range(prompt, subject.length))]:
-        some = [array[:, start:end] for array in arrays]
-        seen = {name: a[:, 0 if name == "padding" else start : end] for name, a in data.items()}
-        keywords = subject.keywords(**seen)
-        with clear_errors(f"step for the tokens {start} to {end - 1}", some, keywords):
-            result = subject.step(cache, *some, **keywords)  # type: ignore[misc]
-            if not isinstance(result, tuple | list) or len(result) != 2:
-                raise CallError(f"step must return (out, cache), got {type(result).__name__}")
-            out, cache = result
-            rows = to_numpy(out)
-            rows = rows[:, None] if rows.ndim < outs.ndim else rows
-            first = max(end - rows.shape[1], start)
-            if rows.shape != outs[:, first:end].shape:
-                raise CallError(
-                    f"step returned shape {list(rows.shape)} for the tokens {start} to {end - 1}, "
-                    f"and the function {list(outs.shape)} for all: give outputs of some of the last"
-                )
-            outs[:, first:end] = rows
-    return outs
-
-
-def _aligned(measure: Measure, subject: Subject, outs: Array, mask: Array) -> Measure:
+def aligned(measure: Measure, subject: Subject, outs: Array, mask: Array) -> Measure:
     """Compares outputs of inputs with left padding with those of the same tokens without."""
     real = mask[:, ::-1].reshape(*mask.shape, *[1] * (outs.ndim - 2))
     back, plain = (
-        np.where(real, o, 0) for o in (_shifted(outs, mask, back=True), unpadded(subject, mask))
+        np.where(real, o, 0) for o in (shifted(outs, mask, back=True), unpadded(subject, mask))
     )
-    return _worse(measure, subject, back, plain, "the same tokens without padding")
+    return worse(measure, subject, back, plain, "the same tokens without padding")
 
 
-def _worse(measure: Measure, subject: Subject, out: Array, expected: Array, words: str) -> Measure:
+def worse(measure: Measure, subject: Subject, out: Array, expected: Array, words: str) -> Measure:
     """Returns the worse of a measure and the distance between two arrays `[B, L, …]`."""
     apart = distance(out, expected)
     if measure.error > measure.bound or apart.max() <= measure.error:
@@ -286,19 +219,8 @@ def _worse(measure: Measure, subject: Subject, out: Array, expected: Array, word
     return Measure(float(apart.max()), subject.bound, text)
 
 
-def _data(mask: Array) -> dict[str, Any]:
-    """Returns the mask of padding, and positions that count from the first token."""
-    return {"padding": mask, "positions": np.maximum(mask.cumsum(axis=1) - 1, 0).astype(np.int32)}
-
-
-def _padded(mask: Array, token: int) -> str:
+def _mark(mask: Array, token: int) -> str:
     return "" if mask[token] else " (padding)"
-
-
-def _shifted(array: Array, mask: Array, back: bool = False) -> Array:
-    """Moves each example behind its padding; what does not fit comes first."""
-    amounts = (~mask).sum(axis=1) * (-1 if back else 1)
-    return np.stack([np.roll(row, int(n), axis=0) for row, n in zip(array, amounts, strict=True)])
 
 
 def _cast(array: Array, dtype: Any) -> Array:

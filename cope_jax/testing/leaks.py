@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from cope_jax.testing.measures import Measure
-from cope_jax.testing.subject import Array, Subject, distance
+from cope_jax.testing.results import Array, distance
+from cope_jax.testing.subject import Subject
 
 MOST_SETS = 64
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cope_jax.testing.subject import output
+from cope_jax.testing.results import output
 
 
 class from_torch:
