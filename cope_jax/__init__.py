@@ -1,6 +1,6 @@
 """A laboratory for position encodings in JAX: Contextual Position Encoding (CoPE) and its rivals.
 
-`import cope_jax as cj` gives the eleven names that most people need. Each name is imported on first
+`import cope_jax as cj` gives the twelve names that most people need. Each name is imported on first
 use, so the import itself costs nothing and does not start JAX.
 
 >>> import cope_jax as cj
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cope_jax import encodings as encodings
     from cope_jax import models as models
     from cope_jax import tasks as tasks
+    from cope_jax import testing as testing
     from cope_jax.attention import attend as attend
     from cope_jax.evaluation.gates.maps import inspect as inspect
     from cope_jax.generation.decoding import generate as generate
@@ -38,8 +39,9 @@ _PLACES = {
     "load": "cope_jax.runs.load",
     "generate": "cope_jax.generation.decoding",
     "inspect": "cope_jax.evaluation.gates.maps",
+    "testing": "cope_jax.testing",
 }
-"""Maps public names to their modules; `encodings`, `tasks` and `models` are packages themselves."""
+"""Maps public names to their modules; `encodings`, `tasks`, `models` and `testing` are packages themselves."""
 
 __all__ = [*_PLACES]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax import attention, encodings
+from cope_jax import attention, encodings, testing
 from cope_jax.encodings import Composed, Encoding, Tokens
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import ORACLES, Rule, Sizes, compose
@@ -323,6 +323,45 @@ def numpy_result(result: Result) -> Result:
     dstate, dinputs = result.gradients
     gradients = {name: np.asarray(leaf) for name, leaf in dinputs.items()} | parameters(dstate)
     return Result(np.asarray(result.embedded), np.asarray(result.out), gradients)
+
+
+def laws(spec: str, names: Iterable[str], tolerance: float) -> testing.Report:
+    """Laws of `cope_jax.testing`, measured by the compiled function that all tests of a case share.
+
+    The outputs are those of attention and the embedded input; gradients are also by parameters.
+    """
+    _, state = build(spec)
+
+    def result(arrays, douts, positions=CONSECUTIVE, segments=ONE_SEGMENT):
+        named = dict(zip("qkvx", arrays, strict=True)) | douts
+        return run(spec, state, named, positions, segments)
+
+    def outputs(*arrays, **data):
+        zeros = {"dout": 0 * arrays[0], "dembedded": 0 * arrays[3]}
+        both = result(arrays, zeros, **data)
+        return np.concatenate([both.out.reshape(BATCH, LENGTH, -1), both.embedded], axis=-1)
+
+    def gradients(arrays, douts, **data):
+        dout, dembedded = np.split(douts, [-SIZES.model_dim], axis=-1)
+        douts = {"dout": dout.reshape(arrays[0].shape), "dembedded": dembedded}
+        by_name = result(arrays, douts, **data).gradients
+        return {"qkvx".index(name) if name in "qkvx" else name: g for name, g in by_name.items()}
+
+    def draw(rng, batch, length):
+        arrays = problem(int(rng.integers(2**31)), batch, length)
+        return tuple(arrays[name] for name in "qkvx")
+
+    return testing.check(
+        outputs,
+        testing.Inputs(draw, tuple("qkvx")),
+        gradients=gradients,
+        segments="segments",
+        positions="positions",
+        batch=BATCH,
+        length=LENGTH,
+        tolerance=tolerance,
+        laws=names,
+    )
 
 
 def expected(

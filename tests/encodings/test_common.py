@@ -22,12 +22,12 @@ from tests.encodings.cases import (
     every,
     expected,
     forward,
+    laws,
     numpy_result,
     parameters,
     parts,
     problem,
     run,
-    splits_queries,
 )
 from tests.oracle.differences import slopes
 
@@ -117,23 +117,9 @@ def test_segments_of_one_token(spec, x64):
 
 
 @a_few
-def test_causal_by_gradient(spec, x64):
-    _, state = build(spec)
-    for query in range(LENGTH):
-        arrays = problem()
-        arrays["dembedded"][:] = 0
-        arrays["dout"][:, np.arange(LENGTH) != query] = 0
-        gradients = run(spec, state, arrays).gradients
-        for name in ("x", "q", "k", "v"):
-            assert np.all(gradients[name][:, query + 1 :] == 0), (
-                f"query {query} looks ahead through {name}"
-            )
-        assert np.all(gradients["q"][:, :query] == 0) or not splits_queries(spec)
-        # It does not see its own token.
-        skips_itself = "stick_breaking" in dict(parts(spec)) and "own" not in spec
-        assert spec == "tra" or np.all(
-            np.abs(gradients["v"][:, : query + 1 - skips_itself]).max(axis=(2, 3)) > 0
-        )
+def test_no_gradient_is_of_a_later_token_or_another_document(spec, x64):
+    """Each is exactly 0."""
+    laws(spec, ["gradient leaks"], tolerance=0).raise_if_broken()
 
 
 @pytest.mark.newest
@@ -154,34 +140,10 @@ def test_jit_equals_eager_and_compiles_once(spec, x64):
 
 
 @a_few
-def test_packed_documents_do_not_leak(spec, x64):
-    """Two documents in one row give, in value and gradient, what each gives alone: positions and
-    counts restart.
-    """
-    _, state = build(spec)
-    arrays = problem()
-    half = LENGTH // 2
-    restart = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) % half, (BATCH, LENGTH))
-    segments = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) // half, (BATCH, LENGTH))
-    packed = run(spec, state, arrays, restart, segments)
-    apart = {
-        name: value.reshape(BATCH * 2, half, *value.shape[2:]) for name, value in arrays.items()
-    }
-    alone = run(
-        spec, state, apart, restart.reshape(-1, half), np.zeros((BATCH * 2, half), np.int32)
-    )
-    np.testing.assert_allclose(packed.out.reshape(alone.out.shape), alone.out, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(
-        packed.embedded.reshape(alone.embedded.shape), alone.embedded, rtol=0, atol=1e-13
-    )
-    for name, gradient in alone.gradients.items():
-        np.testing.assert_allclose(
-            packed.gradients[name].reshape(gradient.shape), gradient, rtol=0, atol=1e-12
-        )
-
-    arrays["dout"][:, :half], arrays["dembedded"][:, :half] = 0, 0
-    second = run(spec, state, arrays, restart, segments).gradients
-    assert all(np.all(second[name][:, :half] == 0) for name in ("x", "q", "k", "v")), "a leak"
+def test_causal_and_packed_documents_are_as_if_alone(spec, x64):
+    """In value and gradient: positions and counts restart."""
+    names = ["causality", "packed documents", "gradients of documents"]
+    laws(spec, names, tolerance=1e-13).raise_if_broken()
 
 
 @pytest.mark.parametrize("spec", ["path(forget=True)", "wall(bias=1.0,stddev=0.5)"])

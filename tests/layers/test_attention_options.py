@@ -13,6 +13,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.attention_options import AttentionOptions
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
+from tests.models.cases import checker
 
 SIZES = {
     "model_dim": 8,
@@ -142,41 +143,13 @@ def decoder(encoding, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["cope(npos_max=4)", "path+fox"])
 def test_decoding_gives_what_the_whole_gives(encoding, x64):
-    """Prompts of two lengths, padded in front, then one token at a time."""
-    graph, state = decoder(encoding, **OPTIONS)
-    tokens = np.random.default_rng(3).integers(0, 11, (2, 8)).astype(np.int32)
-    lengths = np.array([5, 2], np.int32)
-    pairs = zip(lengths, tokens, strict=False)
-    padded = np.stack([np.concatenate([np.zeros(5 - n, np.int32), row[:n]]) for n, row in pairs])
-
-    @jax.jit
-    def whole(state, tokens):
-        return nnx.merge(graph, state)(tokens)
-
-    logits, cache = jax.jit(
-        lambda state: nnx.merge(graph, state).prefill(padded, 9, lengths_B=lengths)
-    )(state)
-    step = jax.jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
-    for more in range(3):
-        for row, length in enumerate(lengths):
-            exact = whole(state, tokens[row : row + 1])[0, length - 1 + more]
-            np.testing.assert_allclose(logits[row], exact, rtol=0, atol=1e-11)
-        logits, cache = step(
-            state,
-            np.stack([tokens[row, n + more] for row, n in enumerate(lengths)])[:, None],
-            cache,
-        )
+    laws = ["decoding", "left padding and cache"]
+    checker(*decoder(encoding, **OPTIONS))(laws=laws, tolerance=1e-11).raise_if_broken()
 
 
 def test_packed_documents_do_not_leak(x64):
-    graph, state = decoder("learned", **OPTIONS)
-    tokens = np.random.default_rng(3).integers(0, 11, (1, 8)).astype(np.int32)
-    segments = np.array([[0, 0, 0, 1, 1, 1, 1, 1]], np.int32)
-    places = np.array([[0, 1, 2, 0, 1, 2, 3, 4]], np.int32)
-    model = nnx.merge(graph, state)
-    packed = model(tokens, positions_BL=places, segment_ids_BL=segments)
-    for here in (slice(0, 3), slice(3, 8)):
-        np.testing.assert_allclose(packed[:, here], model(tokens[:, here]), rtol=0, atol=1e-11)
+    check = checker(*decoder("learned", **OPTIONS))
+    check(laws=["packed documents"], tolerance=1e-11).raise_if_broken()
 
 
 def test_a_new_convolution_and_an_option_that_is_off_change_nothing(x64):

@@ -13,6 +13,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.recurrent_mixer import KINDS, RecurrentMixer
 from cope_jax.models.decoder import Decoder, DecoderConfig
+from tests.models.cases import checker
 from tests.oracle.mixers import recurrence
 from tests.oracle.rules import log_sigmoid, sigmoid, softplus
 
@@ -116,25 +117,8 @@ def decoder(kind, encoding="learned"):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gated_delta", "gla", "linear"])
 def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
-    graph, state = decoder(kind)
-    tokens = np.random.default_rng(3).integers(0, 11, (1, 8)).astype(np.int32)
-    exact = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, tokens)
-    padded = np.concatenate([np.zeros((1, 2), np.int32), tokens[:, :5]], axis=1)
-    length = np.array([5], np.int32)
-    logits, cache = jax.jit(
-        lambda state: nnx.merge(graph, state).prefill(padded, 10, lengths_B=length)
-    )(state)
-    step = jax.jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
-    for now in range(5, 9):
-        np.testing.assert_allclose(logits, exact[:, now - 1], rtol=0, atol=1e-11)
-        if now < 8:
-            logits, cache = step(state, tokens[:, now : now + 1], cache)
-
-    model, segments = nnx.merge(graph, state), np.array([[0] * 3 + [1] * 5], np.int32)
-    places = np.array([[0, 1, 2, 0, 1, 2, 3, 4]], np.int32)
-    packed = model(tokens, positions_BL=places, segment_ids_BL=segments)
-    for here in (slice(0, 3), slice(3, 8)):
-        np.testing.assert_allclose(packed[:, here], model(tokens[:, here]), rtol=0, atol=1e-11)
+    laws = ["decoding", "left padding and cache", "packed documents"]
+    checker(*decoder(kind))(laws=laws, tolerance=1e-11).raise_if_broken()
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """Tiny decoders with random parameters, and the oracle's view of them."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from cope_jax import testing
 from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -51,6 +53,39 @@ def build(config: DecoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State
 def model(config: DecoderConfig, seed: int = 0) -> Decoder:
     """The same as a module."""
     return nnx.merge(*build(config, seed))
+
+
+def checker(graphdef: nnx.GraphDef, state: Any, length: int = LENGTH) -> Any:
+    """`cope_jax.testing.check` of a decoder and its cache: add `laws` and `tolerance`."""
+
+    @jax.jit
+    def logits(state, tokens, positions, segments):
+        model = nnx.merge(graphdef, state)
+        return model(tokens, positions_BL=positions, segment_ids_BL=segments)
+
+    def function(tokens, positions=None, segments=None):
+        places = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+        positions = places if positions is None else positions
+        return logits(state, tokens, positions, 0 * tokens if segments is None else segments)
+
+    @jax.jit
+    def prefill(state, tokens, lengths):
+        return nnx.merge(graphdef, state).prefill(tokens, length, lengths_B=lengths)
+
+    @jax.jit
+    def decode(state, tokens, cache):
+        return nnx.merge(graphdef, state).decode(tokens, cache)
+
+    def step(cache, tokens, real=None, **_):
+        if cache is not None:
+            return decode(state, tokens, cache)
+        real = np.ones_like(tokens) if real is None else real
+        return prefill(state, tokens, np.sum(real, axis=1, dtype=np.int32))
+
+    keywords = {"segments": "segments", "positions": "positions", "padding": "real"}
+    sizes = {"batch": 2, "length": length, "lengths": [length // 2 + 1]}
+    inputs = testing.tokens(VOCAB)
+    return functools.partial(testing.check, function, inputs, step=step, **keywords, **sizes)
 
 
 def tokens(batch: int = 2, length: int = LENGTH, seed: int = 0) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from tests.models.cases import LENGTH, ROUNDING, abstract, build, config, model, tokens
+from tests.models.cases import LENGTH, ROUNDING, abstract, build, checker, config, model, tokens
 from tests.ops.jaxprs import equations
 
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
@@ -29,7 +29,6 @@ CHOICES = {
     ),
     "fire, recomputed": config("fire(hidden=4,threshold=3.0)", remat="full"),
 }
-PROMPT, LENGTHS = 5, np.array([3, 5], np.int32)
 
 
 def programs(choices):
@@ -58,28 +57,9 @@ def equal(actual, expected):
     ],
 )
 def test_each_row_of_a_padded_batch_is_as_if_alone(name):
-    """Prompts of 3 and 5 tokens side by side; then two more tokens, one by one and as one chunk."""
-    state, forward, prefill, decode = programs(CHOICES[name])
-    rows = tokens()
-    padded = np.stack([np.concatenate([[9, 9], rows[0, :3]]), rows[1, :5]]).astype(np.int32)
-    full = np.asarray(forward(state, rows))
-
-    def at(after):
-        """The logits of each row after so many tokens behind its prompt."""
-        return full[[0, 1], LENGTHS - 1 + after]
-
-    def following(start, end):
-        return np.stack(
-            [row[length + start : length + end] for row, length in zip(rows, LENGTHS, strict=True)]
-        )
-
-    logits, prompts = prefill(state, padded, LENGTHS)
-    equal(logits, at(0))
-    cache = prompts
-    for step in range(2):
-        logits, cache = decode(state, following(step, step + 1), cache)
-        equal(logits, at(step + 1))
-    equal(decode(state, following(0, 2), prompts)[0], at(2))
+    """Prompts of other lengths side by side, and then token after token."""
+    laws = ["decoding", "left padding and cache"]
+    checker(*build(CHOICES[name]))(laws=laws, tolerance=ROUNDING).raise_if_broken()
 
 
 def test_a_prompt_without_padding():
@@ -87,6 +67,7 @@ def test_a_prompt_without_padding():
     full = np.asarray(forward(state, tokens()))
     logits, cache = prefill(state, tokens()[:, :4])
     equal(logits, full[:, 3])
+    equal(decode(state, tokens()[:, 4:6], cache)[0], full[:, 5])
     for index in range(4, LENGTH):
         logits, cache = decode(state, tokens()[:, index : index + 1], cache)
         equal(logits, full[:, index])

@@ -1,0 +1,220 @@
+"""The laws of gradients.
+
+g = ∂ Σ dout·f(x) / ∂x, for random dout.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cope_jax.testing.arrangements import documents, packed, starts
+from cope_jax.testing.laws import one_document_first
+from cope_jax.testing.leaks import broadcast
+from cope_jax.testing.measures import Measure, Unchecked, law
+from cope_jax.testing.results import Array, distance
+from cope_jax.testing.subject import Gradient, Subject
+
+MOST_GROUPS = 16
+PASS_GRADIENTS = "pass gradients=function (arrays, dout) -> gradients, or a function of JAX"
+
+
+@law("gradients")
+def gradients(subject: Subject) -> Measure:
+    """Gradients are finite, and are slopes: g·u = (Σ dout·f(x + εu) − Σ dout·f(x − εu)) / 2ε.
+
+    Each u is random in some tokens of one array and 0 elsewhere, so every entry must be right. The
+    error is relative to the largest slope.
+    """
+    arrays, dout = _one_example(subject)
+    every = _pull(subject, arrays, dout)
+    if broken := _not_finite(every):
+        return broken
+    pulled = _by_inputs(every)
+    wide = subject.rounding < 1e-10
+    step, bound = (1e-4, 1e-6) if wide else (1e-2, 2e-2)
+    groups = np.array_split(np.arange(subject.length), min(MOST_GROUPS, subject.length))
+    pairs = [(gradient, tokens) for gradient in pulled for tokens in groups]
+    apart, words = _against_slopes(subject, arrays, dout, pairs, step)
+    wrong = pairs[int((apart > bound).argmax())]
+    if apart.max() > bound and len(wrong[1]) > 1:  # which token of the first wrong group is it?
+        pairs = [(wrong[0], wrong[1][n : n + 1]) for n in range(len(wrong[1]))]
+        fine, words = _against_slopes(subject, arrays, dout, pairs, step)
+        return Measure(float(apart.max()), bound, words[int((fine > bound).argmax())])
+    return Measure(float(apart.max()), bound, words[int((apart > bound).argmax())])
+
+
+@law("gradient leaks")
+def gradient_leaks(subject: Subject) -> Measure:
+    """The backward pass is causal, and does not leave a document: ∂f(x)_i/∂x_j is 0 where it must.
+
+    For j > i, and for tokens j and i of different documents if `segments` is given.
+    """
+    arrays, dout = _one_example(subject)
+    data: dict[str, Any] = {}
+    ids = np.zeros((1, subject.length), int)
+    if not subject.causal and subject.segments is None:
+        raise Unchecked("the function is not causal, and has no documents")
+    if subject.segments is not None:
+        data, ids = packed(subject), documents(subject)
+    worst = Measure(0.0, subject.bound)
+    outputs = np.linspace(0, subject.length - 1, min(subject.length, 64)).round().astype(int)
+    for start in range(0, len(outputs), subject.batch):
+        some = np.resize(outputs[start : start + subject.batch], subject.batch)
+        chosen = np.where(
+            (np.arange(subject.length) == some[:, None]).reshape(
+                subject.batch, subject.length, *[1] * (dout.ndim - 2)
+            ),
+            dout[:1],
+            0,
+        )
+        after = np.arange(subject.length) > some[:, None]
+        forbidden = (after & bool(subject.causal)) | (ids != ids[0][some][:, None])
+        for gradient in _by_inputs(_pull(subject, arrays, chosen, **data)):
+            apart = np.where(forbidden, distance(gradient.values, 0 * gradient.values), 0)
+            if apart.max() > worst.error:
+                row, token = (int(n) for n in np.unravel_index(int(apart.argmax()), apart.shape))
+                text = (
+                    f"output {some[row]} has the gradient {apart.max():.2g} at token {token} of "
+                    f"{gradient.name}"
+                )
+                worst = Measure(float(apart.max()), subject.bound, text, (token, int(some[row])))
+    return worst
+
+
+@law("gradients of documents", "segments")
+def gradients_of_documents(subject: Subject) -> Measure:
+    """Documents in one row have the gradients that each has at the start of a row."""
+    arrays, dout = _one_example(subject)
+    ids = documents(subject)[0]
+    order, turned = one_document_first(subject)
+    apart = np.zeros_like(dout)
+    sizes = {start: int((ids == ids[start]).sum()) for start in starts(ids)}
+    for row, (start, size) in enumerate(sizes.items()):
+        apart[row, :size] = dout[0, start : start + size]
+    packed_up = _pull(subject, arrays, dout, **packed(subject))
+    alone = _pull(subject, [array[0][order] for array in arrays], apart, **turned)
+    worst = Measure(0.0, subject.bound)
+    for one_row, rows in zip(packed_up, alone, strict=True):
+        expected = one_row.values
+        if one_row.input is not None:
+            parts = [rows.values[row, :size] for row, size in enumerate(sizes.values())]
+            values, expected = np.concatenate(parts), one_row.values[0]
+        else:
+            values = rows.values
+        change = distance(values[None], expected[None])[0] / unit_of(subject, one_row.values)
+        if change.max() > worst.error:
+            token = int(change.argmax())
+            at = f" at token {token}" if one_row.input is not None else ""
+            text = f"the gradient of {one_row.name}{at} is not that of the documents alone"
+            worst = Measure(float(change.max()), subject.bound, text)
+    return worst
+
+
+@law("empty rows", "mask")
+def empty_rows(subject: Subject) -> Measure:
+    """An output that may see no token is finite, and so are all gradients."""
+    mask = np.ones((1, 1, subject.length, subject.length), bool)
+    mask[:, :, subject.length // 2] = False
+    data = broadcast(subject, {"mask": mask})
+    out = subject.call(subject.draws[0], **data)
+    if not np.isfinite(out).all():
+        token = int(np.argwhere(~np.isfinite(out))[0][1])
+        return Measure(np.inf, subject.bound, f"output {token} is not finite")
+    if subject.differentiable():
+        pulled = subject.pull(subject.draws[0], np.ones(out.shape, out.dtype), **data)
+        if broken := _not_finite(pulled):
+            return broken
+    return Measure(0.0, subject.bound)
+
+
+def _one_example(subject: Subject) -> tuple[list[Array], Array]:
+    """Returns one example as often as a batch has examples, and a cotangent of the first."""
+    dout = random_like(subject, subject.out)
+    dout[1:] = 0
+    return [np.repeat(array[:1], subject.batch, 0) for array in subject.draws[0]], dout
+
+
+def unit_of(subject: Subject, gradient: Array) -> float:
+    """Returns how many errors of an output an error of a gradient may have."""
+    return max(subject.gradient_bound(gradient) / subject.bound, 1.0) if subject.bound else 1.0
+
+
+def random_like(subject: Subject, like: Array) -> Array:
+    """Returns random numbers of the shape and type of an array."""
+    rng = np.random.default_rng(subject.seed + 1)
+    return np.asarray(rng.normal(size=like.shape), like.dtype)
+
+
+def _pull(subject: Subject, arrays: list[Array], dout: Array, **data: Any) -> list[Gradient]:
+    if not subject.differentiable():
+        raise Unchecked(PASS_GRADIENTS)
+    return subject.pull(arrays, dout, **data)
+
+
+def _by_inputs(pulled: list[Gradient]) -> list[Gradient]:
+    """Returns the gradients of inputs, without those of parameters."""
+    if by_inputs := [gradient for gradient in pulled if gradient.input is not None]:
+        return by_inputs
+    raise Unchecked("inputs are integers: check a layer, with inputs vectors(width)")
+
+
+def _not_finite(pulled: list[Gradient]) -> Measure | None:
+    for gradient in pulled:
+        if not np.isfinite(gradient.values).all():
+            token = np.argwhere(~np.isfinite(gradient.values))[0]
+            at = f" at token {token[1]}" if gradient.input is not None else ""
+            return Measure(np.inf, 0.0, f"the gradient of {gradient.name}{at} is not finite")
+    return None
+
+
+def _against_slopes(
+    subject: Subject,
+    arrays: list[Array],
+    dout: Array,
+    pairs: list[tuple[Gradient, Array]],
+    step: float,
+) -> tuple[Array, list[str]]:
+    """Returns errors of gradients at tokens, relative to the largest slope, and words for each."""
+    rng = np.random.default_rng(1)
+    directions = []
+    for gradient, tokens in pairs:
+        direction = [np.zeros((1, *array.shape[1:])) for array in arrays]
+        values = direction[gradient.input]  # type: ignore[index]
+        values[:, tokens] = rng.normal(size=values[:, tokens].shape)
+        directions.append(direction)
+    numeric = _slopes(subject, arrays, dout, directions, step)
+    exact = np.array(
+        [
+            float((gradient.values[:1] * direction[gradient.input]).sum())  # type: ignore[index]
+            for (gradient, _), direction in zip(pairs, directions, strict=True)
+        ]
+    )
+    words = [
+        f"the gradient of {gradient.name} at token {tokens[0]} gives slope {a:.3g}, but the values "
+        f"{b:.3g}"
+        for (gradient, tokens), a, b in zip(pairs, exact, numeric, strict=True)
+    ]
+    return np.abs(numeric - exact) / max(float(np.abs(numeric).max()), 1e-30), words
+
+
+def _slopes(
+    subject: Subject,
+    arrays: list[Array],
+    dout: Array,
+    directions: list[list[Array]],
+    step: float,
+) -> Array:
+    """Returns the slopes of Σ dout·f in the directions, two examples of a call for each."""
+    slopes: list[float] = []
+    pairs = subject.batch // 2
+    for start in range(0, len(directions), pairs):
+        some = directions[start : start + pairs]
+        padded = some + some[:1] * (pairs - len(some))
+        moved = []
+        for index, array in enumerate(arrays):
+            rows = [array[:1] + sign * step * u[index] for u in padded for sign in (1, -1)]
+            moved.append(np.concatenate(rows + rows[:1] * (subject.batch % 2)).astype(array.dtype))
+        out = subject.call(moved).astype(np.float64)
+        sums = (out * dout[:1]).reshape(subject.batch, -1).sum(axis=1)
+        slopes += [(sums[2 * n] - sums[2 * n + 1]) / (2 * step) for n in range(len(some))]
+    return np.array(slopes)

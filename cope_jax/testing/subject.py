@@ -1,0 +1,217 @@
+"""A function under test, called with NumPy arrays, and what it supports."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.testing.inputs import Arrays, Inputs
+from cope_jax.testing.results import (
+    Array,
+    CallError,
+    clear_errors,
+    distance,
+    output,
+    shapes,
+    to_numpy,
+)
+
+Adapter = str | Callable[[Array], Mapping[str, Any]]
+"""The keyword that takes an array, or a function from the array to all keywords that it sets."""
+
+
+class Gradient(NamedTuple):
+    """A gradient: its name, and the index of the input that it belongs to, or None."""
+
+    name: str
+    input: int | None
+    values: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A function under test; `cope_jax.testing.check` describes the attributes."""
+
+    function: Callable[..., Any]
+    inputs: Inputs
+    length: int = 16
+    batch: int = 4
+    seed: int = 0
+    causal: bool = True
+    segments: Adapter | None = None
+    positions: Adapter | None = None
+    padding: Adapter | None = None
+    mask: Adapter | None = None
+    step: Callable[..., Any] | None = None
+    blocks: Sequence[Any] | None = None
+    devices: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
+    gradients: Callable[..., Any] | None = None
+    shift: int | None = None
+    lengths: Sequence[int] | None = None
+    bfloat16: bool | None = None
+    tolerance: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the function in messages."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @functools.cached_property
+    def draws(self) -> tuple[Arrays, Arrays]:
+        """Two sets of arrays `[batch, length, …]` that differ in every entry."""
+        return self.inputs.two(self.seed, self.batch, self.length)
+
+    @functools.cached_property
+    def out(self) -> Array:
+        """The output for the first arrays, without keywords."""
+        return self.call(self.draws[0])
+
+    @functools.cached_property
+    def result(self) -> Any:
+        """The result as the function returns it, from which its library and type are known."""
+        with clear_errors(self.name, self.draws[0], {}):
+            return output(self.function(*self.draws[0]))
+
+    @property
+    def rounding(self) -> float:
+        """The distance from 1 to the next number of the type of the result."""
+        kind = str(getattr(self.result, "dtype", "float32")).rpartition(".")[2]
+        bits = {"bfloat16": 7, "float16": 10, "float64": 52}
+        return float(2.0 ** -bits.get(kind, 23))
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """The largest error of an output: by default 100 roundings of the largest output."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return 100 * self.rounding * float(np.abs(self.out).max(initial=0))
+
+    def gradient_bound(self, gradient: Array) -> float:
+        """The largest error of an entry of a gradient: ten times that of an output."""
+        if self.tolerance is not None:
+            return 10 * self.tolerance
+        return 1000 * self.rounding * float(np.abs(gradient).max(initial=0))
+
+    def keywords(self, **data: Any) -> dict[str, Any]:
+        """Returns the keywords that pass data of the names of adapters; others are left out."""
+        given: dict[str, Any] = {}
+        for name, array in data.items():
+            adapter = getattr(self, name)
+            if adapter is not None:
+                given |= {adapter: array} if isinstance(adapter, str) else adapter(array)
+        return given
+
+    def call(
+        self,
+        arrays: Sequence[Array],
+        function: Callable[..., Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        **data: Any,
+    ) -> Array:
+        """Calls the function, or another one with the same arguments, and returns `[B, L, …]`.
+
+        Raises:
+          CallError: it raised an exception, or its result is no array with the axes B and L.
+        """
+        function, keywords = function or self.function, self.keywords(**data) | dict(more or {})
+        with clear_errors(self.name, arrays, keywords):
+            out = to_numpy(function(*arrays, **keywords))
+        expected = arrays[0].shape[:2]
+        if out.shape[:2] != expected:
+            raise CallError(
+                f"{self.name} returned shape {list(out.shape)} for inputs {shapes(arrays)}: it must "
+                f"return [B, L, …] = [{expected[0]}, {expected[1]}, …]"
+            )
+        return out
+
+    def callback(self, function: Callable[..., Any] | None) -> Any:
+        """Returns the function that computes gradients of a function, or None."""
+        given = self.gradients if function is None else None
+        return given or getattr(function or self.function, "gradients", None)
+
+    def differentiable(self, function: Callable[..., Any] | None = None) -> bool:
+        """Returns whether `pull` can compute gradients."""
+        some = any(np.issubdtype(array.dtype, np.floating) for array in self.draws[0])
+        in_jax = self.gradients is None and isinstance(self.result, jax.Array)
+        return self.callback(function) is not None or (some and in_jax)
+
+    def pull(
+        self,
+        arrays: Sequence[Array],
+        dout: Array,
+        function: Callable[..., Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        **data: Any,
+    ) -> list[Gradient]:
+        """Returns the gradients of Σ dout·out: by the callback if there is one, else by JAX."""
+        keywords = self.keywords(**data) | dict(more or {})
+        callback = self.callback(function)
+        with clear_errors(f"the gradient of {self.name}", arrays, keywords):
+            if callback is None:
+                return self._pull_in_jax(arrays, dout, function or self.function, keywords)
+            results = callback(arrays, dout, **keywords)
+            named = results.items() if isinstance(results, Mapping) else enumerate(results)
+            values = {name: to_numpy(result) for name, result in named}
+        kinds = [(array.shape, np.issubdtype(array.dtype, np.floating)) for array in arrays]
+        return [
+            Gradient(self.inputs.name(name), name, gradient)
+            if isinstance(name, int) and kinds[name : name + 1] == [(gradient.shape, True)]
+            else Gradient(f"parameter {name}", None, gradient)
+            for name, gradient in values.items()
+        ]
+
+    def _pull_in_jax(
+        self, arrays: Sequence[Array], dout: Array, function: Any, keywords: Any
+    ) -> list[Gradient]:
+        indices = [i for i, a in enumerate(arrays) if np.issubdtype(a.dtype, np.floating)]
+
+        def out(*floats: Any) -> Any:
+            values = [*arrays]
+            for index, value in zip(indices, floats, strict=True):
+                values[index] = value
+            return output(function(*values, **keywords))
+
+        value, pull = jax.vjp(out, *(jnp.asarray(arrays[index]) for index in indices))
+        gradients = pull(jnp.asarray(dout, value.dtype))
+        return [
+            Gradient(self.inputs.name(index), index, to_numpy(gradient))
+            for index, gradient in zip(indices, gradients, strict=True)
+        ]
+
+
+def checked_subject(hint: str = "", **choices: Any) -> Subject:
+    """Creates a subject, and calls its function, so that wrong input is one line.
+
+    Raises:
+      ConfigError: the function cannot be called, is random, or ignores its input.
+    """
+    subject = Subject(**choices)
+    if subject.batch < 2 or subject.length < 4:
+        raise ConfigError(
+            f"batch must be at least 2 and length at least 4, got {subject.batch} and "
+            f"{subject.length}"
+        )
+    try:
+        first, again = subject.out, subject.call(subject.draws[0])
+        other = subject.call(subject.draws[1])
+    except CallError as error:
+        raise ConfigError(f"{error}{hint}") from error.__cause__
+    if not np.isfinite(first).all():
+        raise ConfigError(f"{subject.name} returns values that are not finite, without any keyword")
+    apart = float(distance(first, again).max())
+    if apart > subject.bound:
+        raise ConfigError(
+            f"{subject.name} is random: two calls with the same inputs differ by {apart:.2g}; turn "
+            "dropout off, by eval() or deterministic=True, or fix the random key"
+        )
+    if float(distance(first, other).max()) <= subject.bound:
+        raise ConfigError(
+            f"{subject.name} returns the same for all inputs, so no law says anything about it"
+        )
+    return subject
