@@ -1,1 +1,1 @@
-"""Reads and writes models in the formats of GPT-2, Llama, BERT and ELMo, and in our own format."""
+"""Reads and writes models in the formats of transformers and of ELMo, and in our own format."""
