@@ -109,7 +109,7 @@ def test_nothing_stands_at_the_top_that_does_not_belong_there():
         [git, "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\n")
     folders = {".ci", ".github", "cope_jax", "docs", "experiments", "notebooks", "tests", "tools"}
-    pages = {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"}
+    pages = {"AGENTS.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"}
     settings = {
         ".gitignore",
         ".pre-commit-config.yaml",

@@ -65,11 +65,15 @@ def _read_after_padding(
     return _read(fields | {"max_length": length}, block, values, path)
 
 
+_MPNET_FIRST_ROW = 2  # whatever its pad_token_id
+
+
 def _read_mpnet(
     fields: dict[str, Any], block: dict[str, Any], values: Mapping[str, Any], path: str
 ) -> BertConfig:
     shared = {"type_vocab_size": 0, "encoding_sharing": "model"}
-    config = _read_after_padding(fields | shared, block, values, path)
+    length = fields["max_length"] - _MPNET_FIRST_ROW
+    config = _read(fields | shared | {"max_length": length}, block, values, path)
     return dataclasses.replace(config, encoding=_MPNET)
 
 
@@ -209,7 +213,7 @@ MPNET = tensor_map.Format(
     write=_write_after_padding,
     optional=("mpnet.pooler.", "lm_head."),
     positions="mpnet.embeddings.position_embeddings.weight",
-    first_row=first_row,
+    first_row=lambda values: _MPNET_FIRST_ROW,
 )
 ELECTRA = tensor_map.Format(
     kind="electra",

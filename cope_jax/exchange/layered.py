@@ -17,6 +17,8 @@ from cope_jax.exchange.safetensors_io import typed
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.models.encoder import bert_block
+from cope_jax.models.model import MOST_LAYERS
+from cope_jax.registry import check_at_least
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 _Rope = Mapping[str, Any]
@@ -38,7 +40,8 @@ def _layers(
     if step < 1:
         raise ConfigError(f"{path}: {period} must be at least 1, got {step}")
     number = fields["num_layers"]
-    regular = [layer for layer in range(number) if (layer + last) % step == 0]
+    check_at_least(1, path, MOST_LAYERS, num_hidden_layers=number)
+    regular = {layer for layer in range(number) if (layer + last) % step == 0}
     kinds = [FULL if layer in regular else WINDOW for layer in range(number)]
     types = values.get("layer_types") or kinds
     if (

@@ -8,6 +8,8 @@ from cope_jax.exchange import tensor_map
 from cope_jax.exchange.llama import LLAMA, read_decoder, read_rope
 from cope_jax.exchange.safetensors_io import require
 from cope_jax.models.decoder import DecoderConfig
+from cope_jax.models.model import MOST_LAYERS
+from cope_jax.registry import check_at_least
 
 _LAYER = "model.layers.{}.self_attn."
 _OTHER = ("attention_bias", "mlp_bias", "num_key_value_heads")
@@ -21,7 +23,9 @@ _COMMON |= {"attention_chunk_size": (None,)}
 
 
 def _all_full(fields: Mapping[str, Any], values: Mapping[str, Any], path: str) -> None:
-    require(values, path, layer_types=(None, ["full_attention"] * fields["num_layers"]))
+    number = fields["num_layers"]
+    check_at_least(1, path, MOST_LAYERS, num_hidden_layers=number)
+    require(values, path, layer_types=(None, ["full_attention"] * number))
 
 
 def _read_qwen2(

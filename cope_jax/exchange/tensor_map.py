@@ -176,8 +176,9 @@ class Format:
                     f"{folder} has the tensor {name!r} under two names: use the files of one model"
                 )
             if not re.fullmatch(self.ignored, name):
-                lower = re.fullmatch(self.lessened, name) is not None
-                tensors[name] = safetensors_io.as_float(array, name, folder) + np.float32(lower)
+                array = safetensors_io.as_float(array, name, folder)
+                lower = re.fullmatch(self.lessened, name)
+                tensors[name] = array + np.float32(1) if lower else array
         for name in self.unused:
             tensors.setdefault(name, np.ones(config.block.model_dim, np.float32))
         if self.positions in tensors:

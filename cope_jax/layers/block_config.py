@@ -188,6 +188,8 @@ class BlockConfig:
             mixer
             | {name: value for name, value in changed.items() if value is not None}
             | ({"parallel": True} if self.parallel else {})
+            | ({} if self.norm_bias else {"norm_bias": False})
+            | ({"norm_position": "both"} if self.norm_position == "both" else {})
             | ({"negative_eigenvalues": True} if self.negative_eigenvalues else {})
             | self.attention_options
         )

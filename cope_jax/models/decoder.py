@@ -79,7 +79,8 @@ class DecoderOptions(ModelOptions):
     block: BlockConfig = BlockConfig()
 
     def variant(self) -> dict[str, Any]:
-        return ({"tape": self.tape} if self.tape else {}) | super().variant()
+        names = ("tape", "logit_cap", "embedding_scale", "full_layers", "full_encoding")
+        return self.changed(*names) | super().variant()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

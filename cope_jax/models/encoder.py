@@ -78,6 +78,10 @@ class EncoderOptions(ModelOptions):
     remat: Remat = "none"
     block: BlockConfig = bert_block()
 
+    def variant(self) -> dict[str, Any]:
+        names = ("embedding_dim", "full_layers", "full_encoding", "first_norm")
+        return self.changed(*names) | super().variant()
+
     @classmethod
     def of_size(cls: type[Options], size: str, **options: Any) -> Options:
         """Options of a published size: "tiny", "mini", "small", "medium", "base" or "large".

@@ -57,6 +57,12 @@ class ModelOptions:
         block = getattr(self, "block", None)
         return {} if block is None else dict(block.variant())
 
+    def changed(self, *names: str) -> dict[str, Any]:
+        """Returns those of the options that are not the default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
     def complete(
         self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any
     ) -> Any:

@@ -64,6 +64,9 @@ def add_positions(model: Any, name: str, **options: Any) -> Any:
     return model
 
 
+_OF_HUB = {"cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token"}
+
+
 def from_pretrained(folder: str, **options: Any) -> Any:
     """Loads a model that was saved by `save_pretrained` after `add_positions`.
 
@@ -76,13 +79,20 @@ def from_pretrained(folder: str, **options: Any) -> Any:
     """
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder)
+    of_hub = {name: options[name] for name in _OF_HUB & options.keys()}
+    config = transformers.AutoConfig.from_pretrained(folder, **of_hub)
     stored = getattr(config, NAME, None)
     if stored is None:
         raise ConfigError(
             f"{folder} has no positions of add_positions: load it with transformers, then call add_positions"
         )
-    plain = getattr(transformers, config.architectures[0])
+    name = (getattr(config, "architectures", None) or ["?"])[0]
+    plain: Any = getattr(transformers, str(name), None)
+    is_model = isinstance(plain, type) and issubclass(plain, transformers.PreTrainedModel)
+    if not is_model:
+        raise ConfigError(
+            f"{folder}: config.json names {name!r}, which is no model of transformers"
+        )
 
     def create(self: Any, config: Any, *arguments: Any, **keywords: Any) -> None:
         plain.__init__(self, config, *arguments, **keywords)

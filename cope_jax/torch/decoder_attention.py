@@ -49,7 +49,7 @@ def attention(
     if options.get("s_aux") is not None:
         raise ConfigError("add_positions does not support learned sinks of a model: choose another")
     q_BLHK, k_BMGK, v_BMGK = (x.transpose(1, 2) for x in (query, key, value))
-    x_BMD = getattr(layer, "positions_input", None)
+    x_BMD = layer.__dict__.pop("positions_input", None)  # not kept: it has its graph
     if attention_mask is not None:
         end = attention_mask.shape[-1]
         k_BMGK, v_BMGK = k_BMGK[:, :end], v_BMGK[:, :end]

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from cope_jax.errors import ConfigError
+
 PARAMETER = "parameter "
 """Begins the names of those tensors that are parameters of the encoding."""
 
@@ -64,7 +66,13 @@ run.register_autograd(_differentiate, setup_context=_keep)
 def _key_of_pull(tensors: Sequence[torch.Tensor], key: str) -> str:
     """Returns the text that names a program: the call, the type of device, shapes and types."""
     # Tensors without memory are planned as on a CPU.
-    kind = tensors[0].device.type.replace("meta", "cpu")
+    device = tensors[0].device
+    kind = device.type.replace("meta", "cpu")
+    if device.index:
+        raise ConfigError(
+            f"the tensors are on {device}, but cope_jax.torch runs on the first GPU of a process: "
+            f"start it with CUDA_VISIBLE_DEVICES={device.index}"
+        )
     shapes = [[list(map(int, x.shape)), str(x.dtype).removeprefix("torch.")] for x in tensors]
     return json.dumps([key, kind, shapes])
 

@@ -105,16 +105,17 @@ class Program:
         values = [*arrays, out]
         numbers = {id(value): number for number, value in enumerate(values)}
         leaves, self._tree = jax.tree.flatten(pull)
-        self._leaves = []
+        kept: list[tuple[int | None, Any]] = []
         for leaf in leaves:
             if not isinstance(leaf, jax.core.Tracer):
-                self._leaves.append((None, leaf))
+                kept.append((None, leaf))
                 continue
             if id(leaf) not in numbers:
                 numbers[id(leaf)] = len(values)
                 values.append(leaf)
-            self._leaves.append((numbers[id(leaf)], None))
-        self.needed = tuple(dict.fromkeys(n for n, _ in self._leaves if n is not None))
+            kept.append((numbers[id(leaf)], None))
+        self._leaves = kept
+        self.needed = tuple(dict.fromkeys(n for n, _ in kept if n is not None))
         return values[len(arrays) :]
 
     def _backward(self, *arrays: Array) -> list[Array]:

