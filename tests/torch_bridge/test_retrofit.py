@@ -80,7 +80,8 @@ def save(name, folder, **sizes):
     model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_twenty_steps(name, tmp_path, monkeypatch):
     monkeypatch.setattr(decoder_attention, "SMALLEST", 16)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 64}
