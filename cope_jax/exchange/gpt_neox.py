@@ -50,12 +50,7 @@ GPT_NEOX = tensor_map.Format(
     architecture="GPTNeoXForCausalLM",
     model=Decoder,
     values={
-        "vocab_size": ("vocab_size", int),
-        "max_position_embeddings": ("max_length", int),
-        "hidden_size": ("block.model_dim", int),
-        "intermediate_size": ("block.mlp_dim", int),
-        "num_hidden_layers": ("num_layers", int),
-        "num_attention_heads": ("block.num_heads", int),
+        **tensor_map.SIZES,
         "hidden_act": ("block.activation", str),
         "layer_norm_eps": ("block.norm_epsilon", float),
         "use_parallel_residual": ("block.parallel", bool, True),

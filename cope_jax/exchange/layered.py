@@ -269,12 +269,7 @@ MODERNBERT = tensor_map.Format(
     architecture="ModernBertForMaskedLM",
     model=Bert,
     values={
-        "vocab_size": ("vocab_size", int),
-        "max_position_embeddings": ("max_length", int),
-        "hidden_size": ("block.model_dim", int),
-        "intermediate_size": ("block.mlp_dim", int),
-        "num_hidden_layers": ("num_layers", int),
-        "num_attention_heads": ("block.num_heads", int),
+        **tensor_map.SIZES,
         "norm_eps": ("block.norm_epsilon", float, 1e-5),
         "attention_bias": ("block.use_bias", bool, False),
         "mlp_bias": ("block.use_bias", bool, False),

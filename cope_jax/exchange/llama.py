@@ -166,12 +166,7 @@ LLAMA = tensor_map.Format(
     architecture="LlamaForCausalLM",
     model=Decoder,
     values={
-        "vocab_size": ("vocab_size", int),
-        "max_position_embeddings": ("max_length", int),
-        "hidden_size": ("block.model_dim", int),
-        "intermediate_size": ("block.mlp_dim", int),
-        "num_hidden_layers": ("num_layers", int),
-        "num_attention_heads": ("block.num_heads", int),
+        **tensor_map.SIZES,
         "rms_norm_eps": ("block.norm_epsilon", float),
         "num_key_value_heads": ("block.num_kv_heads", int | None, None),
         "head_dim": ("block.head_dim", int | None, None),

@@ -78,6 +78,17 @@ class _Entry(NamedTuple):
         return "{}" in self.name
 
 
+SIZES: dict[str, tuple[Any, ...]] = {
+    "vocab_size": ("vocab_size", int),
+    "max_position_embeddings": ("max_length", int),
+    "hidden_size": ("block.model_dim", int),
+    "intermediate_size": ("block.mlp_dim", int),
+    "num_hidden_layers": ("num_layers", int),
+    "num_attention_heads": ("block.num_heads", int),
+}
+"""The fields of sizes that most of transformers' models share, as in `Format.values`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Format:
     """The format of one architecture: its tensors, and how its config is read and written.
