@@ -326,7 +326,7 @@ CLAIMS = [
 ]
 
 COUNTS = [
-    Claim("the public API, {} names;", lambda _: [WORDS[len(cope_jax.__all__)]], page=README),
+    Claim("{} public names;", lambda _: [WORDS[len(cope_jax.__all__)]], page=README),
     Claim(
         "{} notebooks,",
         lambda _: [WORDS[len(list((ROOT / "notebooks").glob("*.ipynb")))].capitalize()],
