@@ -217,7 +217,7 @@ def _fixed(name: str, value: Any) -> Any:
     """Returns an option; torch.compile makes a symbolic number constant when a set contains it."""
     if isinstance(value, Tensor):
         raise ConfigError(
-            f"{name} must not be a tensor, because it gets no gradient: pass {name}.item(); a learned scale multiplies q"
+            f"{name} must not be a tensor, as it gets no gradient: pass {name}.item(); multiply q by a learned scale"
         )
     return {value}.pop() if isinstance(value, (int, float)) else value
 

@@ -230,7 +230,7 @@ def test_what_has_no_derivative_is_one_line(cope):
     def call(q):
         return attend(q, k, v, encoding=cope)
 
-    with pytest.raises(ConfigError, match="q_BLHK has a tangent, but .* no forward mode: use"):
+    with pytest.raises(ConfigError, match=r"q_BLHK has a tangent, but .* no forward mode: use"):
         torch.func.jvp(call, (q.detach(),), (q.detach(),))
     (first,) = torch.autograd.grad(call(q).square().sum(), q, create_graph=True)
     with pytest.raises(ConfigError, match="has first derivatives only"):
@@ -267,7 +267,7 @@ WRONG = {
     "a learned scale": (
         (Q, K, V),
         {"scale": torch.ones((), requires_grad=True)},
-        r"scale must not be a tensor, because it gets no gradient: pass scale\.item",
+        r"scale must not be a tensor, as it gets no gradient: pass scale\.item",
     ),
     "numbers as positions": (
         (Q, K, V),
