@@ -223,7 +223,7 @@ def test_parameters_are_those_that_pytorch_makes():
     assert (out.shape, out.device.type) == (q.shape, "meta")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own
 def test_what_has_no_derivative_is_one_line(cope):
     q, k, v, _ = tensors(dtype=torch.float32)
 
