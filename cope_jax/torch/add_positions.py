@@ -103,9 +103,10 @@ def from_pretrained(folder: str, **options: Any) -> Any:
             add_positions(self, "+".join(names), **given)
 
     extended: Any = type(plain.__name__, (plain,), {"__init__": create})
-    model = extended.from_pretrained(folder, **options)
+    loaded = extended.from_pretrained(folder, **options)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
     model.__class__ = plain
-    return model
+    return loaded
 
 
 def _layers(model: Any) -> list[Any]:

@@ -1,11 +1,13 @@
 """Position encodings as modules of PyTorch, and attention with them on tensors."""
 
 import json
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import abridged, checked
@@ -65,14 +67,16 @@ class Encoding(nn.Module):
             [self.parts, {**sizes, "model_dim": model_dim, "max_length": max_length}]
         )
         seed = int(torch.randint(2**31 - 1, (), device="cpu"))
-        for path, values in torch_program.initial_parameters(self.spec, seed).items():
+        initial = torch_program.initial_parameters(self.spec, seed)
+        self.paths = tuple(initial)
+        for path, values in initial.items():
             module: nn.Module = self
             *parents, leaf = path.split(".")
             for parent in parents:
                 if parent not in dict(module.named_children()):
                     module.add_module(parent, nn.Module())
                 module = module.get_submodule(parent)
-            module.register_parameter(leaf, nn.Parameter(torch.from_numpy(values).clone()))
+            module.register_parameter(leaf, nn.Parameter(torch.tensor(values)))
 
     def forward(self, q_BLHK: Tensor, k_BMGK: Tensor, v_BMGK: Tensor, **options: Any) -> Tensor:
         """Returns `attend` with this encoding."""
@@ -181,9 +185,11 @@ def _call(
             raise ConfigError(
                 f"{name} must be a tensor, got {abridged(x)} of type {type(x).__name__}"
             )
+    options = {name: _fixed(name, x) for name, x in options.items()}
     device = next(iter(tensors.values())).device
-    for name, parameter in encoding.named_parameters():
-        tensors[PARAMETER + name] = parameter
+    autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    for path in encoding.paths:
+        tensors[PARAMETER + path] = operator.attrgetter(path)(encoding)
     for name, x in tensors.items():
         if x.device != device:
             raise ConfigError(
@@ -191,9 +197,13 @@ def _call(
             )
         if name in INTEGERS and not x.is_floating_point():
             tensors[name] = x.to(torch.int32)
-        if name in CAST and x.is_floating_point() and x.dtype != torch.float64:
-            if torch.is_autocast_enabled(device.type):
-                tensors[name] = x.to(torch.get_autocast_dtype(device.type))
+        if autocast and name in CAST and x.is_floating_point() and x.dtype != torch.float64:
+            tensors[name] = x.to(torch.get_autocast_dtype(device.type))
+        # Without this the result would silently have no tangent.
+        if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
+            raise ConfigError(
+                f"{name} has a tangent, but cope_jax.torch has no forward mode: use backward() or torch.autograd.grad"
+            )
     wrt = [
         number
         for number, x in enumerate(tensors.values())
@@ -201,6 +211,15 @@ def _call(
     ]
     key = _key(hook, encoding.spec, tuple(tensors), options, wrt)
     return run(list(tensors.values()), key)[0]
+
+
+def _fixed(name: str, value: Any) -> Any:
+    """Returns an option; torch.compile makes a symbolic number constant when a set contains it."""
+    if isinstance(value, Tensor):
+        raise ConfigError(
+            f"{name} must not be a tensor, as it gets no gradient: pass {name}.item(); multiply q by a learned scale"
+        )
+    return {value}.pop() if isinstance(value, (int, float)) else value
 
 
 @torch.compiler.assume_constant_result

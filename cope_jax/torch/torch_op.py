@@ -63,6 +63,13 @@ def _differentiate(
 run.register_autograd(_differentiate, setup_context=_keep)
 
 
+def _refuse(ctx: Any, *cotangents: Any) -> None:
+    raise ConfigError("cope_jax.torch has first derivatives only: cope_jax.attention has all")
+
+
+pull.register_autograd(_refuse)
+
+
 def _key_of_pull(tensors: Sequence[torch.Tensor], key: str) -> str:
     """Returns the text that names a program: the call, the type of device, shapes and types."""
     # Tensors without memory are planned as on a CPU.

@@ -66,7 +66,7 @@ class Program:
         self.gradients = [arrays[number] for number in call.wrt]
         self.needed: tuple[int, ...] = ()
         self._call, self._device = call, default_device(device)
-        self._doubles = any(dtype == "float64" for _, dtype in shapes)
+        self._wide = any(dtype in ("float64", "int64", "complex128") for _, dtype in shapes)
         self._leaves: list[tuple[int | None, Any]] = []
         self._run, self._pull = jax.jit(self._forward), jax.jit(self._backward)
         with self._precision(), jax.default_device(self._device):
@@ -93,8 +93,8 @@ class Program:
                 return function(*arrays)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Lets JAX have float64, where a tensor has it."""
-        return jax.enable_x64(True) if self._doubles else contextlib.nullcontext()
+        """Lets JAX have float64, where a tensor has it, and name int64 in errors."""
+        return jax.enable_x64(True) if self._wide else contextlib.nullcontext()
 
     def _forward(self, *arrays: Array) -> list[Array]:
         def of_wrt(*chosen: Array) -> Array:

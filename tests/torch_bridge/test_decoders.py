@@ -140,6 +140,8 @@ def test_a_saved_model_is_read_back(name, tmp_path):
     assert type(loaded) is type(model)
     with torch.no_grad():
         same(loaded(**given).logits, model(**given).logits, atol=1e-12)
+    again, report = from_pretrained(tmp_path, output_loading_info=True)
+    assert type(again) is type(model) and not report["missing_keys"]
 
 
 def test_packed_documents_do_not_see_each_other():

@@ -159,6 +159,17 @@ def test_compiled_by_pytorch(cope):
         torch.testing.assert_close(compiled(q, k, v), expected.detach())
 
 
+def test_compiled_with_numbers_that_change(cope):
+    q, k, v, _ = (x.detach() for x in tensors(dtype=torch.float32))
+
+    def layer(q, window, scale):
+        return attend(q, k, v, encoding=cope, window=window, scale=scale)
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for given in ((q, 3, 0.5), (q[:, 1:], 2, 0.25)):
+        torch.testing.assert_close(compiled(*given), layer(*given))
+
+
 def test_the_operators_keep_the_rules_of_pytorch(cope):
     q, k, v, _ = tensors(dtype=torch.float32)
     names = ("q_BLHK", "k_BMGK", "v_BMGK", "parameter table")
@@ -198,6 +209,34 @@ def test_a_module_is_an_ordinary_module():
     assert "cope({'npos_max': 8})+fox" in repr(module)
 
 
+def test_parameters_are_those_that_pytorch_makes():
+    q, k, v, _ = tensors(dtype=torch.float32)
+    module = encoding_of(SPEC, torch.float32)
+    torch.nn.init.normal_(module.table)
+    expected = module(q, k, v)
+    torch.nn.utils.parametrizations.weight_norm(module, "table")
+    torch.testing.assert_close(module(q, k, v), expected)
+    gradients(module(q, k, v), *module.parameters())
+    with torch.device("meta"):
+        module = Encoding(SPEC, num_heads=4, num_kv_heads=2, head_dim=4)
+    out = module(*(x.to("meta") for x in (q, k, v)))
+    assert (out.shape, out.device.type) == (q.shape, "meta")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own
+def test_what_has_no_derivative_is_one_line(cope):
+    q, k, v, _ = tensors(dtype=torch.float32)
+
+    def call(q):
+        return attend(q, k, v, encoding=cope)
+
+    with pytest.raises(ConfigError, match=r"q_BLHK has a tangent, but .* no forward mode: use"):
+        torch.func.jvp(call, (q.detach(),), (q.detach(),))
+    (first,) = torch.autograd.grad(call(q).square().sum(), q, create_graph=True)
+    with pytest.raises(ConfigError, match="has first derivatives only"):
+        first.sum().backward()
+
+
 def test_an_encoding_of_the_input():
     learned = Encoding("learned", num_heads=2, head_dim=4, max_length=5)
     x, positions = torch.zeros(1, 3, 8), torch.tensor([[0, 4, 1]])
@@ -219,7 +258,17 @@ WRONG = {
     ),
     "an array": ((Q, K, np.zeros((1, 3, 2, 4))), {}, "v_BMGK must be a tensor, got .*ndarray"),
     "two devices": ((Q, K.to("meta"), V), {}, "k_BMGK is on meta, and q_BLHK is on cpu: move"),
-    "integers": ((Q.long(), K, V), {}, "floating-point numbers, but q has int"),
+    "integers": ((Q.long(), K, V), {}, "floating-point numbers, but q has int64"),
+    "a parameter on another device": (
+        [x.to("meta") for x in (Q, K, V)],
+        {},
+        "parameter table is on cpu, and q_BLHK is on meta: move",
+    ),
+    "a learned scale": (
+        (Q, K, V),
+        {"scale": torch.ones((), requires_grad=True)},
+        r"scale must not be a tensor, as it gets no gradient: pass scale\.item",
+    ),
     "numbers as positions": (
         (Q, K, V),
         {"q_positions": torch.zeros(1, 3)},
