@@ -293,6 +293,7 @@ def test_a_damaged_result_is_one_line_that_says_how_to_go_on(start, config, work
     assert values[0] == values[1]
 
 
+@pytest.mark.slow
 def test_of_a_damaged_checkpoint_one_line_tells_and_the_one_before_is_used(
     start, config, workdir, trained
 ):
