@@ -152,11 +152,12 @@ def decoder_parameters(vocabulary, width, layers, *, tied, final_norm):
             2 * 769 * 32,
             1024 * 64,
         ),
-        (
+        pytest.param(
             "flip_flop",
             decoder_parameters(5, 256, 4, tied=False, final_norm=True),
             4 * 64 * 64,
             511 * 256,
+            marks=pytest.mark.slow,
         ),
         (
             "counting",

@@ -62,7 +62,14 @@ def test_batches_are_of_the_promised_form(make_iterator, task):
         }
 
 
-@pytest.mark.parametrize("seen", [0, 1, 4, pytest.param(11, marks=pytest.mark.newest)])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)),
+        pytest.param(11, marks=pytest.mark.newest),
+    ],
+)
 def test_goes_on_exactly_from_a_saved_state(make_iterator, seen):
     straight = take(make_iterator(), 16)
     first = make_iterator()
