@@ -36,7 +36,8 @@ READY := .venv/.ready$(ACCELERATOR:%=-%)
 PLAIN := .venv/.ready-plain$(ACCELERATOR:%=-%)
 REFERENCE := .venv/.ready-reference
 PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4 --dist loadgroup
-TESTS_ON_CPU := JAX_PLATFORMS=cpu
+# Processes that tests start would else compile the package anew where the variable is set.
+TESTS_ON_CPU := JAX_PLATFORMS=cpu PYTHONDONTWRITEBYTECODE=
 INSTALL = set -o pipefail; $(1)/python -m pip install --disable-pip-version-check --progress-bar off \
   --constraint constraints.txt --report $(1)/../installed.json --editable
 # Removes the environment if a package is not the one that was tested, but not if its file is only not listed (status
@@ -101,7 +102,8 @@ test-newest: $(READY)
 	  echo "The short suite on the newest JAX is skipped: no Python 3.12 or 3.13 found; set NEWEST_PYTHON=..."; \
 	else \
 	  $(MAKE) --no-print-directory .venv-newest/.ready NEWEST_PYTHON="$$newest" && \
-	  $(TESTS_ON_CPU) .venv-newest/bin/python $(PYTEST) -m "newest and not slow"; \
+	  $(TESTS_ON_CPU) .venv-newest/bin/python $(PYTEST) -m "newest and not slow" \
+	    $$(grep -rl --include="test_*.py" "mark\.newest" tests); \
 	fi
 
 .venv-newest/.ready: pyproject.toml constraints.txt

@@ -68,7 +68,9 @@ def check(spec, q, k, v, segments=None, q_segments=None, implementation="auto", 
 
 @pytest.mark.parametrize("spec", ENCODINGS)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("implementation", ["full", "blockwise", "auto"])
+@pytest.mark.parametrize(
+    "implementation", ["full", "blockwise", pytest.param("auto", marks=pytest.mark.slow)]
+)
 def test_masks(spec, mask, implementation, x64):
     check(spec, *arrays_of(), implementation=implementation, **mask)
 
@@ -85,7 +87,10 @@ def test_the_last_query_stands_at_the_last_key(spec, length, keys, x64):
     check(spec, q, k, v, segments=segments, q_segments=segments[:, :1].repeat(length, axis=1))
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize(
+    "spec",
+    [pytest.param(spec, marks=() if "cope" in spec else pytest.mark.slow) for spec in ENCODINGS],
+)
 def test_a_chunk_of_queries_is_the_end_of_the_whole(spec, x64):
     """The last queries alone give the last rows: what decoding and chunked evaluation rest on."""
     q, k, v = (jnp.asarray(a) for a in arrays_of())

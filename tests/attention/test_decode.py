@@ -64,7 +64,7 @@ def whole(encoding, inputs, **options):
 # than it.
 SMALL_BLOCKS = [
     ("cope(npos_max=3)", 2),
-    ("cope", 3),
+    pytest.param("cope", 3, marks=pytest.mark.slow),
     ("cope(npos_max=4)+relative(max_distance=5)", 3),
 ]
 
@@ -232,7 +232,7 @@ def test_a_window(cope, inputs, window):
     np.testing.assert_allclose(*run(inputs), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("window", [0, -3, 2.5, True])
+@pytest.mark.parametrize("window", [0, pytest.param(-3, marks=pytest.mark.slow), 2.5, True])
 def test_a_window_that_is_no_size_is_refused(cope, inputs, window):
     _, cache = read(cope, inputs, create_cache(cope, batch=2, capacity=LENGTH), 0, 3)
     with pytest.raises(ConfigError, match=r"^window must be "):

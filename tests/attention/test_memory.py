@@ -10,7 +10,7 @@ import pytest
 from cope_jax.attention import full_attention
 from tests.attention import problems
 from tests.attention.problems import arrays_of, plain, value_and_gradients
-from tests.encodings.cases import FEW, build, every
+from tests.encodings.cases import FEWEST, build, every
 from tests.ops.jaxprs import equations
 from tests.oracle.encodings import Sizes
 
@@ -43,7 +43,7 @@ def quadratic(attention, spec, **static):
 in_blocks = problems.in_blocks((16, 32, 64))
 
 
-@every(few=FEW)
+@every(few=FEWEST)
 def test_no_array_of_all_pairs_in_the_trace(spec):
     sized = spec if "max_length" not in spec else f"learned(max_length={LENGTH})"
     assert not quadratic(in_blocks, sized)

@@ -49,7 +49,7 @@ def value_and_gradients(attention, kind, q, k, v, dout, table):
 in_blocks = problems.in_blocks((64, 64, 128))
 
 
-@pytest.fixture(params=[in_blocks, generated])
+@pytest.fixture(params=[in_blocks, pytest.param(generated, marks=pytest.mark.slow)])
 def attention(request):
     if request.param is generated:
         request.getfixturevalue("native")

@@ -100,7 +100,7 @@ BLOCKS = around(2, 1, 2)
 @pytest.mark.parametrize(
     "devices, spec, length, options",
     [
-        (8, "cope(npos_max=3)", 37, {}),
+        pytest.param(8, "cope(npos_max=3)", 37, {}, marks=pytest.mark.slow),
         (4, "cope(npos_max=4,gate=value)+rope", 21, {"dropout_rate": 0.3}),
         pytest.param(4, "fox", 13, {}, marks=pytest.mark.slow),
         pytest.param(2, "rope", 13, {"causal": False, "window": 4}, marks=pytest.mark.slow),

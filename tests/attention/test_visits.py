@@ -135,7 +135,7 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
         assert sum(sizes) >= span
 
 
-@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("gradient", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("given", [None, jnp.ones((1, 1, 4, KEYS), bool)], ids=["no mask", "mask"])
 def test_far_blocks_are_wide(gradient, given):
     """Four last queries: two near blocks need a mask, the other 20 keys are 4 blocks of 5; in the
@@ -148,7 +148,7 @@ def test_far_blocks_are_wide(gradient, given):
     assert sizes == [(0, 5), (5, 5), (10, 5), (15, 5), (20, 2), (22, 2)]
 
 
-@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("gradient", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_strips_that_share_a_span_read_only_its_keys(gradient):
     """Twelve strips of two queries, which see all keys as one block, share four spans."""
     q, k, v = (random(1, KEYS, 2, WIDTH, seed=s) for s in range(3))
@@ -217,7 +217,10 @@ def open_gates():
     return 20 * unit, unit
 
 
-@pytest.mark.parametrize("npos_max", [2, 4, 9])
+@pytest.mark.parametrize(
+    "npos_max",
+    [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)],
+)
 def test_blocks_beyond_the_largest_position_are_saturated(npos_max):
     """Queries count, two keys at a time, until the first of them has seen N−1; all that is farther
     is the tail.

@@ -7,7 +7,7 @@ import pytest
 
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
-from tests.commands.commands import CONFIG, Command
+from tests.commands.commands import CONFIG, Command, Done
 from tests.commands.pretrained import MODELS, write_run
 
 
@@ -26,6 +26,26 @@ def config(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("config") / "tiny.py"
     path.write_text(CONFIG)
     return path
+
+
+@pytest.fixture(scope="session")
+def compare(start, config) -> Callable[..., Command]:
+    """Starts a comparison: (workdir, *flags, encodings, seeds)."""
+
+    def begin(workdir, *flags, encodings="cope,rope", seeds=2):
+        cells = (f"--encodings={encodings}", f"--seeds={seeds}")
+        return start("compare", f"--config={config}", *cells, f"--workdir={workdir}", *flags)
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def straight(compare, tmp_path_factory) -> tuple[Path, Done]:
+    """The workdir of a comparison without an interruption, and how it ended."""
+    workdir = tmp_path_factory.mktemp("compare") / "new" / "folder"
+    done = compare(workdir).wait()
+    assert done.status == 0, done.err
+    return workdir, done
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ def test_evaluate_takes_as_many_examples_as_asked_for(trained, start):
     assert "dense" in done.out
 
 
+@pytest.mark.slow
 def test_inspect_shows_the_trained_model(trained, start):
     workdir, _ = trained
     done = start("inspect", f"--model={workdir}").wait()
@@ -228,8 +229,11 @@ def test_closed_and_full_streams_change_no_status(command, status):
 @pytest.mark.parametrize(
     ("encoding", "name", "given"),
     [
-        pytest.param("latin-1", "list", [], marks=pytest.mark.slow),
-        ("euc_jp", "inspect", ["--model=counting", "--input=a = 0 ; pass; a ++; print a"]),
+        ("latin-1", "list", []),
+        pytest.param(
+            *("euc_jp", "inspect", ["--model=counting", "--input=a = 0 ; pass; a ++; print a"]),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_stdout_that_lacks_characters_is_enough(encoding, name, given, tmp_path):

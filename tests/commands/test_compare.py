@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("compare")  # what its fixtures train is shared
+pytestmark = pytest.mark.xdist_group("compare")  # what `straight` trains is shared
 
 RECORD = {
     "task",
@@ -35,31 +35,6 @@ ENVIRONMENT = {
 SPLITS = ["in_distribution", "dense", "sparse"]
 SWEEP = ["blanks=1", "blanks=2", "blanks=3", "blanks=4"]
 METRICS = ["loss", "token_error", "sequence_error"]
-
-
-@pytest.fixture(scope="module")
-def compare(start, config):
-    def begin(workdir, encodings="cope,rope", seeds=2, **other):
-        flags = [f"--{name}={value}" for name, value in other.items()]
-        return start(
-            "compare",
-            f"--config={config}",
-            f"--encodings={encodings}",
-            f"--seeds={seeds}",
-            f"--workdir={workdir}",
-            *flags,
-        )
-
-    return begin
-
-
-@pytest.fixture(scope="module")
-def straight(compare, tmp_path_factory):
-    """The workdir of a comparison without an interruption, and how it ended."""
-    workdir = tmp_path_factory.mktemp("compare") / "new" / "folder"
-    done = compare(workdir).wait()
-    assert done.status == 0, done.err
-    return workdir, done
 
 
 def read_records(workdir):

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import math
-import re
 import runpy
 
 import jax
@@ -19,13 +18,15 @@ from tests.commands.shrink import CONFIGS, SETTINGS, SYNTHETIC, load, shrink
 PAPER = ("selective_copy", "flip_flop", "counting")
 
 
-QUICK = re.compile("quick|lm")
+def synthetic(*few):
+    """Parametrizes a test by the configs of synthetic tasks, slow unless they are of a few."""
+    marks = {name: () if name in few else pytest.mark.slow for name in SYNTHETIC}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=marks[name]) for name in SYNTHETIC]
+    )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if QUICK.match(name) else pytest.mark.slow) for name in SYNTHETIC],
-)
+@synthetic("quick")
 def test_every_config_is_sound_with_every_encoding_of_the_comparison(name):
     config = load(name)
     for encoding in ("cope", "rope", "relative", "learned"):
@@ -67,7 +68,7 @@ def test_a_default_is_a_variant_too():
         )
 
 
-@pytest.mark.parametrize("name", SYNTHETIC)
+@synthetic("counting", "published", "selective_copy:mapformer")
 def test_every_config_fits_a_mesh_of_all_axes(name):
     """Its sizes divide, and every device has a part of every matrix."""
     config = load(name)
@@ -99,13 +100,7 @@ def test_speeds_count_the_tokens_of_training():
 
 
 # The others differ in tasks and sizes; the tests of each task read its batches.
-TRAINED = ("counting:small",)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in TRAINED else pytest.mark.slow) for name in SYNTHETIC],
-)
+@synthetic("counting:small")
 def test_every_config_trains_once_shrunk(name, tmp_path):
     config = shrink(load(name))
     experiment = Experiment(config)
@@ -157,11 +152,12 @@ def decoder_parameters(vocabulary, width, layers, *, tied, final_norm):
             2 * 769 * 32,
             1024 * 64,
         ),
-        (
+        pytest.param(
             "flip_flop",
             decoder_parameters(5, 256, 4, tied=False, final_norm=True),
             4 * 64 * 64,
             511 * 256,
+            marks=pytest.mark.slow,
         ),
         (
             "counting",

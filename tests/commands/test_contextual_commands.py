@@ -72,6 +72,7 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
     assert str(tmp_path / "neighbours.md") in done.out.splitlines()
 
 
+@pytest.mark.slow
 def test_senses_are_told_beside_what_knows_no_context(trained, start, tmp_path):
     done = start(
         "neighbours",

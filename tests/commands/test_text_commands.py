@@ -267,6 +267,7 @@ def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):
     assert (tmp_path / "features.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_inspect_takes_a_text(start, runs, tmp_path):
     text = "The lamp is bright. The sea is calm.\nIt was 1850."
     done = start(

@@ -19,6 +19,8 @@ from tests.commands.shrink import TEXT, load, shrink
 QUICKEST = {"tagger"}
 """Of those that the tests of commands do not train as well, in other sizes."""
 TRAINED = [pytest.param(name, marks=[] if name in QUICKEST else pytest.mark.slow) for name in TEXT]
+DECAYED = {"bert", "code:small", "elmo", "spam", "tagger", "tagger:bert", "wikitext2:lstm"}
+"""One of each model."""
 LOSSES = {"bert": ["mlm_loss", "nsp_loss"], "tagger": ["tag_loss", "penalty"]}
 
 
@@ -87,7 +89,9 @@ def test_what_reads_word_after_word_refuses_a_sequence_over_devices():
         Experiment.check(config)
 
 
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DECAYED else pytest.mark.slow) for name in TEXT]
+)
 def test_weight_decay_leaves_biases_norms_and_mixes_alone(name, tmp_path):
     config = shrink(load(name))
     if config.model.name == "bert_tagger":

@@ -7,33 +7,13 @@ import pytest
 
 QUICK = "cope_jax/configs/quick.py"
 
-pytestmark = pytest.mark.xdist_group("wrong_input")  # what its fixture trains is shared
-
-
-@pytest.fixture(scope="module")
-def trained(start, config, tmp_path_factory):
-    """A comparison of one cell."""
-    workdir = tmp_path_factory.mktemp("wrong_input") / "run"
-    done = start("compare", *compare(config, workdir)).wait()
-    assert done.status == 0, done.err
-    return workdir
+pytestmark = pytest.mark.xdist_group("compare")  # what `straight` trains is shared
 
 
 @pytest.fixture
-def workdir(trained, tmp_path):
-    """A copy of it, to be damaged."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def compare(config, workdir, *more):
-    return (
-        f"--config={config}",
-        "--encodings=rope",
-        "--seeds=1",
-        "--config.training.steps=8",
-        f"--workdir={workdir}",
-        *more,
-    )
+def workdir(straight, tmp_path):
+    """A copy of a comparison, to be damaged."""
+    return Path(shutil.copytree(straight[0], tmp_path / "run"))
 
 
 def contents(folder):
@@ -215,31 +195,26 @@ def test_a_workdir_that_cannot_be_written_to_is_one_line(command, start, config,
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_workdir_that_is_read_only_is_one_line(start, config, workdir):
+def test_a_workdir_that_is_read_only_is_one_line(compare, workdir):
     workdir.chmod(0o500)
-    done = start("compare", *compare(config, workdir)).wait()
+    done = compare(workdir).wait()
     workdir.chmod(0o700)
     assert done.status == 2, done.err
     assert "Permission denied" in done.error
 
 
-def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, config, workdir):
+def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(
+    start, compare, config, workdir
+):
     before = contents(workdir)
-    done = start(
-        "compare", *compare(config, workdir, "--config.optimizer.learning_rate=0.5")
-    ).wait()
+    done = compare(workdir, "--config.optimizer.learning_rate=0.5").wait()
     assert done.status == 2, done.err
     assert (
-        f"{workdir}/cells/rope/seed_0 holds a run with other settings, config.optimizer.learning_rate (0.001, not 0.5)"
+        f"{workdir}/cells/cope/seed_0 holds a run with other settings, config.optimizer.learning_rate (0.001, not 0.5)"
         in done.error
     )
-    cell = workdir / "cells/rope/seed_0"
-    same = (
-        f"--config={config}",
-        "--config.training.steps=8",
-        "--config.encoding=rope",
-        f"--workdir={cell}",
-    )
+    cell = workdir / "cells/cope/seed_0"
+    same = (f"--config={config}", "--config.encoding=cope", f"--workdir={cell}")
     done = start("train", *same, "--seed=1").wait()
     assert done.status == 2, done.err
     assert f"{cell} holds a run with other settings, seeds ([0], not [1])" in done.error
@@ -249,7 +224,7 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, confi
         f"{workdir} is a comparison, not a run of cope-jax train: choose another --workdir"
         in done.error
     )
-    done = start("compare", *compare(config, cell)).wait()
+    done = compare(cell).wait()
     assert done.status == 2, done.err
     assert (
         f"{cell} is a run of cope-jax train, not a comparison: choose another --workdir"
@@ -263,11 +238,11 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, confi
     ['{"config": 3}', "[" * 100_000]
     + [pytest.param(text, marks=pytest.mark.slow) for text in ("", "\0\1\2", "null")],
 )
-def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
+def test_a_damaged_config_json_is_one_line(text, start, compare, workdir):
     cell = workdir / "cells/rope/seed_0"
     for folder in (workdir, cell):
         (folder / "config.json").write_text(text)
-    done = start("compare", *compare(config, workdir)).wait()
+    done = compare(workdir).wait()
     assert done.status == 2, done.err
     assert str(workdir) in done.error
     for command in ("evaluate", "inspect"):
@@ -277,61 +252,61 @@ def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
 
 
 @pytest.mark.slow
-def test_a_damaged_result_is_one_line_that_says_how_to_go_on(start, config, workdir, trained):
+def test_a_damaged_result_is_one_line_that_says_how_to_go_on(compare, workdir, straight):
     result = workdir / "cells/rope/seed_0/result.json"
     for text in ('{"records": [', "null"):
         result.write_text(text)
-        done = start("compare", *compare(config, workdir)).wait()
+        done = compare(workdir).wait()
         assert done.status == 2, done.err
         assert done.error.startswith(f"{result} is damaged") and "delete it" in done.error
     result.unlink()
-    assert start("compare", *compare(config, workdir)).wait().status == 0
+    assert compare(workdir).wait().status == 0
     values = [
         [record["value"] for record in json.loads((folder / "results.json").read_text())["records"]]
-        for folder in (workdir, trained)
+        for folder in (workdir, straight[0])
     ]
     assert values[0] == values[1]
 
 
+@pytest.mark.slow
 def test_of_a_damaged_checkpoint_one_line_tells_and_the_one_before_is_used(
-    start, config, workdir, trained
+    start, compare, workdir, straight
 ):
     cell = workdir / "cells/rope/seed_0"
-    newest = cell / "checkpoints" / "8"
+    newest = cell / "checkpoints" / "24"
     (cell / "result.json").unlink()
     (newest / "state" / "manifest.ocdbt").write_bytes(b"")
     done = start("evaluate", f"--model={cell}").wait()
     assert done.status == 0, done.err
     assert (
         f"warning: checkpoint {newest} cannot be read" in done.err
-        and "using that of step 4" in done.err
+        and "using that of step 20" in done.err
     )
     assert newest.exists(), "who only looks moves nothing"
-    done = start("compare", *compare(config, workdir)).wait()
+    done = compare(workdir).wait()
     assert done.status == 0, done.err
     assert f"warning: checkpoint {newest} cannot be read" in done.err
-    assert (cell / "checkpoints-damaged" / "8").exists()
+    assert (cell / "checkpoints-damaged" / "24").exists()
     values = [
         [record["value"] for record in json.loads((folder / "results.json").read_text())["records"]]
-        for folder in (workdir, trained)
+        for folder in (workdir, straight[0])
     ]
     assert values[0] == values[1]
 
 
 @pytest.mark.slow
-def test_where_no_checkpoint_can_be_read_one_line_says_how_to_go_on(start, config, workdir):
+def test_where_no_checkpoint_can_be_read_one_line_says_how_to_go_on(start, compare, workdir):
     cell = workdir / "cells/rope/seed_0"
     (cell / "result.json").unlink()
     for manifest in cell.glob("checkpoints/*/state/manifest.ocdbt"):
         manifest.write_bytes(b"")
-    for command in (("compare", *compare(config, workdir)), ("inspect", f"--model={cell}")):
-        done = start(*command).wait()
+    # Who only reads may meet a run at work.
+    for command, trains in ((compare(workdir), True), (start("inspect", f"--model={cell}"), False)):
+        done = command.wait()
         assert done.status == 2, done.err
         assert f"no checkpoint in {cell / 'checkpoints'} can be read" in done.error
         assert "restore intact checkpoints" in done.error
-        assert ("delete that folder" in done.error) == (
-            command[0] == "compare"
-        )  # who only reads may meet a run at work
+        assert ("delete that folder" in done.error) == trains
 
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect"])
@@ -343,7 +318,7 @@ def test_only_a_trained_model_can_be_looked_at(command, start, workdir, tmp_path
         assert done.status == 2, done.err
         kind = f"{path} holds no training run" if path.is_dir() else f"there is no folder {path}"
         assert done.error.startswith(kind)
-    cell = workdir / "cells/rope/seed_0"
+    cell = workdir / "cells/cope/seed_0"
     assert done.error.endswith(f", but a comparison: give one of its runs, such as {cell}")
     for folder in (cell / "checkpoints").iterdir():
         shutil.rmtree(folder)

@@ -12,8 +12,6 @@ from cope_jax import tasks
 from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
 
-pytestmark = pytest.mark.newest
-
 EXAMPLES = 10
 SEEDS = {"data_seed": 3, "shuffle_seed": 5}
 
@@ -64,7 +62,14 @@ def test_batches_are_of_the_promised_form(make_iterator, task):
         }
 
 
-@pytest.mark.parametrize("seen", [0, 1, 4, 11])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)),
+        pytest.param(11, marks=pytest.mark.newest),
+    ],
+)
 def test_goes_on_exactly_from_a_saved_state(make_iterator, seen):
     straight = take(make_iterator(), 16)
     first = make_iterator()
@@ -149,6 +154,7 @@ def test_shuffle_seeds_order_the_same_examples_independently(task):
     assert len({tuple(order) for order in orders}) == 9
 
 
+@pytest.mark.newest
 def test_disk_gives_the_batches_of_memory(task, tmp_path):
     tfds_builder.write(task, tmp_path, {"train": EXAMPLES, "sparse": 5}, seed=3)
     disk, memory = (

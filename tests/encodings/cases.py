@@ -110,6 +110,8 @@ FEW = {
     "path",  # its own products
     "dape(hidden=4)",  # heads that depend on each other
 }
+# Of these, one of each kind of carry, for what other suites test in their own way for all of a few.
+FEWEST = {"cope(npos_max=4)+rope", "fox", "stick_breaking", "path"}
 
 
 FIRSTS = {

@@ -12,6 +12,7 @@ from tests.encodings.cases import (
     BATCH,
     CONSECUTIVE,
     FEW,
+    FEWEST,
     FIRSTS,
     GAPPED,
     LENGTH,
@@ -31,7 +32,7 @@ from tests.encodings.cases import (
 )
 from tests.oracle.differences import slopes
 
-every_case, a_few = every(), every(few=FEW)
+every_case, a_few, fewest = every(), every(few=FEW), every(few=FEWEST)
 first_of_each = every(few=FIRSTS)
 BEYOND = np.array([[11, 12, 13, 24, 25, 36], [10, 11, 12, 14, 23, 40]], np.int32)
 POSITIONS = {
@@ -123,7 +124,7 @@ def test_no_gradient_is_of_a_later_token_or_another_document(spec, x64):
 
 
 @pytest.mark.newest
-@a_few
+@fewest
 def test_jit_equals_eager_and_compiles_once(spec, x64):
     graphdef, state = build(spec, seed=1)
     arrays = problem(seed=1)
@@ -163,7 +164,7 @@ def test_blocks_of_their_own_make_no_difference(spec, monkeypatch, x64):
         np.testing.assert_allclose(cut.gradients[key], gradient, rtol=0, atol=1e-12, err_msg=key)
 
 
-@a_few
+@fewest
 def test_bfloat16_is_near_float32(spec):
     """The same numbers in bfloat16 give the float32 result to bfloat16's 8 bits; positions stay
     float32.
@@ -223,7 +224,7 @@ def test_float32_is_near_float64_at_extremes(spec):
             )
 
 
-@a_few
+@fewest
 def test_vmap_over_seeds(spec, x64):
     """Parameters and inputs of several seeds at once give what each gives alone."""
     graphdef, _ = build(spec)

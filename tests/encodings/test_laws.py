@@ -18,6 +18,7 @@ from cope_jax.errors import ConfigError
 from tests.encodings.cases import (
     BATCH,
     FEW,
+    FEWEST,
     GAPPED,
     LENGTH,
     SIZES,
@@ -33,7 +34,7 @@ from tests.encodings.cases import (
 )
 from tests.encodings.jaxprs import intermediates
 
-every_case, a_few = every(), every(few=FEW)
+a_few, fewest = every(few=FEW), every(few=FEWEST)
 
 
 def test_tokens_beyond_the_integers_of_float32_are_different_tokens():
@@ -42,7 +43,7 @@ def test_tokens_beyond_the_integers_of_float32_are_different_tokens():
     assert count_B.tolist() == [2**24 + 2]
 
 
-@a_few
+@fewest
 def test_block_law(spec, x64):
     """Any split of the keys, from the nearest block to the farthest, gives what one block gives;
     gradients too.
@@ -166,7 +167,7 @@ def block_of(spec):
     return Block(encoding, pairs, carry._replace(sums=counted))
 
 
-@a_few
+@fewest
 def test_law_of_rows(spec, x64):
     """Any split of the queries gives the logits and the carry that all together give."""
     encoding, pairs, carry = block_of(spec)
@@ -211,7 +212,7 @@ def test_the_carry_is_sums_and_constants(spec, x64):
         np.testing.assert_allclose(later - now, end - start, rtol=0, atol=1e-13)
 
 
-@a_few
+@fewest
 def test_forward_mode_equals_reverse_mode(spec, x64):
     """The derivative of the logits in a random direction, by both modes: streaming attention asks
     for the first.

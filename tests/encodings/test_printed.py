@@ -103,7 +103,11 @@ def first_case(law):
 
 
 LAWS = [
-    pytest.param(law, id=f"{suite.__name__.rpartition('.')[2]}-{name}")
+    pytest.param(
+        law,
+        id=f"{suite.__name__.rpartition('.')[2]}-{name}",
+        marks=[pytest.mark.slow] if suite is test_ring else [],  # as for the other encodings
+    )
     for suite in SUITES
     for name, law in vars(suite).items()
     if name.startswith("test_") and first_case(law) is not None

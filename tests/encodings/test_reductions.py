@@ -10,7 +10,7 @@ from cope_jax import attention, encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import Carry, Pairs
 from cope_jax.encodings.t5 import buckets
-from tests.encodings.cases import CASES, FEW, FIRSTS, SIZES, build, every, parts, rule_of
+from tests.encodings.cases import CASES, FEWEST, FIRSTS, SIZES, build, every, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 from tests.oracle.rules import Token
 
@@ -63,7 +63,7 @@ def all_gates_open(gate):
 
 
 @pytest.mark.parametrize("gate", ["query_key", "value"])
-@pytest.mark.parametrize("npos_max", [LENGTH + 1, 4])
+@pytest.mark.parametrize("npos_max", [pytest.param(LENGTH + 1, marks=pytest.mark.slow), 4])
 def test_cope_with_open_gates_is_relative(gate, npos_max):
     """All gates 1 give p_ij = i−j+1: relative position with the table shifted by one row, clipped
     at the same place.
@@ -140,7 +140,7 @@ def test_zero_parameters_are_no_encoding(spec):
 ABSOLUTE = {"learned", "sinusoidal", "fire", "darope"}
 
 
-@every([spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}], few=FEW)
+@every([spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}], few=FEWEST)
 def test_only_distances_matter(spec):
     graphdef, state = build(spec)
     encoding = nnx.merge(graphdef, state)

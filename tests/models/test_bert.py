@@ -131,7 +131,6 @@ def test_every_token_sees_every_other():
         assert moved[0].min() > 1e-5 and moved[1:].max() == 0
 
 
-@pytest.mark.newest
 def test_dropout_is_on_the_embeddings_and_in_every_block():
     """Each layer equals its output without dropout for the same dropped states below it."""
     assert config(dropout=0.3).stochastic and not config().stochastic

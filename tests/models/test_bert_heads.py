@@ -53,7 +53,7 @@ def test_fields_of_other_shapes_are_one_clear_line():
         )
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "cls, options",
     [
@@ -107,7 +107,7 @@ def test_heads_read_the_encoder(cls, options, frozen):
             assert np.any(np.abs(value) > 1e-7) != (frozen and path.startswith("encoder")), path
 
 
-@pytest.mark.parametrize("wrong", [-1, LENGTH])
+@pytest.mark.parametrize("wrong", [-1, pytest.param(LENGTH, marks=pytest.mark.slow)])
 def test_a_place_outside_of_the_sequence_is_loud(wrong):
     """Of a prediction, and of a word's first piece."""
     graphdef, state = build(config(), dtype=np.float32)

@@ -94,7 +94,10 @@ def test_depth_is_a_loop_over_the_layers():
 
 
 @pytest.mark.parametrize("dropout", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("remat", ["none", *POLICIES])
+@pytest.mark.parametrize(
+    "remat",
+    ["none", *(pytest.param(p, marks=() if p == "full" else pytest.mark.slow) for p in POLICIES)],
+)
 def test_the_program_does_not_grow_with_depth(dropout, remat):
     def size(num_layers):
         choices = config(ENCODING, {"dropout": 0.3}, num_layers=num_layers, remat=remat)
@@ -278,7 +281,7 @@ def test_the_encoding_of_the_model_is_one():
     assert np.abs(each).max(axis=(1, 2)).min() > 1e-3
 
 
-@pytest.mark.parametrize("num_layers", [1, 8])
+@pytest.mark.parametrize("num_layers", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_initial_parameters(num_layers):
     """Variances: E 1, W 1/inputs, 1/(2·layers) of it before the stream; to five standard errors."""
     choices = DecoderConfig(
@@ -304,7 +307,7 @@ def test_initial_parameters(num_layers):
                 assert not np.any(value[0] == value[1]), f"{path} is the same in each layer"
 
 
-@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("width", [pytest.param(16, marks=pytest.mark.slow), 64])
 def test_logits_start_at_the_scale_of_one(width):
     choices = config("none", {"model_dim": width, "num_heads": 4, "mlp_dim": None}, vocab_size=500)
     out = jax.jit(lambda: Decoder(choices, rngs=nnx.Rngs(0))(tokens(batch=16)))()

@@ -48,7 +48,9 @@ def exact(given, example, segments=SEGMENTS):
     )
 
 
-@pytest.mark.parametrize("size", [3, 4, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 64))]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
     """Chunks that divide the length or do not; segments that begin within or between chunks."""
@@ -77,7 +79,10 @@ def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
         np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-8, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if "g" in kind else pytest.mark.slow) for kind in KINDS],
+)
 def test_calls_in_a_row_give_what_one_call_gives(kind, x64):
     given, outputs, state, first = arrays(kind), [], None, 0
     for size in (1, 4, 1, 5):

@@ -48,7 +48,11 @@ def logits(model_config, params):
 
 
 @pytest.mark.parametrize(
-    "name, encoding", [("gpt2", "learned"), ("llama, grouped", "rope(base=100.0)")]
+    "name, encoding",
+    [
+        pytest.param("gpt2", "learned", marks=pytest.mark.slow),
+        ("llama, grouped", "rope(base=100.0)"),
+    ],
 )
 def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(
     name, encoding, tmp_path, capsys

@@ -108,7 +108,6 @@ def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_bits(kind, at, straight, tm
     assert outcome(tiny.create_run(tmp_path, *KINDS[kind])) == straight[kind]
 
 
-@pytest.mark.newest
 def test_ctrl_c_before_the_first_steps_is_obeyed_at_once(straight, tmp_path):
     run = tiny.create_run(tmp_path, *KINDS["fixed"])
     run.program = Disturbed(run.program, 1, ctrl_c)
