@@ -23,13 +23,13 @@ ROWS = 6
 WIDTHS = (64, 24, 5)  # some vectors divide the first two, none divides the last
 
 
-def step_of(name, function, arrays):
+def step_of(name, function, arrays, tiles=False):
     """The text of a step that computes `function`, with an entry for ctypes."""
     specs = tuple(natural(x.shape, x.dtype) for x in arrays)
     shape = jax.eval_shape(lambda: _traced(function, specs))
     like = natural(shape.shape, shape.dtype)
     program = TileProgram(FORMS, function, specs, like)
-    graph = CppGraph(program)
+    graph = CppGraph(program, tiles)
     (node,) = graph.results
     results = [Result(node, "set", 0, like.size)]
     sources = {n: f"t.in[{n}]" for n in range(len(arrays))}
@@ -38,6 +38,7 @@ def step_of(name, function, arrays):
         f'extern "C" void run_{name}(const void** in, float* out) {{\n'
         f"  static float memory[{step.memory + 64}];\n  Tiles t;\n  t.out[0] = out;\n"
         f"  for (int n = 0; n < {len(arrays)}; n++) t.in[n] = in[n];\n"
+        f"  if ({int(tiles)}) configure_tiles();\n"
         f"  {name}(t, (float*)(((uintptr_t)memory + 63) / 64 * 64));\n}}\n"
     )
     return step.text + entry, like, program.used
@@ -48,9 +49,9 @@ def _traced(function, specs):
         return function(*(jnp.zeros(spec.shape, spec.dtype) for spec in specs))
 
 
-def run(cases):
+def run(cases, tiles=False):
     """The result of each (function, arrays), after one compilation."""
-    steps = [step_of(f"step{n}", *case) for n, case in enumerate(cases)]
+    steps = [step_of(f"step{n}", *case, tiles) for n, case in enumerate(cases)]
     text = "\n".join(['#include "driver.h"', *(text for text, _, _ in steps)])
     compiled = ctypes.CDLL(str(library._compiled(text)))
     results = []
@@ -213,6 +214,66 @@ def test_tables(size):
         ]
     for n, (computed, right) in enumerate(zip(run(cases), exact, strict=True)):
         np.testing.assert_allclose(computed, right, rtol=0, atol=3e-5, err_msg=str(n))
+
+
+SIDES = [(64, 64, 64), (33, 40, 17), (1, 3, 70), (100, 150, 5)]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "high"])
+def test_products_on_the_matrix_unit(precision):
+    """Of factors of any size, either of which may lie transposed; sums are float32."""
+    low = precision == "bfloat16"
+    library.has_tiles()  # asks the system for it
+
+    def of(f):
+        def function(x, y):
+            if low:
+                x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
+            return f(x, y)
+
+        return function
+
+    def multiply(x, y):
+        return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
+
+    ways = [
+        multiply,
+        lambda x, y: multiply(x.T, y),
+        lambda x, y: multiply(x, y.T),
+        lambda x, y: multiply(x, y) + 3 * jnp.sin(multiply(x, y)),
+    ]
+    cases, exact = [], []
+    for rows, summed, columns in SIDES:
+        for n, way in enumerate(ways):
+            x = random(*((summed, rows) if n == 1 else (rows, summed)), seed=n)
+            y = random(*((columns, summed) if n == 2 else (summed, columns)), seed=9)
+            cases.append((of(way), [x, y]))
+            if low:
+                x, y = (np.asarray(jnp.bfloat16(a), np.float64) for a in (x, y))
+            product = np.float64(x.T if n == 1 else x) @ np.float64(y.T if n == 2 else y)
+            exact.append(product + 3 * np.sin(product) if n == 3 else product)
+    with jax.default_matmul_precision(None if low else precision):
+        computed = run(cases, tiles=True)
+    for n, (one, right) in enumerate(zip(computed, exact, strict=True)):
+        atol = (2e-6 if low else 4e-5) * np.abs(right).max() * (1 + 3 * (n % 4 == 3))
+        np.testing.assert_allclose(one, right, rtol=0, atol=atol, err_msg=str(n))
+        # Products of float32, and one of bfloat16.
+        assert low or np.abs(one - right).max() > 1e-7 * np.abs(right).max()
+
+
+def test_bfloat16_is_rounded_to_the_nearest():
+    numbers = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1e-40, 3.4e38, np.inf, np.nan, 0.1]
+    x = np.asarray([numbers], np.float32)
+    rounded, product = run(
+        [
+            (lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), [x]),
+            (lambda x: (x.astype(jnp.bfloat16) * 1.01).astype(jnp.float32), [x]),
+        ],
+        tiles=True,
+    )
+    exact = x.astype(jnp.bfloat16)  # by NumPy: XLA may leave it out
+    np.testing.assert_array_equal(rounded, exact.astype(np.float32))
+    np.testing.assert_array_equal(product, (exact * exact.dtype.type(1.01)).astype(np.float32))
 
 
 def random_program(seed):

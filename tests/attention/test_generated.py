@@ -115,6 +115,28 @@ def test_masks_and_scales(spec, length, options):
     compare(spec, length, 150, **options)
 
 
+@pytest.fixture
+def tiles(native, monkeypatch):
+    """The matrix unit of the CPU, or loops that compute what it would."""
+    if not library.has_tiles():
+        monkeypatch.setattr(library, "has_tiles", lambda: True)
+
+
+LONG = "cope(npos_max=200)"  # its table grows
+
+
+@every([LONG, *(spec for spec in ALL if reason(spec) is None)], few=[LONG, "fox"])
+def test_bfloat16_on_the_matrix_unit(spec, tiles):
+    compare(spec, 150, 150, dtype=jnp.bfloat16, atol=0.02, least=1.0 if "fire" in spec else 0.1)
+
+
+@every([LONG, *FEW], few=[LONG])
+def test_float32_in_three_products_of_bfloat16(spec, tiles):
+    """One product of bfloat16 would be off by 100 times as much."""
+    with jax.default_matmul_precision("high"):
+        compare(spec, 150, 150, atol=2e-4)
+
+
 @pytest.mark.parametrize("rate", [0.4])
 def test_dropout(rate):
     """Every pair is dropped that full attention drops."""

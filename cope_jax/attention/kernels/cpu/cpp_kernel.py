@@ -13,23 +13,41 @@ from cope_jax.attention.kernels.cpu import library
 from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
 from cope_jax.attention.kernels.cpu.cpp_text import Growing, Step
 from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument, leaves_of
-from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph, Node, Value, common, kind_of
+from cope_jax.attention.kernels.tile.tile_graph import (
+    ELEMENTWISE,
+    FORMS,
+    Graph,
+    Node,
+    Size,
+    Value,
+    common,
+    kind_of,
+)
 from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
 from cope_jax.attention.kernels.tile.tile_operations import Forms
 from cope_jax.attention.kernels.tile.tile_plan import Programs
+from cope_jax.attention.kernels.tile.tile_program import TileProgram
 from cope_jax.attention.kernels.tile.tile_values import NotATile
 
 STEPS = {"masked": (True, False, 1), "plain": (False, False, 1), "saturated": (False, True, 1)}
 MOST = 96  # arguments, as in driver.h
 ANSWER = MOST - 1  # the output of a step that asks
 PART = 64  # the columns of a panel of a table that grows, as in driver.h
+# Operations after which a result of type bfloat16 is rounded.
+ROUNDED = ELEMENTWISE - {"abs", "max", "min", "neg", "select_n", "sign"} | {"power", "convert"}
+HIGH = jax.lax.Precision.HIGH, (jax.lax.Precision.HIGH,) * 2
 MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
 @dataclasses.dataclass(frozen=True)
 class CpuExecution:
-    """Runs kernels as C++, which see all keys."""
+    """Runs kernels as C++, which see all keys.
 
+    Attributes:
+      tiles: whether products may run on the CPU's matrix unit, see `library.has_tiles`.
+    """
+
+    tiles: bool = False
     keys = 0
     halves = True
 
@@ -41,15 +59,18 @@ class CpuExecution:
         """Compiles the kernel while it is traced, and calls it."""
         plan = kernel.plan
         try:
-            cpp = CppKernel(kernel)
+            cpp = CppKernel(kernel, self.tiles)
             digest = library.load_kernel(cpp.text)
         except library.Unavailable as error:
             raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
-        shapes = [jax.ShapeDtypeStruct(x.stored_shape, x.spec.dtype) for x in cpp.written]
+        shapes = [jax.ShapeDtypeStruct(x.stored_shape, _wide(x.spec.dtype)) for x in cpp.written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
         inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *map(_given, kernel.inputs)]
         arrays = library.call(digest, shapes, *inputs)
-        known = {id(x): x.restored(y) for x, y in zip(cpp.written, arrays, strict=True)}
+        known = {
+            id(x): x.restored(y).astype(x.spec.dtype)
+            for x, y in zip(cpp.written, arrays, strict=True)
+        }
 
         def result(x: Argument) -> Array:
             return known[id(x)] if id(x) in known else jnp.zeros(x.array.shape, x.spec.dtype)
@@ -58,7 +79,43 @@ class CpuExecution:
 
 
 class CppGraph(Graph):
-    """A graph in which a look-up, of the value and of the slope, is one operation."""
+    """A graph in which a look-up, of the value and of the slope, is one operation.
+
+    Numbers of type bfloat16 are float32 in memory; operation "bfloat16" rounds them.
+
+    Args:
+      program: the tile program.
+      tiles: whether products may run on the matrix unit. Those of bfloat16 do, and their sums are
+        float32. So do three products of bfloat16 that stand for one of float32: with the precision
+        "high", and in programs with bfloat16 inputs.
+
+    Attributes:
+      rounded: the nodes whose numbers are exact in bfloat16.
+    """
+
+    def __init__(self, program: TileProgram, tiles: bool = False):
+        self.tiles = tiles
+        self.rounded: set[Node] = set()
+        super().__init__(program)
+
+    def add(self, op: str, args: Sequence[Node], size: Size, kind: str, **params: Any) -> Node:
+        if kind != "bfloat16":
+            return super().add(op, args, size, kind, **params)
+        if op == "convert" and args[0].kind == "float":
+            node = args[0]
+        else:
+            node = super().add(op, args, size, "float", **params)
+        if op in ROUNDED and node not in self.rounded:
+            node = super().add("bfloat16", [node], size, "float")
+        self.rounded.add(node)
+        return node
+
+    def how_to_multiply(self, x: Node, y: Node, precision: Any) -> dict[str, Any]:
+        if not self.tiles:
+            return {"products": 0}
+        if x in self.rounded and y in self.rounded:
+            return {"products": 1}
+        return {"products": 3 if self.rounded or precision in HIGH else 0}
 
     def _look_up(self, z: Node, p: Node) -> tuple[Node, Node]:
         size = common([z, p])[0], p.size[1]
@@ -70,14 +127,21 @@ class CppGraph(Graph):
         return self._look_up(z, p)[0]
 
 
-def _wide(x: Argument) -> bool:
+def _is_table(x: Argument) -> bool:
     """Returns whether an array has more than PART columns for each query."""
     return x.side == "query" and x.spec.size[1] > PART
 
 
+def _wide(dtype: Any) -> Any:
+    """The type in which C++ has an array of float32 or bfloat16, or of integers."""
+    return jnp.float32 if dtype == jnp.bfloat16 else dtype
+
+
 def _given(x: Argument) -> Array:
     """An array as C++ reads it; conditions are -1 where true."""
-    return -x.stored.astype(jnp.int32) if x.array.dtype == jnp.bool_ else x.stored
+    if x.array.dtype == jnp.bool_:
+        return -x.stored.astype(jnp.int32)
+    return x.stored.astype(_wide(x.array.dtype))
 
 
 class CppKernel:
@@ -88,8 +152,9 @@ class CppKernel:
       written: those of them that are not 0.
     """
 
-    def __init__(self, kernel: TileKernel):
+    def __init__(self, kernel: TileKernel, tiles: bool = False):
         self.kernel, plan = kernel, kernel.plan
+        self.tiles, self.multiplies = tiles, False
         self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
         self.results = kernel.halves[1][0].results, kernel.results[2]
         self.loop = leaves_of(kernel.loop)
@@ -131,22 +196,23 @@ class CppKernel:
         given = [
             x for x, use in zip(leaves_of(begin.args), programs.program.used, strict=True) if use
         ]
-        arguments, graph = [*programs.constants, *given], CppGraph(programs.program)
+        arguments, graph = [*programs.constants, *given], CppGraph(programs.program, self.tiles)
         texts = []
         for x, node in zip(leaves_of(begin.results), graph.results, strict=True):
-            if node is None or node.op != "dot" or id(x) not in self.numbers or not _wide(x):
+            if node is None or node.op != "dot" or id(x) not in self.numbers or not _is_table(x):
                 continue
             factors = [arguments[a.params["number"]] for a in node.args if a.op == "input"]
             sides = [factor.side for factor in factors if factor.given]
-            if sides == ["query", "head"] and node.params == {"x": 1, "y": 1}:
+            if sides == ["query", "head"] and node.params["x"] == node.params["y"] == 1:
                 q, table = (self.places[id(factor)] for factor in factors)
                 self.panels.add(table)
                 self.uses.add(table)
                 self.reads.add(q)
-                texts.append(self._grown(x, "product", q, table, factors[0].spec.size[1]))
+                way = f"product<{node.params['products']}>"
+                texts.append(self._grown(x, way, q, table, factors[0].spec.size[1]))
         returned = {id(x) for x in self.written}
         for x in leaves_of(self.kernel.results[1]):
-            if id(x) in self.numbers and id(x) not in returned and _wide(x):
+            if id(x) in self.numbers and id(x) not in returned and _is_table(x):
                 texts.append(self._grown(x, "zeros"))
         return texts
 
@@ -178,7 +244,8 @@ class CppKernel:
         """The text of a function that writes `results`, or an answer."""
         given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
         arguments = [*programs.constants, *given]
-        graph = CppGraph(programs.program)
+        graph = CppGraph(programs.program, self.tiles)
+        self.multiplies |= any(node.params.get("products") for node in graph.nodes)
         if name in STEPS:
             self._check_products(graph, arguments)
         if results is None:
@@ -286,7 +353,8 @@ class CppKernel:
             outputs.append(f"{{{', '.join(fields)}}}")
         steps = [name if key in kernel.steps else "nullptr" for name, key in STEPS.items()]
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]
-        flags = str(plan.boundary).lower(), str(plan.spans.shape[0] > 1).lower()
+        conditions = plan.boundary, plan.spans.shape[0] > 1, self.multiplies
+        flags = (str(condition).lower() for condition in conditions)
         counts = len(inputs), len(outputs), plan.heads, plan.groups, self.memory
         table = ["inputs", "outputs", *map(str, counts), *flags, "begin", "end", *steps, *questions]
         return [

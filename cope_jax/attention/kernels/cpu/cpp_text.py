@@ -228,10 +228,13 @@ class Step:
                 right = address
             distance = y.size[0]
         to = self._address[node][0]
-        add = str(node in self.schedule.added).lower()
-        self._write(
-            f"product<{columns}, {add}>({rows}, {summed}, {{{left}, {strides}}}, {right}, {distance}, {to});"
-        )
+        add, products = str(node in self.schedule.added).lower(), node.params["products"]
+        factors = f"{{{left}, {strides}}}, {right}, {distance}, {to}"
+        if products:
+            sizes = f"{add}, {rows}, {columns}, {summed}"
+            self._write(f"tile_product<{products}>({sizes}, {factors}, {columns});")
+        else:
+            self._write(f"product<{columns}, {add}>({rows}, {summed}, {factors});")
 
     # Loops over rows.
 

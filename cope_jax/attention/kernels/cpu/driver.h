@@ -19,10 +19,14 @@ struct Tiles {  // what a step sees
 };
 
 // Adds columns to an output until `end` exist: products of the queries in[q] with panels of a table, or zeros.
+template <int products>
 INLINE void grow_product(Tiles& t, int end, int n, int rows, int columns, int distance, int q, int table, int width) {
-  for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns))
-    product<false>(rows, MORE, width, {(const float*)t.in[q], width, 1},
-                   t.turned[table] + known / PART * PART * width + known % PART, PART, t.out[n] + known, distance);
+  for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns)) {
+    const Matrix queries{(const float*)t.in[q], width, 1};
+    const float* panel = t.turned[table] + known / PART * PART * width + known % PART;
+    if (products) tile_product<products>(false, rows, MORE, width, queries, panel, PART, t.out[n] + known, distance);
+    else product<false>(rows, MORE, width, queries, panel, PART, t.out[n] + known, distance);
+  }
 }
 INLINE void grow_zeros(Tiles& t, int end, int n, int rows, int columns, int distance) {
   for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns))
@@ -88,7 +92,7 @@ struct Kernel {
   const Argument* inputs;
   const Output* outputs;
   int input_count, output_count, heads, groups, memory;
-  bool boundary, spans_by_example;
+  bool boundary, spans_by_example, tiles;
   Step begin, end, masked, plain, saturated;
   bool (*is_saturated)(Tiles&, float*);
   bool (*is_done)(Tiles&, float*);
@@ -172,6 +176,7 @@ struct Call {
         step(t, memory);
       }
     };
+    if (kernel.tiles) configure_tiles();  // again for each visit: other libraries use them too
     kernel.begin(t, memory);
     auto interior = [&] { return block >= full && block < full_end; };
     go(kernel.masked, [&] { return !interior(); });
@@ -179,6 +184,7 @@ struct Call {
     if (kernel.saturated) go(kernel.saturated, interior);
     if (kernel.boundary) go(kernel.masked, [] { return true; });
     kernel.end(t, memory);
+    if (kernel.tiles) release_tiles();
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
       if (staged(x) && x.result >= 0) x.array.unpack(t.out[n], result(x) + at(x.array, b, h, strip));

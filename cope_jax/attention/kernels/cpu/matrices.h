@@ -1,5 +1,8 @@
-// Products of small matrices.
+// Products of small matrices, of float32 by vectors, or of bfloat16 by tiles.
 #pragma once
+
+#include <algorithm>
+#include <cstring>
 
 #include "vectors.h"
 
@@ -45,6 +48,232 @@ void product(int M, int N, int K, Matrix a, const float* b, long b_row, float* c
   for (; j + PANEL * W <= N; j += PANEL * W) columns<PANEL, ADD>(M, K, a, b + j, b_row, c + j, c_row);
   for (; j + 2 * W <= N; j += 2 * W) columns<2, ADD>(M, K, a, b + j, b_row, c + j, c_row);
   for (; j + W <= N; j += W) columns<1, ADD>(M, K, a, b + j, b_row, c + j, c_row);
+}
+
+
+// Tiles of AMX: eight registers of 16 x 16 words. A word is a float32, or two bfloat16. Without AMX loops take their
+// place, which is slow, but the same numbers can be computed, and tested, everywhere.
+typedef int32_t Words __attribute__((vector_size(64)));
+typedef Words LooseWords __attribute__((aligned(4), may_alias));
+constexpr int SIDE = 16;
+
+#if defined(__AMX_BF16__)
+INLINE void configure_tiles() {
+  struct {
+    uint8_t palette = 1, rest[15] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } layout;
+  __asm__ volatile("ldtilecfg %0" ::"m"(layout));
+}
+INLINE void release_tiles() { __asm__ volatile("tilerelease"); }
+template <int t>
+INLINE void zero_tile() { __asm__ volatile("tilezero %%tmm%c0" ::"i"(t)); }
+template <int t>
+INLINE void load_tile(const void* p, long bytes) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(bytes), "i"(t) : "memory");
+}
+template <int t>
+INLINE void store_tile(void* p, long bytes) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(bytes), "i"(t) : "memory");
+}
+template <int t, int a, int b>
+INLINE void multiply_tiles() { __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(t), "i"(a), "i"(b)); }
+#else
+inline thread_local Words tiles[8][SIDE];
+INLINE void configure_tiles() {}
+INLINE void release_tiles() {}
+template <int t>
+inline void zero_tile() { std::memset(tiles[t], 0, sizeof tiles[t]); }
+template <int t>
+inline void load_tile(const void* p, long bytes) {
+  for (int i = 0; i < SIDE; i++) std::memcpy(&tiles[t][i], (const char*)p + i * bytes, 64);
+}
+template <int t>
+inline void store_tile(void* p, long bytes) {
+  for (int i = 0; i < SIDE; i++) std::memcpy((char*)p + i * bytes, &tiles[t][i], 64);
+}
+template <int t, int a, int b>
+inline void multiply_tiles() {
+  auto number = [](int32_t bits) { return ((union { int32_t i; float f; }){bits}).f; };
+  for (int m = 0; m < SIDE; m++)
+    for (int n = 0; n < SIDE; n++) {
+      float sum = number(tiles[t][m][n]);
+      for (int k = 0; k < SIDE; k++) {
+        const int32_t x = tiles[a][m][k], y = tiles[b][k][n];
+        sum += number(x << 16) * number(y << 16) + number(x & -65536) * number(y & -65536);
+      }
+      tiles[t][m][n] = ((union { float f; int32_t i; }){sum}).i;
+    }
+}
+#endif
+
+// The upper halves of x and y, as bfloat16: those of x before those of y, or alternating.
+template <bool alternating, size_t... l>
+INLINE Words upper_halves(Words x, Words y, std::index_sequence<l...>) {
+  typedef uint16_t Halves __attribute__((vector_size(64)));
+#if defined(__clang__)
+  return (Words)__builtin_shufflevector((Halves)x, (Halves)y, int(alternating ? l / 2 * 2 + 1 + l % 2 * 32 : 2 * l + 1)...);
+#else
+  return (Words)__builtin_shuffle((Halves)x, (Halves)y, Halves{uint16_t(alternating ? l / 2 * 2 + 1 + l % 2 * 32 : 2 * l + 1)...});
+#endif
+}
+// Puts 32 numbers as bfloat16 into `to`. With two parts they are rounded, and what rounding takes follows at to[part].
+template <int parts, bool alternating>
+INLINE void put_halves(Words x, Words y, Words* to, long part) {
+  typedef float Floats __attribute__((vector_size(64)));
+  constexpr int half = 1 << 15;  // of the last bit that stays
+  auto halves = [](Words x, Words y) { return upper_halves<alternating>(x, y, std::make_index_sequence<2 * SIDE>()); };
+  auto rest = [](Words x) { return (Words)((Floats)x - (Floats)((x + half) & -2 * half)) + half; };
+  if (parts == 1) return void(*to = halves(x, y));
+  to[0] = halves(x + half, y + half);
+  to[part] = halves(rest(x), rest(y));
+}
+// Numbers p[0], p[1], …, and zeros from number `count` on.
+template <bool whole>
+INLINE Words words(const float* p, int count) {
+  if (whole || count >= SIDE) return *reinterpret_cast<const LooseWords*>(p);
+  Words x{};
+  if (count > 0) std::memcpy(&x, p, 4 * count);
+  return x;
+}
+
+template <int s, size_t... l>
+INLINE void exchange(Words& x, Words& y, std::index_sequence<l...>) {
+  const Words old = x;
+#if defined(__clang__)
+  x = __builtin_shufflevector(old, y, int(l & s ? l + SIDE - s : l)...);
+  y = __builtin_shufflevector(old, y, int(l & s ? l + SIDE : l + s)...);
+#else
+  x = __builtin_shuffle(old, y, Words{int(l & s ? l + SIDE - s : l)...});
+  y = __builtin_shuffle(old, y, Words{int(l & s ? l + SIDE : l + s)...});
+#endif
+}
+template <int s = SIDE / 2>
+INLINE void transpose_tile(Words* x) {
+  for (int i = 0; i < SIDE; i++)
+    if (!(i & s)) exchange<s>(x[i], x[i + s], std::make_index_sequence<SIDE>());
+  if constexpr (s > 1) transpose_tile<s / 2>(x);
+}
+
+// Pairs of rows, 2i and 2i + 1, of a matrix [K, N] whose rows are `row` apart: tiles [K/32, N/16], filled up with zeros.
+// Or their transposes.
+template <int parts, bool transposed, bool whole>
+void pack_rows(const float* p, long row, int K, int N, Words* to, long part) {
+  for (int k = 0; k < K; k += 2 * SIDE)
+    for (int n = 0; n < N; n += SIDE, to += SIDE) {
+#pragma GCC unroll 16
+      for (int i = 0; i < SIDE; i++) {
+        auto at = [&](int k) { return words<whole>(p + k * row + n, k < K ? N - n : 0); };
+        put_halves<parts, true>(at(k + 2 * i), at(k + 2 * i + 1), to + i, part);
+      }
+      if (!transposed) continue;
+      transpose_tile(to);
+      if (parts > 1) transpose_tile(to + part);
+    }
+}
+// The same for the left factor [M, K], whose rows lie in memory: tiles [K/32, M/16].
+template <int parts, bool whole>
+void pack_left(Matrix a, int M, int K, Words* to, long part) {
+  if (a.column != 1) return pack_rows<parts, true, whole>(a.p, a.column, K, M, to, part);
+  for (int k = 0; k < K; k += 2 * SIDE)
+#pragma GCC unroll 4
+    for (int m = 0; m < (M + SIDE - 1) / SIDE * SIDE; m++, to++) {
+      const float* first = a.p + m * a.row + k;
+      const int left = whole || m < M ? K - k : 0;
+      put_halves<parts, false>(words<whole>(first, left), words<whole>(first + SIDE, left - SIDE), to, part);
+    }
+}
+
+// A tile of C, of which `rows` and `columns` exist.
+template <int t>
+INLINE void begin_tile(bool add, const float* c, long c_row, int rows, int columns) {
+  if (!add) return zero_tile<t>();
+  if (rows >= SIDE && columns >= SIDE) return load_tile<t>(c, 4 * c_row);
+  alignas(64) float filled[SIDE][SIDE] = {};
+  for (int i = 0; i < std::min(rows, SIDE); i++) std::copy_n(c + i * c_row, std::min(columns, SIDE), filled[i]);
+  load_tile<t>(filled, 64);
+}
+template <int t>
+INLINE void end_tile(float* c, long c_row, int rows, int columns) {
+  if (rows >= SIDE && columns >= SIDE) return store_tile<t>(c, 4 * c_row);
+  alignas(64) float filled[SIDE][SIDE];
+  store_tile<t>(filled, 64);
+  for (int i = 0; i < std::min(rows, SIDE); i++) std::copy_n(filled[i], std::min(columns, SIDE), c + i * c_row);
+}
+
+// Packed factors: `part` and `chunk` are the numbers of words from a part to the next, and from 32 of K to the next.
+struct Packed {
+  const Words* p;
+  long part, chunk;
+};
+
+// Up to 2 x 2 tiles of C: the product of bfloat16; or the three largest of the four products of numbers in two parts.
+template <int products, int tall, int wide>
+void multiply(bool add, int M, int N, int chunks, Packed a, Packed b, float* c, long c_row) {
+  begin_tile<0>(add, c, c_row, M, N);
+  if (wide > 1) begin_tile<1>(add, c + SIDE, c_row, M, N - SIDE);
+  if (tall > 1) begin_tile<2>(add, c + SIDE * c_row, c_row, M - SIDE, N);
+  if (tall > 1 && wide > 1) begin_tile<3>(add, c + SIDE * c_row + SIDE, c_row, M - SIDE, N - SIDE);
+  for (int k = 0; k < chunks; k++) {
+    auto left = [&](int part) {
+      const Words* p = a.p + part * a.part + k * a.chunk;
+      load_tile<4>(p, 64);
+      if (tall > 1) load_tile<5>(p + SIDE, 64);
+    };
+    auto right = [&](int part) {
+      const Words* p = b.p + part * b.part + k * b.chunk;
+      load_tile<6>(p, 64);
+      if (wide > 1) load_tile<7>(p + SIDE, 64);
+    };
+    auto both = [] {
+      multiply_tiles<0, 4, 6>();
+      if (wide > 1) multiply_tiles<1, 4, 7>();
+      if (tall > 1) multiply_tiles<2, 5, 6>();
+      if (tall > 1 && wide > 1) multiply_tiles<3, 5, 7>();
+    };
+    right(0);
+    if (products == 3) left(1), both();
+    left(0), both();
+    if (products == 3) right(1), both();
+  }
+  end_tile<0>(c, c_row, M, N);
+  if (wide > 1) end_tile<1>(c + SIDE, c_row, M, N - SIDE);
+  if (tall > 1) end_tile<2>(c + SIDE * c_row, c_row, M - SIDE, N);
+  if (tall > 1 && wide > 1) end_tile<3>(c + SIDE * c_row + SIDE, c_row, M - SIDE, N - SIDE);
+}
+
+// C[M, N] = A[M, K] B[K, N], plus C if `add`, by tiles. With one product all numbers must be bfloat16; with three the
+// relative error is about 4e-6.
+template <int products>
+void tile_product(bool add, int M, int N, int K, Matrix a, const float* b, long b_row, float* c, long c_row) {
+  constexpr int MOST = 64, DEEP = 128, PARTS = products == 3 ? 2 : 1;
+  constexpr long PART = MOST * DEEP / 2 / SIDE;
+  alignas(64) Words left[PARTS * PART], right[PARTS * PART];
+  auto tiles = [](int count) { return (count + SIDE - 1) / SIDE; };
+  if (!K && !add)
+    for (int m = 0; m < M; m++) std::fill_n(c + m * c_row, N, 0.f);
+  for (int k = 0; k < K; k += DEEP, add = true)
+    for (int m = 0; m < M; m += MOST) {
+      const int depth = std::min(DEEP, K - k), height = std::min(MOST, M - m);
+      auto whole = [&](int other) { return depth % (2 * SIDE) == 0 && other % SIDE == 0; };
+      auto pack = whole(height) ? pack_left<PARTS, true> : pack_left<PARTS, false>;
+      pack({a.p + m * a.row + k * a.column, a.row, a.column}, height, depth, left, PART);
+      for (int n = 0; n < N; n += MOST) {
+        const int width = std::min(MOST, N - n);
+        auto pack = whole(width) ? pack_rows<PARTS, false, true> : pack_rows<PARTS, false, false>;
+        pack(b + k * b_row + n, b_row, depth, width, right, PART);
+        for (int i = 0; i < height; i += 2 * SIDE)
+          for (int j = 0; j < width; j += 2 * SIDE) {
+            const bool tall = height - i > SIDE, wide = width - j > SIDE;
+            (tall ? wide ? multiply<products, 2, 2> : multiply<products, 2, 1>
+                  : wide ? multiply<products, 1, 2> : multiply<products, 1, 1>)(
+                add, height - i, width - j, (depth + 2 * SIDE - 1) / (2 * SIDE),
+                {left + i, PART, tiles(height) * SIDE}, {right + j, PART, tiles(width) * SIDE},
+                c + (m + i) * c_row + n + j, c_row);
+          }
+      }
+    }
 }
 
 }  // namespace
