@@ -251,7 +251,8 @@ def assert_equals_full(
     """An implementation in float32 against full attention in float64, relative to the largest entry
     of each array, or to `least`.
 
-    The arrays, but not the parameters, have type `dtype`. With `no_keys` all keys are 0, so every gate is exactly ½, and every second position is whole.
+    The arrays, but not the parameters, have type `dtype`. With `no_keys` all keys are 0, so every
+    gate is exactly ½, and every second position is whole.
     """
     # Kernels know them while tracing.
     data = plain(length, keys)._replace(q_indices=None, k_indices=None)

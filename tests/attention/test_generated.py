@@ -130,11 +130,14 @@ def test_bfloat16_on_the_matrix_unit(spec, tiles):
     compare(spec, 150, 150, dtype=jnp.bfloat16, atol=0.02, least=1.0 if "fire" in spec else 0.1)
 
 
-@every([LONG, *FEW], few=[LONG])
+@every([LONG, *FEW], few=["alibi"])
 def test_float32_in_three_products_of_bfloat16(spec, tiles):
-    """One product of bfloat16 would be off by 100 times as much."""
+    """One product of bfloat16 would be off by 100 times as much.
+
+    CoPE's slope jumps at whole positions, so its gradients are off where a position moves past one.
+    """
     with jax.default_matmul_precision("high"):
-        compare(spec, 150, 150, atol=2e-4)
+        compare(spec, 150, 150, atol=1e-3 if "cope" in spec else 6e-5)
 
 
 @pytest.mark.parametrize("rate", [0.4])

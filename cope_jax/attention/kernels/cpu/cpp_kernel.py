@@ -85,9 +85,9 @@ class CppGraph(Graph):
 
     Args:
       program: the tile program.
-      tiles: whether products may run on the matrix unit. Those of bfloat16 do, and their sums are
-        float32. So do three products of bfloat16 that stand for one of float32: with the precision
-        "high", and in programs with bfloat16 inputs.
+      tiles: whether products may run on the matrix unit, which multiplies bfloat16 and adds float32.
+        With the precision "high", and in programs with bfloat16 inputs, a factor of float32 is the
+        sum of two parts, see `matrices.h`. Other products of float32 run on vectors.
 
     Attributes:
       rounded: the nodes whose numbers are exact in bfloat16.
@@ -111,11 +111,9 @@ class CppGraph(Graph):
         return node
 
     def how_to_multiply(self, x: Node, y: Node, precision: Any) -> dict[str, Any]:
-        if not self.tiles:
-            return {"products": 0}
-        if x in self.rounded and y in self.rounded:
-            return {"products": 1}
-        return {"products": 3 if self.rounded or precision in HIGH else 0}
+        if not self.tiles or not (self.rounded or precision in HIGH):
+            return {"parts": None}
+        return {"parts": tuple(1 if factor in self.rounded else 2 for factor in (x, y))}
 
     def _look_up(self, z: Node, p: Node) -> tuple[Node, Node]:
         size = common([z, p])[0], p.size[1]
@@ -208,7 +206,7 @@ class CppKernel:
                 self.panels.add(table)
                 self.uses.add(table)
                 self.reads.add(q)
-                way = f"product<{node.params['products']}>"
+                way = f"product<{', '.join(map(str, node.params['parts'] or (0, 0)))}>"
                 texts.append(self._grown(x, way, q, table, factors[0].spec.size[1]))
         returned = {id(x) for x in self.written}
         for x in leaves_of(self.kernel.results[1]):
@@ -245,7 +243,7 @@ class CppKernel:
         given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
         arguments = [*programs.constants, *given]
         graph = CppGraph(programs.program, self.tiles)
-        self.multiplies |= any(node.params.get("products") for node in graph.nodes)
+        self.multiplies |= any(node.params.get("parts") for node in graph.nodes)
         if name in STEPS:
             self._check_products(graph, arguments)
         if results is None:

@@ -228,11 +228,11 @@ class Step:
                 right = address
             distance = y.size[0]
         to = self._address[node][0]
-        add, products = str(node in self.schedule.added).lower(), node.params["products"]
+        add, parts = str(node in self.schedule.added).lower(), node.params["parts"]
         factors = f"{{{left}, {strides}}}, {right}, {distance}, {to}"
-        if products:
+        if parts:
             sizes = f"{add}, {rows}, {columns}, {summed}"
-            self._write(f"tile_product<{products}>({sizes}, {factors}, {columns});")
+            self._write(f"tile_product<{parts[0]}, {parts[1]}>({sizes}, {factors}, {columns});")
         else:
             self._write(f"product<{columns}, {add}>({rows}, {summed}, {factors});")
 

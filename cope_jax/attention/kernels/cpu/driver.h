@@ -19,12 +19,12 @@ struct Tiles {  // what a step sees
 };
 
 // Adds columns to an output until `end` exist: products of the queries in[q] with panels of a table, or zeros.
-template <int products>
+template <int left, int right>
 INLINE void grow_product(Tiles& t, int end, int n, int rows, int columns, int distance, int q, int table, int width) {
   for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns)) {
     const Matrix queries{(const float*)t.in[q], width, 1};
     const float* panel = t.turned[table] + known / PART * PART * width + known % PART;
-    if (products) tile_product<products>(false, rows, MORE, width, queries, panel, PART, t.out[n] + known, distance);
+    if (left) tile_product<left, right>(false, rows, MORE, width, queries, panel, PART, t.out[n] + known, distance);
     else product<false>(rows, MORE, width, queries, panel, PART, t.out[n] + known, distance);
   }
 }

@@ -208,8 +208,8 @@ struct Packed {
   long part, chunk;
 };
 
-// Up to 2 x 2 tiles of C: the product of bfloat16; or the three largest of the four products of numbers in two parts.
-template <int products, int tall, int wide>
+// Up to 2 x 2 tiles of C: products of the parts of both factors, without the smallest one of four.
+template <int lefts, int rights, int tall, int wide>
 void multiply(bool add, int M, int N, int chunks, Packed a, Packed b, float* c, long c_row) {
   begin_tile<0>(add, c, c_row, M, N);
   if (wide > 1) begin_tile<1>(add, c + SIDE, c_row, M, N - SIDE);
@@ -233,9 +233,9 @@ void multiply(bool add, int M, int N, int chunks, Packed a, Packed b, float* c, 
       if (tall > 1 && wide > 1) multiply_tiles<3, 5, 7>();
     };
     right(0);
-    if (products == 3) left(1), both();
+    if (lefts > 1) left(1), both();
     left(0), both();
-    if (products == 3) right(1), both();
+    if (rights > 1) right(1), both();
   }
   end_tile<0>(c, c_row, M, N);
   if (wide > 1) end_tile<1>(c + SIDE, c_row, M, N - SIDE);
@@ -243,13 +243,13 @@ void multiply(bool add, int M, int N, int chunks, Packed a, Packed b, float* c, 
   if (tall > 1 && wide > 1) end_tile<3>(c + SIDE * c_row + SIDE, c_row, M - SIDE, N - SIDE);
 }
 
-// C[M, N] = A[M, K] B[K, N], plus C if `add`, by tiles. With one product all numbers must be bfloat16; with three the
-// relative error is about 4e-6.
-template <int products>
+// C[M, N] = A[M, K] B[K, N], plus C if `add`, by tiles. The numbers of a factor in one part must be bfloat16; in two
+// parts they have 16 bits, a relative error of about 4e-6.
+template <int lefts, int rights>
 void tile_product(bool add, int M, int N, int K, Matrix a, const float* b, long b_row, float* c, long c_row) {
-  constexpr int MOST = 64, DEEP = 128, PARTS = products == 3 ? 2 : 1;
+  constexpr int MOST = 64, DEEP = 128;
   constexpr long PART = MOST * DEEP / 2 / SIDE;
-  alignas(64) Words left[PARTS * PART], right[PARTS * PART];
+  alignas(64) Words left[lefts * PART], right[rights * PART];
   auto tiles = [](int count) { return (count + SIDE - 1) / SIDE; };
   if (!K && !add)
     for (int m = 0; m < M; m++) std::fill_n(c + m * c_row, N, 0.f);
@@ -257,17 +257,17 @@ void tile_product(bool add, int M, int N, int K, Matrix a, const float* b, long 
     for (int m = 0; m < M; m += MOST) {
       const int depth = std::min(DEEP, K - k), height = std::min(MOST, M - m);
       auto whole = [&](int other) { return depth % (2 * SIDE) == 0 && other % SIDE == 0; };
-      auto pack = whole(height) ? pack_left<PARTS, true> : pack_left<PARTS, false>;
+      auto pack = whole(height) ? pack_left<lefts, true> : pack_left<lefts, false>;
       pack({a.p + m * a.row + k * a.column, a.row, a.column}, height, depth, left, PART);
       for (int n = 0; n < N; n += MOST) {
         const int width = std::min(MOST, N - n);
-        auto pack = whole(width) ? pack_rows<PARTS, false, true> : pack_rows<PARTS, false, false>;
+        auto pack = whole(width) ? pack_rows<rights, false, true> : pack_rows<rights, false, false>;
         pack(b + k * b_row + n, b_row, depth, width, right, PART);
         for (int i = 0; i < height; i += 2 * SIDE)
           for (int j = 0; j < width; j += 2 * SIDE) {
             const bool tall = height - i > SIDE, wide = width - j > SIDE;
-            (tall ? wide ? multiply<products, 2, 2> : multiply<products, 2, 1>
-                  : wide ? multiply<products, 1, 2> : multiply<products, 1, 1>)(
+            (tall ? wide ? multiply<lefts, rights, 2, 2> : multiply<lefts, rights, 2, 1>
+                  : wide ? multiply<lefts, rights, 1, 2> : multiply<lefts, rights, 1, 1>)(
                 add, height - i, width - j, (depth + 2 * SIDE - 1) / (2 * SIDE),
                 {left + i, PART, tiles(height) * SIDE}, {right + j, PART, tiles(width) * SIDE},
                 c + (m + i) * c_row + n + j, c_row);
