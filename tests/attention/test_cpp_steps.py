@@ -33,7 +33,7 @@ def step_of(name, function, arrays, tiles=False):
     (node,) = graph.results
     results = [Result(node, "set", 0, like.size)]
     sources = {n: f"t.in[{n}]" for n in range(len(arrays))}
-    step = Step(name, Schedule(graph, results), sources, {})
+    step = Step(name, Schedule(graph, results), sources, {}, {})
     entry = (
         f'extern "C" void run_{name}(const void** in, float* out) {{\n'
         f"  static float memory[{step.memory + 64}];\n  Tiles t;\n  t.out[0] = out;\n"

@@ -99,7 +99,7 @@ extern "C" bool tiles_agree() {
   for (int i = 0; i < M * K; i++) a[i] = i % 7 - 3;
   for (int i = 0; i < K * N; i++) b[i] = i % 5 - 2;
   configure_tiles();
-  tile_product<1, 1>(false, M, N, K, {a, K, 1}, b, N, sums, N);
+  tile_product<1, 1>(false, M, N, K, a, K, b, N, sums, N);
   release_tiles();
   for (int m = 0; m < M; m++)
     for (int n = 0; n < N; n++) {

@@ -164,6 +164,7 @@ class CppKernel:
         self.unfilled: set[int] = set()
         self.uses: set[int] = set()
         self.reads: set[int] = set()
+        self.forms: set[tuple[int, str]] = set()
         self.memory = 0
         for x in kernel.inputs:
             kind_of(x.spec.dtype)
@@ -261,8 +262,10 @@ class CppKernel:
             and min(x.spec.size) > 1
             and (x.side == "key" or (x.side == "head" and x.spec.size[0] <= PART))
         }
-        step = Step(name, schedule, sources, turned, self.growing)
+        packed = {n: f"t.packed[{self.places[id(x)]}]" for n, x in enumerate(arguments) if x.given}
+        step = Step(name, schedule, sources, turned, packed, self.growing)
         self.uses |= {self.places[id(arguments[n])] for n in step.uses}
+        self.forms |= {(self.places[id(arguments[n])], form) for n, form in step.forms}
         self.reads |= {
             self.places[id(x)]
             for n, x in enumerate(arguments)
@@ -329,18 +332,25 @@ class CppKernel:
             "}\n"
         )
 
-    def _argument(self, x: Argument, *flags: bool) -> str:
+    def _argument(self, x: Argument, *flags: bool, forms: str = "") -> str:
         batch, heads, _, *size = x.array.shape
         if (number := self.numbers.get(id(x))) in self.growing:
             size = [size[0], self.growing[number].distance]
         order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if x.interleaved else "BY_HEAD"
         how = [str(flag).lower() for flag in (batch > 1, *(flags or (True, False, False)))]
+        how.append(forms or "0")
         return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *how))) + "}"
 
     def _tables(self, asks: dict[str, Programs]) -> list[str]:
         kernel, plan = self.kernel, self.kernel.plan
         inputs = [
-            self._argument(x, n in self.reads, n in self.uses, n in self.panels)
+            self._argument(
+                x,
+                n in self.reads,
+                n in self.uses,
+                n in self.panels,
+                forms=" | ".join(f"1 << {form}" for m, form in sorted(self.forms) if m == n),
+            )
             for n, x in enumerate(kernel.inputs)
         ]
         outputs = []
@@ -351,10 +361,20 @@ class CppKernel:
             outputs.append(f"{{{', '.join(fields)}}}")
         steps = [name if key in kernel.steps else "nullptr" for name, key in STEPS.items()]
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]
-        conditions = plan.boundary, plan.spans.shape[0] > 1, self.multiplies
-        flags = (str(condition).lower() for condition in conditions)
+        flags = str(plan.boundary).lower(), str(plan.spans.shape[0] > 1).lower()
+        pack = "pack_form" if self.multiplies else "nullptr"
         counts = len(inputs), len(outputs), plan.heads, plan.groups, self.memory
-        table = ["inputs", "outputs", *map(str, counts), *flags, "begin", "end", *steps, *questions]
+        table = [
+            "inputs",
+            "outputs",
+            *map(str, counts),
+            *flags,
+            pack,
+            "begin",
+            "end",
+            *steps,
+            *questions,
+        ]
         return [
             f"static const Argument inputs[] = {{{', '.join(inputs)}}};",
             f"static const Output outputs[] = {{{', '.join(outputs)}}};",

@@ -156,33 +156,44 @@ INLINE void transpose_tile(Words* x) {
   if constexpr (s > 1) transpose_tile<s / 2>(x);
 }
 
-// Pairs of rows, 2i and 2i + 1, of a matrix [K, N] whose rows are `row` apart: tiles [K/32, N/16], filled up with zeros.
-// Or their transposes.
-template <int parts, bool transposed, bool whole>
-void pack_rows(const float* p, long row, int K, int N, Words* to, long part) {
-  for (int k = 0; k < K; k += 2 * SIDE)
-    for (int n = 0; n < N; n += SIDE, to += SIDE) {
+// How a matrix lies in tiles: as a left factor [M, K], or as a right one [K, N]; or its transpose does.
+enum Form { LEFT, LEFT_TURNED, RIGHT, RIGHT_TURNED, FORMS };
+constexpr bool sums_rows(Form form) { return form == RIGHT || form == LEFT_TURNED; }
+inline int in_blocks(int count, int block) { return (count + block - 1) / block; }
+// The number of words of one part: tiles [K/32, M/16] or [K/32, N/16].
+inline long packed_size(Form form, int rows, int columns) {
+  if (sums_rows(form)) std::swap(rows, columns);
+  return in_blocks(columns, 2 * SIDE) * (long)in_blocks(rows, SIDE) * SIDE;
+}
+
+template <int parts, Form form, bool whole>
+void pack_tiles(const float* p, long row, int rows, int columns, Words* to) {
+  constexpr bool down = sums_rows(form);
+  const long part = packed_size(form, rows, columns);
+  for (int k = 0; k < (down ? rows : columns); k += 2 * SIDE)
+    for (int m = 0; m < (down ? columns : rows); m += SIDE, to += SIDE) {
 #pragma GCC unroll 16
       for (int i = 0; i < SIDE; i++) {
-        auto at = [&](int k) { return words<whole>(p + k * row + n, k < K ? N - n : 0); };
-        put_halves<parts, true>(at(k + 2 * i), at(k + 2 * i + 1), to + i, part);
+        const int r = down ? k + 2 * i : m + i, c = down ? m : k;
+        auto at = [&](int r, int c) { return words<whole>(p + r * row + c, r < rows ? columns - c : 0); };
+        put_halves<parts, down>(at(r, c), down ? at(r + 1, c) : at(r, c + SIDE), to + i, part);
       }
-      if (!transposed) continue;
+      if (form != LEFT_TURNED && form != RIGHT_TURNED) continue;
       transpose_tile(to);
       if (parts > 1) transpose_tile(to + part);
     }
 }
-// The same for the left factor [M, K], whose rows lie in memory: tiles [K/32, M/16].
-template <int parts, bool whole>
-void pack_left(Matrix a, int M, int K, Words* to, long part) {
-  if (a.column != 1) return pack_rows<parts, true, whole>(a.p, a.column, K, M, to, part);
-  for (int k = 0; k < K; k += 2 * SIDE)
-#pragma GCC unroll 4
-    for (int m = 0; m < (M + SIDE - 1) / SIDE * SIDE; m++, to++) {
-      const float* first = a.p + m * a.row + k;
-      const int left = whole || m < M ? K - k : 0;
-      put_halves<parts, false>(words<whole>(first, left), words<whole>(first + SIDE, left - SIDE), to, part);
-    }
+// Packs a matrix whose rows are `row` apart, filled up with zeros. In one part its numbers must be bfloat16; in two they
+// keep 16 bits, a relative error of about 4e-6.
+template <int parts, Form form>
+void pack(const float* p, long row, int rows, int columns, Words* to) {
+  const int summed = sums_rows(form) ? rows : columns, others = sums_rows(form) ? columns : rows;
+  const bool whole = summed % (2 * SIDE) == 0 && others % SIDE == 0;
+  (whole ? pack_tiles<parts, form, true> : pack_tiles<parts, form, false>)(p, row, rows, columns, to);
+}
+inline void pack_form(int form, const float* p, long row, int rows, int columns, Words* to) {
+  constexpr decltype(&pack<1, LEFT>) of[] = {pack<1, LEFT>, pack<1, LEFT_TURNED>, pack<1, RIGHT>, pack<1, RIGHT_TURNED>};
+  of[form](p, row, rows, columns, to);
 }
 
 // A tile of C, of which `rows` and `columns` exist.
@@ -243,37 +254,31 @@ void multiply(bool add, int M, int N, int chunks, Packed a, Packed b, float* c, 
   if (tall > 1 && wide > 1) end_tile<3>(c + SIDE * c_row + SIDE, c_row, M - SIDE, N - SIDE);
 }
 
-// C[M, N] = A[M, K] B[K, N], plus C if `add`, by tiles. The numbers of a factor in one part must be bfloat16; in two
-// parts they have 16 bits, a relative error of about 4e-6.
+// C[M, N] = A[M, K] B[K, N], plus C if `add`, of packed factors.
 template <int lefts, int rights>
-void tile_product(bool add, int M, int N, int K, Matrix a, const float* b, long b_row, float* c, long c_row) {
-  constexpr int MOST = 64, DEEP = 128;
-  constexpr long PART = MOST * DEEP / 2 / SIDE;
-  alignas(64) Words left[lefts * PART], right[rights * PART];
-  auto tiles = [](int count) { return (count + SIDE - 1) / SIDE; };
-  if (!K && !add)
-    for (int m = 0; m < M; m++) std::fill_n(c + m * c_row, N, 0.f);
-  for (int k = 0; k < K; k += DEEP, add = true)
-    for (int m = 0; m < M; m += MOST) {
-      const int depth = std::min(DEEP, K - k), height = std::min(MOST, M - m);
-      auto whole = [&](int other) { return depth % (2 * SIDE) == 0 && other % SIDE == 0; };
-      auto pack = whole(height) ? pack_left<lefts, true> : pack_left<lefts, false>;
-      pack({a.p + m * a.row + k * a.column, a.row, a.column}, height, depth, left, PART);
-      for (int n = 0; n < N; n += MOST) {
-        const int width = std::min(MOST, N - n);
-        auto pack = whole(width) ? pack_rows<rights, false, true> : pack_rows<rights, false, false>;
-        pack(b + k * b_row + n, b_row, depth, width, right, PART);
-        for (int i = 0; i < height; i += 2 * SIDE)
-          for (int j = 0; j < width; j += 2 * SIDE) {
-            const bool tall = height - i > SIDE, wide = width - j > SIDE;
-            (tall ? wide ? multiply<lefts, rights, 2, 2> : multiply<lefts, rights, 2, 1>
-                  : wide ? multiply<lefts, rights, 1, 2> : multiply<lefts, rights, 1, 1>)(
-                add, height - i, width - j, (depth + 2 * SIDE - 1) / (2 * SIDE),
-                {left + i, PART, tiles(height) * SIDE}, {right + j, PART, tiles(width) * SIDE},
-                c + (m + i) * c_row + n + j, c_row);
-          }
-      }
+void tile_product(bool add, int M, int N, int K, const Words* a, const Words* b, float* c, long c_row) {
+  const int chunks = in_blocks(K, 2 * SIDE), tall = in_blocks(M, SIDE), wide = in_blocks(N, SIDE);
+  const long a_chunk = tall * SIDE, b_chunk = wide * SIDE;
+  for (int m = 0; m < tall; m += 2)
+    for (int n = 0; n < wide; n += 2) {
+      auto multiplied = m + 1 < tall ? n + 1 < wide ? multiply<lefts, rights, 2, 2> : multiply<lefts, rights, 2, 1>
+                                     : n + 1 < wide ? multiply<lefts, rights, 1, 2> : multiply<lefts, rights, 1, 1>;
+      multiplied(add, M - m * SIDE, N - n * SIDE, chunks, {a + m * SIDE, chunks * a_chunk, a_chunk},
+                 {b + n * SIDE, chunks * b_chunk, b_chunk}, c + m * SIDE * c_row + n * SIDE, c_row);
     }
+}
+// The same of up to 64 x 64 numbers, whose rows are not packed.
+template <int lefts, int rights>
+void tile_product(bool add, int M, int N, int K, const float* a, long a_row, const float* b, long b_row, float* c,
+                  long c_row) {
+  constexpr int MOST = 64, DEEP = 256;
+  Words left[lefts * MOST / SIDE * DEEP / 2], right[rights * MOST / SIDE * DEEP / 2];
+  for (int k = 0; k < K; k += DEEP, add = true) {
+    const int depth = std::min(DEEP, K - k);
+    pack<lefts, LEFT>(a + k, a_row, M, depth, left);
+    pack<rights, RIGHT>(b + k * b_row, b_row, depth, N, right);
+    tile_product<lefts, rights>(add, M, N, depth, left, right, c, c_row);
+  }
 }
 
 }  // namespace
