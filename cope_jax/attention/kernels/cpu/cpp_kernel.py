@@ -349,7 +349,7 @@ class CppKernel:
                 n in self.reads,
                 n in self.uses,
                 n in self.panels,
-                forms=" | ".join(f"1 << {form}" for m, form in sorted(self.forms) if m == n),
+                forms=" | ".join(f"1 << ({form})" for m, form in sorted(self.forms) if m == n),
             )
             for n, x in enumerate(kernel.inputs)
         ]

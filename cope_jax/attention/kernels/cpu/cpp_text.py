@@ -253,14 +253,14 @@ class Step:
         A product sums `summed` of its rows or columns, and keeps `others`.
         """
         number = node.params.get("number") if node.op == "input" else None
-        if parts == 1 and number in self.packed:
-            self.forms.add((number, form))
+        most = node.size if form in SUMS_ROWS else node.size[::-1]
+        if number in self.packed and (summed, others) == (str(most[0]), str(most[1])):  # entirely
+            self.forms.add((number, form := f"TWO_PARTS + {form}" if parts > 1 else form))
             return f"{self.packed[number]}[{form}]"
         key = node, parts, form, summed
         if key not in self._packs:
             address, distance = self._address[node]
             rows, columns = (summed, others) if form in SUMS_ROWS else (others, summed)
-            most = node.size if form in SUMS_ROWS else node.size[::-1]
             self._packs[key] = f"(Words*)(memory + {self.memory})"
             self.memory += parts * -(-most[0] // 32) * 16 * -(-most[1] // 16) * 16
             given = f"{address}, {distance}, {rows}, {columns}, {self._packs[key]}"

@@ -73,7 +73,7 @@ struct Argument {
   }
   long row() const { return order == BY_HEAD ? columns : distance(); }
   bool has(int form) const { return forms >> form & 1; }
-  long packed_size(int form) const { return ::packed_size((Form)form, rows, columns); }
+  long packed_size(int form) const { return form_size(form, rows, columns); }
   void unpack(const float* from, float* to) const {
     if (order == TOKEN_COLUMNS) return transpose(from, columns, rows, columns, to, distance());
     for (int r = 0; r < rows; r++) std::copy_n(from + (long)r * columns, columns, to + r * distance());

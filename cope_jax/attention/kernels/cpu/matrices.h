@@ -157,7 +157,7 @@ INLINE void transpose_tile(Words* x) {
 }
 
 // How a matrix lies in tiles: as a left factor [M, K], or as a right one [K, N]; or its transpose does.
-enum Form { LEFT, LEFT_TURNED, RIGHT, RIGHT_TURNED, FORMS };
+enum Form { LEFT, LEFT_TURNED, RIGHT, RIGHT_TURNED, TWO_PARTS, FORMS = 2 * TWO_PARTS };
 constexpr bool sums_rows(Form form) { return form == RIGHT || form == LEFT_TURNED; }
 inline int in_blocks(int count, int block) { return (count + block - 1) / block; }
 // The number of words of one part: tiles [K/32, M/16] or [K/32, N/16].
@@ -191,8 +191,15 @@ void pack(const float* p, long row, int rows, int columns, Words* to) {
   const bool whole = summed % (2 * SIDE) == 0 && others % SIDE == 0;
   (whole ? pack_tiles<parts, form, true> : pack_tiles<parts, form, false>)(p, row, rows, columns, to);
 }
+// The same of what is known later: a form in one part, or `TWO_PARTS +` a form.
+inline long form_size(int form, int rows, int columns) {
+  return (form < TWO_PARTS ? 1 : 2) * packed_size((Form)(form % TWO_PARTS), rows, columns);
+}
 inline void pack_form(int form, const float* p, long row, int rows, int columns, Words* to) {
-  constexpr decltype(&pack<1, LEFT>) of[] = {pack<1, LEFT>, pack<1, LEFT_TURNED>, pack<1, RIGHT>, pack<1, RIGHT_TURNED>};
+  constexpr decltype(&pack<1, LEFT>) of[] = {
+      pack<1, LEFT>, pack<1, LEFT_TURNED>, pack<1, RIGHT>, pack<1, RIGHT_TURNED>,
+      pack<2, LEFT>, pack<2, LEFT_TURNED>, pack<2, RIGHT>, pack<2, RIGHT_TURNED>,
+  };
   of[form](p, row, rows, columns, to);
 }
 
