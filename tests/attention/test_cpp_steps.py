@@ -262,8 +262,9 @@ def test_products_on_the_matrix_unit(precision):
 
 
 def test_bfloat16_is_rounded_to_the_nearest():
-    numbers = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1e-40, 3.4e38, np.inf, np.nan, 0.1]
+    numbers = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1e-40, 3.4e38, np.inf, np.nan, 0.1, 0]
     x = np.asarray([numbers], np.float32)
+    x[0, -1] = np.uint32(2**31 - 1).view(np.float32)  # a NaN to which nothing can be added
     rounded, product = run(
         [
             (lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), [x]),

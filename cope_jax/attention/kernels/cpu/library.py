@@ -125,7 +125,7 @@ def _symbol(path: Path, name: str) -> bool:
 
 def tiles_agree(path: Path) -> bool:
     """Returns whether the matrix unit of the CPU, if it has one, multiplies right."""
-    return not _symbol(path, "allow_tiles") or _symbol(path, "tiles_agree")
+    return _symbol(path, "tiles_agree")
 
 
 def load_kernel(text: str) -> str:
