@@ -33,13 +33,14 @@ def step_of(name, function, arrays, tiles=False):
     (node,) = graph.results
     results = [Result(node, "set", 0, like.size)]
     sources = {n: f"t.in[{n}]" for n in range(len(arrays))}
-    step = Step(name, Schedule(graph, results), sources, {}, {})
+    step = Step(name, Schedule(graph, results), sources, {})
     entry = (
         f'extern "C" void run_{name}(const void** in, float* out) {{\n'
         f"  static float memory[{step.memory + 64}];\n  Tiles t;\n  t.out[0] = out;\n"
         f"  for (int n = 0; n < {len(arrays)}; n++) t.in[n] = in[n];\n"
         f"  if ({int(tiles)}) configure_tiles();\n"
-        f"  {name}(t, (float*)(((uintptr_t)memory + 63) / 64 * 64));\n}}\n"
+        f"  {name}(t, (float*)(((uintptr_t)memory + 63) / 64 * 64));\n"
+        f"  if ({int(tiles)}) release_tiles();\n}}\n"
     )
     return step.text + entry, like, program.used
 
@@ -219,21 +220,18 @@ def test_tables(size):
 SIDES = [(64, 64, 64), (33, 40, 17), (1, 3, 70), (100, 150, 5)]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "high"])
-def test_products_on_the_matrix_unit(precision):
+@pytest.mark.parametrize(
+    ("low", "parts", "precision"),
+    [((0, 1), "1, 1", None), ((0,), "1, 2", None), ((), "2, 2", "high")],
+    ids=["bfloat16", "both", "high"],
+)
+def test_products_on_the_matrix_unit(low, parts, precision):
     """Of factors of any size, either of which may lie transposed; sums are float32."""
-    low = precision == "bfloat16"
     library.has_tiles()  # asks the system for it
 
-    def of(f):
-        def function(x, y):
-            if low:
-                x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
-            return f(x, y)
-
-        return function
-
     def multiply(x, y):
+        if low == (0,):
+            x = x.astype(jnp.float32)
         return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
 
     ways = [
@@ -242,23 +240,60 @@ def test_products_on_the_matrix_unit(precision):
         lambda x, y: multiply(x, y.T),
         lambda x, y: multiply(x, y) + 3 * jnp.sin(multiply(x, y)),
     ]
+
+    def of(way):
+        def function(*factors):
+            return way(*(x.astype(jnp.bfloat16) if n in low else x for n, x in enumerate(factors)))
+
+        return function
+
     cases, exact = [], []
     for rows, summed, columns in SIDES:
         for n, way in enumerate(ways):
             x = random(*((summed, rows) if n == 1 else (rows, summed)), seed=n)
             y = random(*((columns, summed) if n == 2 else (summed, columns)), seed=9)
             cases.append((of(way), [x, y]))
-            if low:
-                x, y = (np.asarray(jnp.bfloat16(a), np.float64) for a in (x, y))
-            product = np.float64(x.T if n == 1 else x) @ np.float64(y.T if n == 2 else y)
+            x, y = (
+                np.float64(a.astype(jnp.bfloat16) if m in low else a) for m, a in enumerate((x, y))
+            )
+            product = (x.T if n == 1 else x) @ (y.T if n == 2 else y)
             exact.append(product + 3 * np.sin(product) if n == 3 else product)
-    with jax.default_matmul_precision(None if low else precision):
+    with jax.default_matmul_precision(precision):
         computed = run(cases, tiles=True)
+        assert f"tile_product<{parts}>" in step_of("step", *cases[0], tiles=True)[0]
+    with jax.default_matmul_precision("highest"):
+        assert ("tile_product" in step_of("step", *cases[0], tiles=True)[0]) == (parts == "1, 1")
     for n, (one, right) in enumerate(zip(computed, exact, strict=True)):
-        atol = (2e-6 if low else 4e-5) * np.abs(right).max() * (1 + 3 * (n % 4 == 3))
+        atol = (2e-6 if parts == "1, 1" else 4e-5) * np.abs(right).max() * (1 + 3 * (n % 4 == 3))
         np.testing.assert_allclose(one, right, rtol=0, atol=atol, err_msg=str(n))
-        # Products of float32, and one of bfloat16.
-        assert low or np.abs(one - right).max() > 1e-7 * np.abs(right).max()
+
+
+def test_numbers_in_two_parts_stay_infinite_and_nan():
+    numbers = [3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, 1e-30, 0.0]
+    x = np.diag(np.asarray(numbers, np.float32))
+    x[4, 4] = np.uint32(2**31 - 1).view(np.float32)
+    library.has_tiles()
+    with jax.default_matmul_precision("high"):
+        (computed,) = run([(lambda x: x @ jnp.ones((8, 1)), [x])], tiles=True)
+    np.testing.assert_allclose(computed[:, 0], np.asarray(numbers, np.float32), rtol=1e-5)
+
+
+def test_only_what_is_exact_in_bfloat16_is_multiplied_in_one_part():
+    """A sum that became no bfloat16 yet is rounded before it is one."""
+    x = random(8, 64)
+
+    def function(x):
+        total = -tile_sum(x.astype(jnp.bfloat16).astype(jnp.float32), False).astype(jnp.bfloat16)
+        total = jnp.abs(total) / jnp.bfloat16(3.0)
+        return jax.lax.dot(
+            total, jnp.eye(64).astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        )
+
+    library.has_tiles()
+    (computed,) = run([(function, [x])], tiles=True)
+    sums = np.cumsum(np.float64(x.astype(jnp.bfloat16)), axis=1).astype(jnp.bfloat16)
+    exact = (np.float32(np.abs(sums)) / 3).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(computed, np.float32(exact))
 
 
 def test_bfloat16_is_rounded_to_the_nearest():

@@ -14,7 +14,6 @@ from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
 from cope_jax.attention.kernels.cpu.cpp_text import Growing, Step
 from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument, leaves_of
 from cope_jax.attention.kernels.tile.tile_graph import (
-    ELEMENTWISE,
     FORMS,
     Graph,
     Node,
@@ -33,9 +32,12 @@ STEPS = {"masked": (True, False, 1), "plain": (False, False, 1), "saturated": (F
 MOST = 96  # arguments, as in driver.h
 ANSWER = MOST - 1  # the output of a step that asks
 PART = 64  # the columns of a panel of a table that grows, as in driver.h
-# Operations after which a result of type bfloat16 is rounded.
-ROUNDED = ELEMENTWISE - {"abs", "max", "min", "neg", "select_n", "sign"} | {"power", "convert"}
-HIGH = jax.lax.Precision.HIGH, (jax.lax.Precision.HIGH,) * 2
+# Operations whose results are numbers of their operands, or the negative ones.
+SELECTING = frozenset(
+    "abs as concatenate entry expand max max_columns max_rows min min_columns min_rows neg select_n "
+    "take transpose turn view".split()
+)
+HIGH, HIGHEST = ((p, (p, p)) for p in (jax.lax.Precision.HIGH, jax.lax.Precision.HIGHEST))
 MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
@@ -86,8 +88,8 @@ class CppGraph(Graph):
     Args:
       program: the tile program.
       tiles: whether products may run on the matrix unit, which multiplies bfloat16 and adds float32.
-        With the precision "high", and in programs with bfloat16 inputs, a factor of float32 is the
-        sum of two parts, see `matrices.h`. Other products of float32 run on vectors.
+        A factor of float32 is the sum of two parts, see `matrices.h`: beside one of bfloat16, unless
+        the precision is "highest", and beside another one only if it is "high".
 
     Attributes:
       rounded: the nodes whose numbers are exact in bfloat16.
@@ -99,21 +101,36 @@ class CppGraph(Graph):
         super().__init__(program)
 
     def add(self, op: str, args: Sequence[Node], size: Size, kind: str, **params: Any) -> Node:
-        if kind != "bfloat16":
-            return super().add(op, args, size, kind, **params)
-        if op == "convert" and args[0].kind == "float":
-            node = args[0]
-        else:
-            node = super().add(op, args, size, "float", **params)
-        if op in ROUNDED and node not in self.rounded:
-            node = super().add("bfloat16", [node], size, "float")
-        self.rounded.add(node)
+        low = kind == "bfloat16"
+        if low and op == "convert" and args[0].kind == "float":
+            rounded = args[0] in self.rounded
+            return args[0] if rounded else self.add("bfloat16", args, size, kind)
+        node = super().add(op, args, size, "float" if low else kind, **params)
+        if node.kind == "float" and self._is_exact(node, low):
+            self.rounded.add(node)
+        elif low and node not in self.rounded:
+            return self.add("bfloat16", [node], size, kind)
         return node
 
+    def _is_exact(self, node: Node, low: bool) -> bool:
+        """Returns whether the numbers of a node of float are exact in bfloat16; `low`: it has this type."""
+        if node.op == "const":
+            value = np.float32(node.params["value"])
+            return low or np.float32(value.astype(jnp.bfloat16)) == value
+        if node.op in SELECTING:
+            return all(a in self.rounded for a in node.args if a.kind == "float")
+        return low and node.op in ("input", "bfloat16")
+
+    def _elementwise(self, op: str, args: Sequence[Node], kind: str) -> Node:
+        if op == "div" and kind == "bfloat16":
+            quotient = super()._elementwise(op, args, "float")
+            return self.add("convert", [quotient], quotient.size, kind)
+        return super()._elementwise(op, args, kind)
+
     def how_to_multiply(self, x: Node, y: Node, precision: Any) -> dict[str, Any]:
-        if not self.tiles or not (self.rounded or precision in HIGH):
-            return {"parts": None}
-        return {"parts": tuple(1 if factor in self.rounded else 2 for factor in (x, y))}
+        parts = tuple(1 if factor in self.rounded else 2 for factor in (x, y))
+        allowed = precision in HIGH if parts == (2, 2) else precision not in HIGHEST
+        return {"parts": parts if self.tiles and (parts == (1, 1) or allowed) else None}
 
     def _look_up(self, z: Node, p: Node) -> tuple[Node, Node]:
         size = common([z, p])[0], p.size[1]
@@ -263,7 +280,7 @@ class CppKernel:
             and (x.side == "key" or (x.side == "head" and x.spec.size[0] <= PART))
         }
         packed = {n: f"t.packed[{self.places[id(x)]}]" for n, x in enumerate(arguments) if x.given}
-        step = Step(name, schedule, sources, turned, packed, self.growing)
+        step = Step(name, schedule, sources, turned, self.growing, packed)
         self.uses |= {self.places[id(arguments[n])] for n in step.uses}
         self.forms |= {(self.places[id(arguments[n])], form) for n, form in step.forms}
         self.reads |= {
@@ -363,6 +380,11 @@ class CppKernel:
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]
         flags = str(plan.boundary).lower(), str(plan.spans.shape[0] > 1).lower()
         pack = "pack_form" if self.multiplies else "nullptr"
+        forms = sorted({form for _, form in self.forms})
+        packs = [
+            f"  if (form == {form}) pack<{1 + ('+' in form)}, {form.split()[-1]}>(p, row, rows, columns, to);"
+            for form in forms
+        ]
         counts = len(inputs), len(outputs), plan.heads, plan.groups, self.memory
         table = [
             "inputs",
@@ -376,6 +398,9 @@ class CppKernel:
             *questions,
         ]
         return [
+            "inline void pack_form(int form, const float* p, long row, int rows, int columns, Words* to) {",
+            *packs,
+            "}",
             f"static const Argument inputs[] = {{{', '.join(inputs)}}};",
             f"static const Output outputs[] = {{{', '.join(outputs)}}};",
             f"static const Kernel kernel{{{', '.join(table)}}};",

@@ -51,11 +51,11 @@ class Step:
         schedule: Schedule,
         sources: Mapping[int, str | int],
         turned: dict[int, str],
-        packed: Mapping[int, str],
         growing: Mapping[int, Growing] | None = None,
+        packed: Mapping[int, str] | None = None,
     ):
         self.schedule, self.turned, self.growing = schedule, turned, growing or {}
-        self.packed = packed
+        self.packed = packed or {}
         self.forms: set[tuple[int, str]] = set()
         self._packs: dict[tuple[Node, int, str, str], str] = {}
         self._pairs: set[str] = set()  # what the current loop looked up
@@ -258,7 +258,7 @@ class Step:
             self.forms.add((number, form := f"TWO_PARTS + {form}" if parts > 1 else form))
             return f"{self.packed[number]}[{form}]"
         key = node, parts, form, summed
-        if key not in self._packs:
+        if key not in self._packs or node in self._grows:
             address, distance = self._address[node]
             rows, columns = (summed, others) if form in SUMS_ROWS else (others, summed)
             self._packs[key] = f"(Words*)(memory + {self.memory})"
