@@ -23,13 +23,13 @@ ROWS = 6
 WIDTHS = (64, 24, 5)  # some vectors divide the first two, none divides the last
 
 
-def step_of(name, function, arrays):
+def step_of(name, function, arrays, tiles=False):
     """The text of a step that computes `function`, with an entry for ctypes."""
     specs = tuple(natural(x.shape, x.dtype) for x in arrays)
     shape = jax.eval_shape(lambda: _traced(function, specs))
     like = natural(shape.shape, shape.dtype)
     program = TileProgram(FORMS, function, specs, like)
-    graph = CppGraph(program)
+    graph = CppGraph(program, tiles)
     (node,) = graph.results
     results = [Result(node, "set", 0, like.size)]
     sources = {n: f"t.in[{n}]" for n in range(len(arrays))}
@@ -38,7 +38,9 @@ def step_of(name, function, arrays):
         f'extern "C" void run_{name}(const void** in, float* out) {{\n'
         f"  static float memory[{step.memory + 64}];\n  Tiles t;\n  t.out[0] = out;\n"
         f"  for (int n = 0; n < {len(arrays)}; n++) t.in[n] = in[n];\n"
-        f"  {name}(t, (float*)(((uintptr_t)memory + 63) / 64 * 64));\n}}\n"
+        f"  if ({int(tiles)}) configure_tiles();\n"
+        f"  {name}(t, (float*)(((uintptr_t)memory + 63) / 64 * 64));\n"
+        f"  if ({int(tiles)}) release_tiles();\n}}\n"
     )
     return step.text + entry, like, program.used
 
@@ -48,9 +50,9 @@ def _traced(function, specs):
         return function(*(jnp.zeros(spec.shape, spec.dtype) for spec in specs))
 
 
-def run(cases):
+def run(cases, tiles=False):
     """The result of each (function, arrays), after one compilation."""
-    steps = [step_of(f"step{n}", *case) for n, case in enumerate(cases)]
+    steps = [step_of(f"step{n}", *case, tiles) for n, case in enumerate(cases)]
     text = "\n".join(['#include "driver.h"', *(text for text, _, _ in steps)])
     compiled = ctypes.CDLL(str(library._compiled(text)))
     results = []
@@ -213,6 +215,101 @@ def test_tables(size):
         ]
     for n, (computed, right) in enumerate(zip(run(cases), exact, strict=True)):
         np.testing.assert_allclose(computed, right, rtol=0, atol=3e-5, err_msg=str(n))
+
+
+SIDES = [(64, 64, 64), (33, 40, 17), (1, 3, 70), (100, 150, 5)]
+
+
+@pytest.mark.parametrize(
+    ("low", "parts", "precision"),
+    [((0, 1), "1, 1", None), ((0,), "1, 2", None), ((), "2, 2", "high")],
+    ids=["bfloat16", "both", "high"],
+)
+def test_products_on_the_matrix_unit(low, parts, precision):
+    """Of factors of any size, either of which may lie transposed; sums are float32."""
+    library.has_tiles()  # asks the system for it
+
+    def multiply(x, y):
+        if low == (0,):
+            x = x.astype(jnp.float32)
+        return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
+
+    ways = [
+        multiply,
+        lambda x, y: multiply(x.T, y),
+        lambda x, y: multiply(x, y.T),
+        lambda x, y: multiply(x, y) + 3 * jnp.sin(multiply(x, y)),
+    ]
+
+    def of(way):
+        def function(*factors):
+            return way(*(x.astype(jnp.bfloat16) if n in low else x for n, x in enumerate(factors)))
+
+        return function
+
+    cases, exact = [], []
+    for rows, summed, columns in SIDES:
+        for n, way in enumerate(ways):
+            x = random(*((summed, rows) if n == 1 else (rows, summed)), seed=n)
+            y = random(*((columns, summed) if n == 2 else (summed, columns)), seed=9)
+            cases.append((of(way), [x, y]))
+            x, y = (
+                np.float64(a.astype(jnp.bfloat16) if m in low else a) for m, a in enumerate((x, y))
+            )
+            product = (x.T if n == 1 else x) @ (y.T if n == 2 else y)
+            exact.append(product + 3 * np.sin(product) if n == 3 else product)
+    with jax.default_matmul_precision(precision):
+        computed = run(cases, tiles=True)
+        assert f"tile_product<{parts}>" in step_of("step", *cases[0], tiles=True)[0]
+    with jax.default_matmul_precision("highest"):
+        assert ("tile_product" in step_of("step", *cases[0], tiles=True)[0]) == (parts == "1, 1")
+    for n, (one, right) in enumerate(zip(computed, exact, strict=True)):
+        atol = (2e-6 if parts == "1, 1" else 4e-5) * np.abs(right).max() * (1 + 3 * (n % 4 == 3))
+        np.testing.assert_allclose(one, right, rtol=0, atol=atol, err_msg=str(n))
+
+
+def test_numbers_in_two_parts_stay_infinite_and_nan():
+    numbers = [3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, 1e-30, 0.0]
+    x = np.diag(np.asarray(numbers, np.float32))
+    x[4, 4] = np.uint32(2**31 - 1).view(np.float32)
+    library.has_tiles()
+    with jax.default_matmul_precision("high"):
+        (computed,) = run([(lambda x: x @ jnp.ones((8, 1)), [x])], tiles=True)
+    np.testing.assert_allclose(computed[:, 0], np.asarray(numbers, np.float32), rtol=1e-5)
+
+
+def test_only_what_is_exact_in_bfloat16_is_multiplied_in_one_part():
+    """A sum that became no bfloat16 yet is rounded before it is one."""
+    x = random(8, 64)
+
+    def function(x):
+        total = -tile_sum(x.astype(jnp.bfloat16).astype(jnp.float32), False).astype(jnp.bfloat16)
+        total = jnp.abs(total) / jnp.bfloat16(3.0)
+        return jax.lax.dot(
+            total, jnp.eye(64).astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        )
+
+    library.has_tiles()
+    (computed,) = run([(function, [x])], tiles=True)
+    sums = np.cumsum(np.float64(x.astype(jnp.bfloat16)), axis=1).astype(jnp.bfloat16)
+    exact = (np.float32(np.abs(sums)) / 3).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(computed, np.float32(exact))
+
+
+def test_bfloat16_is_rounded_to_the_nearest():
+    numbers = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1e-40, 3.4e38, np.inf, np.nan, 0.1, 0]
+    x = np.asarray([numbers], np.float32)
+    x[0, -1] = np.uint32(2**31 - 1).view(np.float32)  # a NaN to which nothing can be added
+    rounded, product = run(
+        [
+            (lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), [x]),
+            (lambda x: (x.astype(jnp.bfloat16) * 1.01).astype(jnp.float32), [x]),
+        ],
+        tiles=True,
+    )
+    exact = x.astype(jnp.bfloat16)  # by NumPy: XLA may leave it out
+    np.testing.assert_array_equal(rounded, exact.astype(np.float32))
+    np.testing.assert_array_equal(product, (exact * exact.dtype.type(1.01)).astype(np.float32))
 
 
 def random_program(seed):

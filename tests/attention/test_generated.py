@@ -115,6 +115,60 @@ def test_masks_and_scales(spec, length, options):
     compare(spec, length, 150, **options)
 
 
+@pytest.fixture
+def tiles(native, monkeypatch):
+    """Takes the matrix unit of the CPU, or loops in its place. Returns the texts of kernels."""
+    if not library.has_tiles():
+        monkeypatch.setattr(library, "has_tiles", lambda: True)
+    texts, load = [], library.load_kernel
+    monkeypatch.setattr(library, "load_kernel", lambda text: texts.append(text) or load(text))
+    return texts
+
+
+LONG = "cope(npos_max=200)"  # its table grows
+
+
+# Without those whose features are rounded too, which moves positions past whole numbers.
+LOW = [s for s in ALL if reason(s) is None and "separate_key" not in s]
+
+
+@every([LONG, *LOW], few=[LONG, "fox"])
+def test_bfloat16_on_the_matrix_unit(spec, tiles):
+    compare(spec, 150, 150, dtype=jnp.bfloat16, atol=0.02, least=10.0 if "fire" in spec else 0.1)
+    assert all("tile_product<1, 1>" in text for text in tiles)
+    assert any("product<1, 2>" in text for text in tiles) or spec != LONG
+
+
+@every([LONG, *FEW], few=["alibi"])
+def test_float32_in_three_products_of_bfloat16(spec, tiles):
+    """One product of bfloat16 would be off by 0.003 and more.
+
+    CoPE's slope jumps at whole positions, so its gradients are off where a position moves past one.
+    """
+    with jax.default_matmul_precision("high"):
+        compare(spec, 150, 150, atol=1e-3 if "cope" in spec else 3e-4)
+    assert all("tile_product<2, 2>" in text for text in tiles)
+
+
+@pytest.mark.parametrize("first", ["high", None])
+def test_a_reason_for_one_precision_is_none_for_another(first, tiles, monkeypatch):
+    """Where kernels with tiles cannot be compiled."""
+    loaded = library.load_kernel
+
+    def load(text):
+        if "tile_product" in text:
+            raise library.Unavailable("cannot be compiled")
+        return loaded(text)
+
+    monkeypatch.setattr(library, "load_kernel", load)
+    encoding = encodings.create("alibi", num_heads=2, head_dim=8, rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 99 if first else 98, 2, 8))
+    for precision in (first, None if first else "high"):
+        with jax.default_matmul_precision(precision):
+            why = why_not(encoding, prepare(x, x, x, encoding=encoding))
+        assert (why is None) == (precision is None)
+
+
 @pytest.mark.parametrize("rate", [0.4])
 def test_dropout(rate):
     """Every pair is dropped that full attention drops."""
@@ -266,7 +320,8 @@ def test_types_vmap_devices_remat_and_several_calls_at_once():
     examples.
     """
     encoding = nnx.merge(*build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32))
-    out, inputs = check_types_vmap_and_devices(generated, why_not, encoding)
+    atol = 0.02 if library.has_tiles() else 0.0
+    out, inputs = check_types_vmap_and_devices(generated, why_not, encoding, atol)
     gradients = [jax.vjp(f, *inputs)[1](out(*inputs)) for f in (out, jax.checkpoint(out))]
     jax.tree.map(np.testing.assert_array_equal, *gradients)
 

@@ -10,6 +10,12 @@
 #include <thread>
 #include <vector>
 
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "matrices.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -74,6 +80,35 @@ ffi::Error run_generated(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Rem
 extern "C" void add_kernel(const char* digest, void* function) {
   std::lock_guard<std::mutex> guard(kernels_lock);
   kernels()[digest] = reinterpret_cast<Generated>(function);
+}
+
+// Asks the system for the tiles of AMX, for all threads; returns whether there are any.
+extern "C" bool allow_tiles() {
+#if defined(__AMX_BF16__) && defined(__linux__)
+  constexpr int REQUEST = 0x1023, TILES = 18;
+  return syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
+#else
+  return false;
+#endif
+}
+
+// Returns whether tiles multiply whole numbers exactly, if there are any.
+extern "C" bool tiles_agree() {
+  if (!allow_tiles()) return true;
+  constexpr int M = 33, N = 17, K = 40;
+  static float a[M * K], b[K * N], sums[M * N];
+  for (int i = 0; i < M * K; i++) a[i] = i % 7 - 3;
+  for (int i = 0; i < K * N; i++) b[i] = i % 5 - 2;
+  configure_tiles();
+  tile_product<1, 1>(false, M, N, K, a, K, b, N, sums, N);
+  release_tiles();
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++) {
+      float sum = 0;
+      for (int k = 0; k < K; k++) sum += a[m * K + k] * b[k * N + n];
+      if (sum != sums[m * N + n]) return false;
+    }
+  return true;
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(Generate, run_generated,

@@ -33,7 +33,7 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
     if why := _refusal(encoding, request) or library.why_not():
         return Reason(why)
     stream = jax.eval_shape(lambda: _prepare(encoding, request))
-    if why := tile_attention.why_untraced(CpuExecution(), stream):
+    if why := tile_attention.why_untraced(_execution(), stream):
         if library.UNCOMPILED in why:
             library.check_required(why)
         return Reason(why)
@@ -43,7 +43,7 @@ def plan(encoding: Encoding, request: Request) -> Plan | Reason:
 def run(encoding: Encoding, request: Request) -> Array:
     """Computes out_BLHK, in the type of the values."""
     stream = _prepare(encoding, request)
-    out = tile_attention.attend(CpuExecution(), stream)
+    out = tile_attention.attend(_execution(), stream)
     return head_major(out[:, :, : request.length]).astype(request.keys.v.dtype)
 
 
@@ -57,11 +57,18 @@ def _refusal(encoding: Encoding, request: Request) -> str | None:
     return tile_attention.why_not(encoding, request)
 
 
+def _execution() -> CpuExecution:
+    return CpuExecution(library.has_tiles())
+
+
 def _prepare(encoding: Encoding, request: Request) -> Stream:
-    """Returns the stream in float32, with whole blocks of queries and of keys."""
+    """Returns the stream with whole blocks of queries and of keys; in float32, if the CPU has no
+    matrix unit for bfloat16.
+    """
 
     def wide(x: Any) -> Any:
         return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
     sizes = SHORT_SIZES if request.length <= SHORT else SIZES
-    return tile_attention.whole_blocks(encoding, jax.tree.map(wide, request), sizes)
+    request = request if library.has_tiles() else jax.tree.map(wide, request)
+    return tile_attention.whole_blocks(encoding, request, sizes)

@@ -13,23 +13,43 @@ from cope_jax.attention.kernels.cpu import library
 from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
 from cope_jax.attention.kernels.cpu.cpp_text import Growing, Step
 from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument, leaves_of
-from cope_jax.attention.kernels.tile.tile_graph import FORMS, Graph, Node, Value, common, kind_of
+from cope_jax.attention.kernels.tile.tile_graph import (
+    FORMS,
+    Graph,
+    Node,
+    Size,
+    Value,
+    common,
+    kind_of,
+)
 from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
 from cope_jax.attention.kernels.tile.tile_operations import Forms
 from cope_jax.attention.kernels.tile.tile_plan import Programs
+from cope_jax.attention.kernels.tile.tile_program import TileProgram
 from cope_jax.attention.kernels.tile.tile_values import NotATile
 
 STEPS = {"masked": (True, False, 1), "plain": (False, False, 1), "saturated": (False, True, 1)}
 MOST = 96  # arguments, as in driver.h
 ANSWER = MOST - 1  # the output of a step that asks
 PART = 64  # the columns of a panel of a table that grows, as in driver.h
+# Operations whose results are numbers of their operands, or the negative ones.
+SELECTING = frozenset(
+    "abs as concatenate entry expand max max_columns max_rows min min_columns min_rows neg select_n "
+    "take transpose turn view".split()
+)
+HIGH, HIGHEST = ((p, (p, p)) for p in (jax.lax.Precision.HIGH, jax.lax.Precision.HIGHEST))
 MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
 @dataclasses.dataclass(frozen=True)
 class CpuExecution:
-    """Runs kernels as C++, which see all keys."""
+    """Runs kernels as C++, which see all keys.
 
+    Attributes:
+      tiles: whether products may run on the CPU's matrix unit, see `library.has_tiles`.
+    """
+
+    tiles: bool = False
     keys = 0
     halves = True
 
@@ -41,15 +61,18 @@ class CpuExecution:
         """Compiles the kernel while it is traced, and calls it."""
         plan = kernel.plan
         try:
-            cpp = CppKernel(kernel)
+            cpp = CppKernel(kernel, self.tiles)
             digest = library.load_kernel(cpp.text)
         except library.Unavailable as error:
             raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
-        shapes = [jax.ShapeDtypeStruct(x.stored_shape, x.spec.dtype) for x in cpp.written]
+        shapes = [jax.ShapeDtypeStruct(x.stored_shape, _wide(x.spec.dtype)) for x in cpp.written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
         inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *map(_given, kernel.inputs)]
         arrays = library.call(digest, shapes, *inputs)
-        known = {id(x): x.restored(y) for x, y in zip(cpp.written, arrays, strict=True)}
+        known = {
+            id(x): x.restored(y).astype(x.spec.dtype)
+            for x, y in zip(cpp.written, arrays, strict=True)
+        }
 
         def result(x: Argument) -> Array:
             return known[id(x)] if id(x) in known else jnp.zeros(x.array.shape, x.spec.dtype)
@@ -58,7 +81,56 @@ class CpuExecution:
 
 
 class CppGraph(Graph):
-    """A graph in which a look-up, of the value and of the slope, is one operation."""
+    """A graph in which a look-up, of the value and of the slope, is one operation.
+
+    Numbers of type bfloat16 are float32 in memory; operation "bfloat16" rounds them.
+
+    Args:
+      program: the tile program.
+      tiles: whether products may run on the matrix unit, which multiplies bfloat16 and adds float32.
+        A factor of float32 is the sum of two parts, see `matrices.h`: beside one of bfloat16, unless
+        the precision is "highest", and beside another one only if it is "high".
+
+    Attributes:
+      rounded: the nodes whose numbers are exact in bfloat16.
+    """
+
+    def __init__(self, program: TileProgram, tiles: bool = False):
+        self.tiles = tiles
+        self.rounded: set[Node] = set()
+        super().__init__(program)
+
+    def add(self, op: str, args: Sequence[Node], size: Size, kind: str, **params: Any) -> Node:
+        low = kind == "bfloat16"
+        if low and op == "convert" and args[0].kind == "float":
+            rounded = args[0] in self.rounded
+            return args[0] if rounded else self.add("bfloat16", args, size, kind)
+        node = super().add(op, args, size, "float" if low else kind, **params)
+        if node.kind == "float" and self._is_exact(node, low):
+            self.rounded.add(node)
+        elif low and node not in self.rounded:
+            return self.add("bfloat16", [node], size, kind)
+        return node
+
+    def _is_exact(self, node: Node, low: bool) -> bool:
+        """Returns whether the numbers of a node of float are exact in bfloat16; `low`: it has this type."""
+        if node.op == "const":
+            value = np.float32(node.params["value"])
+            return low or np.float32(value.astype(jnp.bfloat16)) == value
+        if node.op in SELECTING:
+            return all(a in self.rounded for a in node.args if a.kind == "float")
+        return low and node.op in ("input", "bfloat16")
+
+    def _elementwise(self, op: str, args: Sequence[Node], kind: str) -> Node:
+        if op == "div" and kind == "bfloat16":
+            quotient = super()._elementwise(op, args, "float")
+            return self.add("convert", [quotient], quotient.size, kind)
+        return super()._elementwise(op, args, kind)
+
+    def how_to_multiply(self, x: Node, y: Node, precision: Any) -> dict[str, Any]:
+        parts = tuple(1 if factor in self.rounded else 2 for factor in (x, y))
+        allowed = precision in HIGH if parts == (2, 2) else precision not in HIGHEST
+        return {"parts": parts if self.tiles and (parts == (1, 1) or allowed) else None}
 
     def _look_up(self, z: Node, p: Node) -> tuple[Node, Node]:
         size = common([z, p])[0], p.size[1]
@@ -70,14 +142,21 @@ class CppGraph(Graph):
         return self._look_up(z, p)[0]
 
 
-def _wide(x: Argument) -> bool:
+def _is_table(x: Argument) -> bool:
     """Returns whether an array has more than PART columns for each query."""
     return x.side == "query" and x.spec.size[1] > PART
 
 
+def _wide(dtype: Any) -> Any:
+    """The type in which C++ has an array of float32 or bfloat16, or of integers."""
+    return jnp.float32 if dtype == jnp.bfloat16 else dtype
+
+
 def _given(x: Argument) -> Array:
     """An array as C++ reads it; conditions are -1 where true."""
-    return -x.stored.astype(jnp.int32) if x.array.dtype == jnp.bool_ else x.stored
+    if x.array.dtype == jnp.bool_:
+        return -x.stored.astype(jnp.int32)
+    return x.stored.astype(_wide(x.array.dtype))
 
 
 class CppKernel:
@@ -88,8 +167,9 @@ class CppKernel:
       written: those of them that are not 0.
     """
 
-    def __init__(self, kernel: TileKernel):
+    def __init__(self, kernel: TileKernel, tiles: bool = False):
         self.kernel, plan = kernel, kernel.plan
+        self.tiles, self.multiplies = tiles, False
         self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
         self.results = kernel.halves[1][0].results, kernel.results[2]
         self.loop = leaves_of(kernel.loop)
@@ -101,6 +181,7 @@ class CppKernel:
         self.unfilled: set[int] = set()
         self.uses: set[int] = set()
         self.reads: set[int] = set()
+        self.forms: set[tuple[int, str]] = set()
         self.memory = 0
         for x in kernel.inputs:
             kind_of(x.spec.dtype)
@@ -131,22 +212,23 @@ class CppKernel:
         given = [
             x for x, use in zip(leaves_of(begin.args), programs.program.used, strict=True) if use
         ]
-        arguments, graph = [*programs.constants, *given], CppGraph(programs.program)
+        arguments, graph = [*programs.constants, *given], CppGraph(programs.program, self.tiles)
         texts = []
         for x, node in zip(leaves_of(begin.results), graph.results, strict=True):
-            if node is None or node.op != "dot" or id(x) not in self.numbers or not _wide(x):
+            if node is None or node.op != "dot" or id(x) not in self.numbers or not _is_table(x):
                 continue
             factors = [arguments[a.params["number"]] for a in node.args if a.op == "input"]
             sides = [factor.side for factor in factors if factor.given]
-            if sides == ["query", "head"] and node.params == {"x": 1, "y": 1}:
+            if sides == ["query", "head"] and node.params["x"] == node.params["y"] == 1:
                 q, table = (self.places[id(factor)] for factor in factors)
                 self.panels.add(table)
                 self.uses.add(table)
                 self.reads.add(q)
-                texts.append(self._grown(x, "product", q, table, factors[0].spec.size[1]))
+                way = f"product<{', '.join(map(str, node.params['parts'] or (0, 0)))}>"
+                texts.append(self._grown(x, way, q, table, factors[0].spec.size[1]))
         returned = {id(x) for x in self.written}
         for x in leaves_of(self.kernel.results[1]):
-            if id(x) in self.numbers and id(x) not in returned and _wide(x):
+            if id(x) in self.numbers and id(x) not in returned and _is_table(x):
                 texts.append(self._grown(x, "zeros"))
         return texts
 
@@ -178,7 +260,8 @@ class CppKernel:
         """The text of a function that writes `results`, or an answer."""
         given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
         arguments = [*programs.constants, *given]
-        graph = CppGraph(programs.program)
+        graph = CppGraph(programs.program, self.tiles)
+        self.multiplies |= any(node.params.get("parts") for node in graph.nodes)
         if name in STEPS:
             self._check_products(graph, arguments)
         if results is None:
@@ -196,8 +279,10 @@ class CppKernel:
             and min(x.spec.size) > 1
             and (x.side == "key" or (x.side == "head" and x.spec.size[0] <= PART))
         }
-        step = Step(name, schedule, sources, turned, self.growing)
+        packed = {n: f"t.packed[{self.places[id(x)]}]" for n, x in enumerate(arguments) if x.given}
+        step = Step(name, schedule, sources, turned, self.growing, packed)
         self.uses |= {self.places[id(arguments[n])] for n in step.uses}
+        self.forms |= {(self.places[id(arguments[n])], form) for n, form in step.forms}
         self.reads |= {
             self.places[id(x)]
             for n, x in enumerate(arguments)
@@ -264,18 +349,25 @@ class CppKernel:
             "}\n"
         )
 
-    def _argument(self, x: Argument, *flags: bool) -> str:
+    def _argument(self, x: Argument, *flags: bool, forms: str = "") -> str:
         batch, heads, _, *size = x.array.shape
         if (number := self.numbers.get(id(x))) in self.growing:
             size = [size[0], self.growing[number].distance]
         order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if x.interleaved else "BY_HEAD"
         how = [str(flag).lower() for flag in (batch > 1, *(flags or (True, False, False)))]
+        how.append(forms or "0")
         return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *how))) + "}"
 
     def _tables(self, asks: dict[str, Programs]) -> list[str]:
         kernel, plan = self.kernel, self.kernel.plan
         inputs = [
-            self._argument(x, n in self.reads, n in self.uses, n in self.panels)
+            self._argument(
+                x,
+                n in self.reads,
+                n in self.uses,
+                n in self.panels,
+                forms=" | ".join(f"1 << ({form})" for m, form in sorted(self.forms) if m == n),
+            )
             for n, x in enumerate(kernel.inputs)
         ]
         outputs = []
@@ -287,9 +379,28 @@ class CppKernel:
         steps = [name if key in kernel.steps else "nullptr" for name, key in STEPS.items()]
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]
         flags = str(plan.boundary).lower(), str(plan.spans.shape[0] > 1).lower()
+        pack = "pack_form" if self.multiplies else "nullptr"
+        forms = sorted({form for _, form in self.forms})
+        packs = [
+            f"  if (form == {form}) pack<{1 + ('+' in form)}, {form.split()[-1]}>(p, row, rows, columns, to);"
+            for form in forms
+        ]
         counts = len(inputs), len(outputs), plan.heads, plan.groups, self.memory
-        table = ["inputs", "outputs", *map(str, counts), *flags, "begin", "end", *steps, *questions]
+        table = [
+            "inputs",
+            "outputs",
+            *map(str, counts),
+            *flags,
+            pack,
+            "begin",
+            "end",
+            *steps,
+            *questions,
+        ]
         return [
+            "inline void pack_form(int form, const float* p, long row, int rows, int columns, Words* to) {",
+            *packs,
+            "}",
             f"static const Argument inputs[] = {{{', '.join(inputs)}}};",
             f"static const Output outputs[] = {{{', '.join(outputs)}}};",
             f"static const Kernel kernel{{{', '.join(table)}}};",

@@ -14,6 +14,7 @@ from cope_jax.attention.kernels.tile.tile_graph import COLLECTING, Node
 
 START = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
 ALIGNMENT = 16  # numbers
+SUMS_ROWS = ("RIGHT", "LEFT_TURNED")  # forms of factors whose rows a product sums
 
 
 class Growing(NamedTuple):
@@ -32,6 +33,7 @@ class Step:
       sources: for each input of the program, the C++ expression of its address, or the number of the
         output that it reads.
       turned: for inputs that also lie transposed in memory, that expression.
+      packed: for inputs that also lie in memory as tiles, the expression of those of all forms.
       growing: for outputs that grow column by column, the numbers of columns, and of those from row to
         row.
 
@@ -40,6 +42,7 @@ class Step:
       memory: how many numbers it needs at `memory`.
       uses: the numbers of the inputs of which it reads the transposed form.
       reads: the numbers of the inputs that it reads as they are.
+      forms: the numbers of the inputs of which it reads tiles, each with the form, see `matrices.h`.
     """
 
     def __init__(
@@ -49,8 +52,12 @@ class Step:
         sources: Mapping[int, str | int],
         turned: dict[int, str],
         growing: Mapping[int, Growing] | None = None,
+        packed: Mapping[int, str] | None = None,
     ):
         self.schedule, self.turned, self.growing = schedule, turned, growing or {}
+        self.packed = packed or {}
+        self.forms: set[tuple[int, str]] = set()
+        self._packs: dict[tuple[Node, int, str, str], str] = {}
         self._pairs: set[str] = set()  # what the current loop looked up
         self.memory = 0
         self.uses: set[int] = set()
@@ -207,10 +214,20 @@ class Step:
 
     def _product(self, node: Node) -> None:
         x, y = node.args[:2]
+        add, parts = str(node in self.schedule.added).lower(), node.params["parts"]
+        to = self._address[node][0]
         (rows, columns), summed = map(str, node.size), str(x.size[node.params["x"]])
         if x in self._grows:
             known = f"t.known[{self._grows[x]}]"
             rows, summed = (rows, known) if node.params["x"] == 1 else (known, summed)
+        if parts:
+            left_form = "LEFT" if node.params["x"] == 1 else "LEFT_TURNED"
+            right_form = "RIGHT_TURNED" if node.params["y"] == 1 else "RIGHT"
+            left = self._packed(x, parts[0], left_form, summed, rows)
+            right = self._packed(y, parts[1], right_form, summed, columns)
+            given = f"{add}, {rows}, {columns}, {summed}, {left}, {right}, {to}, {columns}"
+            self._write(f"tile_product<{parts[0]}, {parts[1]}>({given});")
+            return
         left, distance = self._address[x]
         strides = f"{distance}, 1" if node.params["x"] == 1 else f"1, {distance}"
         right, distance = self._address[y]
@@ -227,11 +244,28 @@ class Step:
                 )
                 right = address
             distance = y.size[0]
-        to = self._address[node][0]
-        add = str(node in self.schedule.added).lower()
-        self._write(
-            f"product<{columns}, {add}>({rows}, {summed}, {{{left}, {strides}}}, {right}, {distance}, {to});"
-        )
+        factors = f"{{{left}, {strides}}}, {right}, {distance}, {to}"
+        self._write(f"product<{columns}, {add}>({rows}, {summed}, {factors});")
+
+    def _packed(self, node: Node, parts: int, form: str, summed: str, others: str) -> str:
+        """The address of a factor that is packed for tiles, in `parts` parts.
+
+        A product sums `summed` of its rows or columns, and keeps `others`.
+        """
+        number = node.params.get("number") if node.op == "input" else None
+        most = node.size if form in SUMS_ROWS else node.size[::-1]
+        if number in self.packed and (summed, others) == (str(most[0]), str(most[1])):  # entirely
+            self.forms.add((number, form := f"TWO_PARTS + {form}" if parts > 1 else form))
+            return f"{self.packed[number]}[{form}]"
+        key = node, parts, form, summed
+        if key not in self._packs or node in self._grows:
+            address, distance = self._address[node]
+            rows, columns = (summed, others) if form in SUMS_ROWS else (others, summed)
+            self._packs[key] = f"(Words*)(memory + {self.memory})"
+            self.memory += parts * -(-most[0] // 32) * 16 * -(-most[1] // 16) * 16
+            given = f"{address}, {distance}, {rows}, {columns}, {self._packs[key]}"
+            self._write(f"pack<{parts}, {form}>({given});")
+        return self._packs[key]
 
     # Loops over rows.
 

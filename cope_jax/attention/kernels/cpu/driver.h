@@ -14,15 +14,21 @@ constexpr int PART = 64, MORE = PANEL * W;  // the columns of a panel of a table
 struct Tiles {  // what a step sees
   const void* in[MOST];
   const float* turned[MOST];
+  const Words* packed[MOST][FORMS];
   float* out[MOST];
   int known[MOST];  // of outputs that grow: how many columns exist
 };
 
 // Adds columns to an output until `end` exist: products of the queries in[q] with panels of a table, or zeros.
+template <int left, int right>
 INLINE void grow_product(Tiles& t, int end, int n, int rows, int columns, int distance, int q, int table, int width) {
-  for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns))
-    product<false>(rows, MORE, width, {(const float*)t.in[q], width, 1},
-                   t.turned[table] + known / PART * PART * width + known % PART, PART, t.out[n] + known, distance);
+  for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns)) {
+    const float* queries = (const float*)t.in[q];
+    const float* panel = t.turned[table] + known / PART * PART * width + known % PART;
+    float* to = t.out[n] + known;
+    if constexpr (left > 0) tile_product<left, right>(false, rows, MORE, width, queries, width, panel, PART, to, distance);
+    else product<false>(rows, MORE, width, {queries, width, 1}, panel, PART, to, distance);
+  }
 }
 INLINE void grow_zeros(Tiles& t, int end, int n, int rows, int columns, int distance) {
   for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns))
@@ -36,12 +42,13 @@ enum Side { QUERY, KEY, HEAD };
 enum Order { BY_HEAD, TOKEN_ROWS, TOKEN_COLUMNS };
 
 // An array of 32-bit numbers. `plain` and `turned`: functions read its blocks as they are, and transposed; if `panels`,
-// PART of its rows after each other.
+// PART of its rows after each other. `forms`: in which forms they read its blocks in tiles, a bit for each.
 struct Argument {
   Side side;
   Order order;
   int heads, rows, columns;
   bool batched, plain, turned, panels;
+  int forms;
 
   long turned_size() const { return panels ? (rows + PART - 1) / PART * PART * (long)columns : size(); }
   long size() const { return (long)rows * columns; }
@@ -58,12 +65,15 @@ struct Argument {
       for (int r = 0; r < rows; r++) std::copy_n(from + r * distance(), columns, to + (long)r * columns);
   }
   void pack_turned(const float* from, float* to) const {
-    const long apart = order == BY_HEAD ? columns : distance();
+    const long apart = row();
     if (!panels) return transpose(from, apart, rows, columns, to, rows);
     std::fill_n(to, turned_size(), 0.f);
     for (int r = 0; r < rows; r += PART)
       transpose(from + r * apart, apart, std::min(PART, rows - r), columns, to + r * (long)columns, PART);
   }
+  long row() const { return order == BY_HEAD ? columns : distance(); }
+  bool has(int form) const { return forms >> form & 1; }
+  long packed_size(int form) const { return form_size(form, rows, columns); }
   void unpack(const float* from, float* to) const {
     if (order == TOKEN_COLUMNS) return transpose(from, columns, rows, columns, to, distance());
     for (int r = 0; r < rows; r++) std::copy_n(from + (long)r * columns, columns, to + r * distance());
@@ -89,6 +99,7 @@ struct Kernel {
   const Output* outputs;
   int input_count, output_count, heads, groups, memory;
   bool boundary, spans_by_example;
+  void (*pack)(int form, const float* p, long row, int rows, int columns, Words* to);  // or null: there are no tiles
   Step begin, end, masked, plain, saturated;
   bool (*is_saturated)(Tiles&, float*);
   bool (*is_done)(Tiles&, float*);
@@ -107,6 +118,7 @@ struct Call {
   const int32_t* spans;  // first, end, full, full_end of each block of queries, in blocks of keys
   int batch, strips, blocks;
   std::vector<float*> plain, turned;  // copies of all blocks of keys, head by head, or null
+  std::vector<Words*> packed[FORMS];
 
   int count(const Argument& x) const { return x.side == QUERY ? strips : x.side == KEY ? blocks : 1; }
   int head(const Argument& x, int h) const {
@@ -117,7 +129,7 @@ struct Call {
     return ((long)(x.batched ? b : 0) * x.heads + head(x, h)) * count(x) + block;
   }
   long at(const Argument& x, int b, int h, int block) const { return x.at(b, head(x, h), count(x), block); }
-  bool staged(const Argument& x) const { return x.side == QUERY && x.order != BY_HEAD; }
+  bool staged(const Argument& x) const { return x.side == QUERY && x.plain && x.order != BY_HEAD; }
   bool staged(const Output& x) const { return x.array.side == QUERY && (x.result < 0 || x.array.order != BY_HEAD); }
   float* result(const Output& x) const { return (float*)out[x.result]; }
 
@@ -125,7 +137,11 @@ struct Call {
   void visit(int b, int h, int strip, float* const* sums) const {
     size_t needed = kernel.memory;
     auto space = [](const Argument& x) { return (x.size() + 15) / 16 * 16; };
-    for (int n = 0; n < kernel.input_count; n++) needed += staged(kernel.inputs[n]) ? space(kernel.inputs[n]) : 0;
+    for (int n = 0; n < kernel.input_count; n++) {
+      const Argument& x = kernel.inputs[n];
+      needed += staged(x) ? space(x) : 0;
+      for (int form = 0; form < FORMS && x.side == QUERY; form++) needed += x.has(form) ? SIDE * x.packed_size(form) : 0;
+    }
     for (int n = 0; n < kernel.output_count; n++)
       needed += staged(kernel.outputs[n]) ? space(kernel.outputs[n].array) : 0;
     float *memory = memory_of_thread(0, needed), *stage = memory + kernel.memory;
@@ -137,6 +153,14 @@ struct Call {
       if (x.side == KEY) continue;
       t.in[n] = from + at(x, b, h, x.side == QUERY ? strip : 0);
       if (turned[n]) t.turned[n] = turned[n] + by_head(x, b, h, 0) * x.turned_size();
+      if (x.side == HEAD)
+        for (int f = 0; f < FORMS; f++)
+          if (x.has(f)) t.packed[n][f] = packed[f][n] + by_head(x, b, h, 0) * x.packed_size(f);
+      for (int form = 0; form < FORMS && x.side == QUERY; form++)
+        if (x.has(form)) {
+          kernel.pack(form, (const float*)t.in[n], x.row(), x.rows, x.columns, (Words*)stage);
+          t.packed[n][form] = (const Words*)stage, stage += SIDE * x.packed_size(form);
+        }
       if (!staged(x)) continue;
       x.pack((const float*)t.in[n], stage);
       t.in[n] = stage, stage += space(x);
@@ -155,6 +179,8 @@ struct Call {
         const long from = by_head(x, b, h, block);
         t.in[n] = (plain[n] ? plain[n] : (const float*)in[n]) + from * x.size();
         if (turned[n]) t.turned[n] = turned[n] + from * x.turned_size();
+        for (int form = 0; form < FORMS; form++)
+          if (x.has(form)) t.packed[n][form] = packed[form][n] + from * x.packed_size(form);
       }
       for (int n = 0; n < kernel.output_count; n++) {
         const Argument& x = kernel.outputs[n].array;
@@ -172,6 +198,7 @@ struct Call {
         step(t, memory);
       }
     };
+    if (kernel.pack) configure_tiles();  // again for each visit: other libraries use them too
     kernel.begin(t, memory);
     auto interior = [&] { return block >= full && block < full_end; };
     go(kernel.masked, [&] { return !interior(); });
@@ -179,6 +206,7 @@ struct Call {
     if (kernel.saturated) go(kernel.saturated, interior);
     if (kernel.boundary) go(kernel.masked, [] { return true; });
     kernel.end(t, memory);
+    if (kernel.pack) release_tiles();
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
       if (staged(x) && x.result >= 0) x.array.unpack(t.out[n], result(x) + at(x.array, b, h, strip));
@@ -225,29 +253,38 @@ struct Call {
 // With sums over blocks of queries, one thread computes all heads that share keys; else each block is on its own.
 inline void run(const Kernel& kernel, void* const* in, void* const* out, Parallel parallel, void* threads) {
   const int32_t* sizes = (const int32_t*)in[0];
-  Call call{kernel, in + 2, out, (const int32_t*)in[1], sizes[0], sizes[1], sizes[2], {}, {}};
+  Call call{kernel, in + 2, out, (const int32_t*)in[1], sizes[0], sizes[1], sizes[2], {}, {}, {}};
   call.plain.resize(kernel.input_count), call.turned.resize(kernel.input_count);
-  std::vector<std::unique_ptr<float[]>> copies;
-  auto copy = [&](int number, std::vector<float*>& to, void (Argument::*pack)(const float*, float*) const) {
+  for (auto& form : call.packed) form.resize(kernel.input_count);
+  std::vector<std::unique_ptr<Words[]>> copies;
+  // A copy of all blocks; each takes `size` numbers.
+  auto copy = [&](int number, long size, auto pack) {
     const Argument& x = kernel.inputs[number];
     const int heads = (x.batched ? call.batch : 1) * x.heads;
     const int blocks = call.count(x);
-    const long size = &to == &call.turned ? x.turned_size() : x.size();
-    copies.emplace_back(new float[heads * (size_t)blocks * size]);
-    to[number] = copies.back().get();
+    copies.emplace_back(new Words[(heads * (size_t)blocks * size + SIDE - 1) / SIDE]);
+    float* to = (float*)copies.back().get();
     auto work = [&](int item) {
       for (int block = 0; block < blocks; block++)
-        (x.*pack)((const float*)call.in[number] + x.at(item / x.heads, item % x.heads, blocks, block),
-                  to[number] + ((long)item * blocks + block) * size);
+        pack((const float*)call.in[number] + x.at(item / x.heads, item % x.heads, blocks, block),
+             to + ((long)item * blocks + block) * size);
     };
     typedef decltype(work) Work;
     parallel(threads, heads, [](void* work, int item) { (*(Work*)work)(item); }, &work);
+    return to;
   };
   bool shared = false;
   for (int n = 0; n < kernel.input_count; n++) {
     const Argument& x = kernel.inputs[n];
-    if (x.side == KEY && x.plain && x.order != BY_HEAD) copy(n, call.plain, &Argument::pack);
-    if (x.turned) copy(n, call.turned, &Argument::pack_turned);
+    if (x.side == KEY && x.plain && x.order != BY_HEAD)
+      call.plain[n] = copy(n, x.size(), [&](const float* from, float* to) { x.pack(from, to); });
+    if (x.turned)
+      call.turned[n] = copy(n, x.turned_size(), [&](const float* from, float* to) { x.pack_turned(from, to); });
+    for (int form = 0; form < FORMS; form++)
+      if (x.has(form) && x.side != QUERY)
+        call.packed[form][n] = (Words*)copy(n, SIDE * x.packed_size(form), [&](const float* from, float* to) {
+          kernel.pack(form, from, x.row(), x.rows, x.columns, (Words*)to);
+        });
   }
   for (int n = 0; n < kernel.output_count; n++) shared |= kernel.outputs[n].array.side != QUERY;
   if (shared)

@@ -108,6 +108,26 @@ def call(digest: str, shapes: Any, *arrays: Array) -> Any:
     return jax.ffi.ffi_call(target(), shapes, vmap_method="sequential")(*arrays, digest=digest)
 
 
+@functools.cache
+def has_tiles() -> bool:
+    """Returns whether the CPU has a matrix unit for bfloat16 (AMX) that this process may use; the
+    library can be used.
+    """
+    return _symbol(_compiled(), "allow_tiles")
+
+
+def _symbol(path: Path, name: str) -> bool:
+    """Calls a function without arguments of a compiled library, which returns a condition."""
+    function = getattr(ctypes.CDLL(str(path)), name)
+    function.restype = ctypes.c_bool
+    return function()
+
+
+def tiles_agree(path: Path) -> bool:
+    """Returns whether the matrix unit of the CPU, if it has one, multiplies right."""
+    return _symbol(path, "tiles_agree")
+
+
 def load_kernel(text: str) -> str:
     """Compiles and loads a generated kernel, once. Returns the digest by which `call`
     finds it.

@@ -144,6 +144,11 @@ INLINE V sign_of(V x) { return x > 0.f ? all(1.f) : (x < 0.f ? all(-1.f) : x); }
 SCALAR(sign_of)
 INLINE I is_finite_of(V x) { return ((I)x & 0x7f800000) != 0x7f800000; }
 INLINE int32_t is_finite_of(float x) { return -(int32_t)std::isfinite(x); }
+INLINE V bfloat16_of(V x) {  // the nearest bfloat16, of two the even one
+  const U bits = (U)x;
+  return x == x ? (V)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u) : x;
+}
+SCALAR(bfloat16_of)
 INLINE V floor_of(V x) {
   const I fraction = abs_of(x) < 8388608.f;  // from 2^23 on all numbers are whole
   const V whole = to_float(truncate(fraction ? x : V{}));

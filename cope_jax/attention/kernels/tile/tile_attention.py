@@ -61,12 +61,18 @@ def whole_blocks(encoding: Encoding, request: Request, sizes: BlockSizes) -> Str
 def why_untraced(execution: Execution, stream: Stream) -> str | None:
     """Returns why the kernels cannot be built for a stream of these shapes; None if they can."""
     leaves, tree = jax.tree.flatten(stream)
-    return _untraced(execution, tree, tuple((x.shape, x.dtype) for x in leaves))
+    avals = tuple((x.shape, x.dtype) for x in leaves)
+    return _untraced(execution, tree, avals, jax.config.jax_default_matmul_precision)
 
 
 @functools.lru_cache(maxsize=256)
-def _untraced(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | None:
-    """Returns why the kernels cannot be built for a stream with this structure and these shapes."""
+def _untraced(
+    execution: Execution, tree: Any, avals: tuple[Any, ...], precision: str | None
+) -> str | None:
+    """Returns why the kernels cannot be built for a stream with this structure and these shapes;
+    `precision` is JAX's default, on which kernels depend.
+    """
+    del precision
 
     def build(stream: Stream) -> None:
         _forward(execution, stream, gradient=False)

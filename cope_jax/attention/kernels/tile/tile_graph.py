@@ -284,13 +284,25 @@ class Graph:
         return self.add("concatenate", parts, out.shape, kind_of(out.dtype), axis=dimension)
 
     def _dot_general(
-        self, out: Any, values: list[Value], *, dimension_numbers: Any, **_: Any
+        self,
+        out: Any,
+        values: list[Value],
+        *,
+        dimension_numbers: Any,
+        precision: Any = None,
+        **_: Any,
     ) -> Node:
         (x_axis,), (y_axis,) = dimension_numbers[0]
         x, y = (self._sized(node, shape) for node, shape in values)
         if kind_of(out.dtype) != "float" or x.kind != y.kind or x.kind not in FACTORS:
             raise NotATile(f"this kernel has no product of type {out.dtype}")
-        return self.add("dot", [x, y], out.shape, "float", x=x_axis, y=y_axis)
+        how = self.how_to_multiply(x, y, precision)
+        return self.add("dot", [x, y], out.shape, "float", x=x_axis, y=y_axis, **how)
+
+    def how_to_multiply(self, x: Node, y: Node, precision: Any) -> dict[str, Any]:
+        """What else a product depends on."""
+        del x, y, precision
+        return {}
 
     def _running_sum(self, out: Any, values: list[Value], *, suffix: bool) -> Node:
         return self.add(
