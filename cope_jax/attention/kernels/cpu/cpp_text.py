@@ -6,7 +6,7 @@ serves every CPU and every width.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cope_jax.attention.kernels.cpu.cpp_formulas import area, c_type, formula, literal
 from cope_jax.attention.kernels.cpu.cpp_schedule import OVER_ROWS, TILE, WHOLE, Group, Schedule
@@ -252,7 +252,7 @@ class Step:
 
         A product sums `summed` of its rows or columns, and keeps `others`.
         """
-        number = node.params.get("number") if node.op == "input" else None
+        number: Any = node.params.get("number") if node.op == "input" else None
         most = node.size if form in SUMS_ROWS else node.size[::-1]
         if number in self.packed and (summed, others) == (str(most[0]), str(most[1])):  # entirely
             self.forms.add((number, form := f"TWO_PARTS + {form}" if parts > 1 else form))

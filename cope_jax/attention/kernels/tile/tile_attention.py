@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -61,8 +61,8 @@ def whole_blocks(encoding: Encoding, request: Request, sizes: BlockSizes) -> Str
 def why_untraced(execution: Execution, stream: Stream) -> str | None:
     """Returns why the kernels cannot be built for a stream of these shapes; None if they can."""
     leaves, tree = jax.tree.flatten(stream)
-    avals = tuple((x.shape, x.dtype) for x in leaves)
-    return _untraced(execution, tree, avals, jax.config.jax_default_matmul_precision)
+    avals, config = tuple((x.shape, x.dtype) for x in leaves), cast(Any, jax.config)
+    return _untraced(execution, tree, avals, config.jax_default_matmul_precision)
 
 
 @functools.lru_cache(maxsize=256)
