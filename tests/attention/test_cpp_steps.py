@@ -263,9 +263,9 @@ def test_products_on_the_matrix_unit(low, parts, precision):
         assert f"tile_product<{parts}>" in step_of("step", *cases[0], tiles=True)[0]
     with jax.default_matmul_precision("highest"):
         assert ("tile_product" in step_of("step", *cases[0], tiles=True)[0]) == (parts == "1, 1")
-    for n, (one, right) in enumerate(zip(computed, exact, strict=True)):
+    for n, (result, right) in enumerate(zip(computed, exact, strict=True)):
         atol = (2e-6 if parts == "1, 1" else 4e-5) * np.abs(right).max() * (1 + 3 * (n % 4 == 3))
-        np.testing.assert_allclose(one, right, rtol=0, atol=atol, err_msg=str(n))
+        np.testing.assert_allclose(result, right, rtol=0, atol=atol, err_msg=str(n))
 
 
 def test_numbers_in_two_parts_stay_infinite_and_nan():

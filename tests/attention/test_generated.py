@@ -152,7 +152,7 @@ def test_float32_in_three_products_of_bfloat16(spec, tiles):
 
 @pytest.mark.parametrize("first", ["high", None])
 def test_a_reason_for_one_precision_is_none_for_another(first, tiles, monkeypatch):
-    """Where kernels with tiles cannot be compiled."""
+    """Here kernels with tiles cannot be compiled."""
     loaded = library.load_kernel
 
     def load(text):

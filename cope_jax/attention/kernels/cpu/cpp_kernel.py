@@ -88,8 +88,8 @@ class CppGraph(Graph):
     Args:
       program: the tile program.
       tiles: whether products may run on the matrix unit, which multiplies bfloat16 and adds float32.
-        A factor of float32 is the sum of two parts, see `matrices.h`: beside one of bfloat16, unless
-        the precision is "highest", and beside another one only if it is "high".
+        A factor of float32 is the sum of two parts, see `matrices.h`: next to one of bfloat16, unless
+        the precision is "highest", and next to another one only if it is "high".
 
     Attributes:
       rounded: the nodes whose numbers are exact in bfloat16.

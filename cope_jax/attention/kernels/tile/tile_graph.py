@@ -300,7 +300,7 @@ class Graph:
         return self.add("dot", [x, y], out.shape, "float", x=x_axis, y=y_axis, **how)
 
     def how_to_multiply(self, x: Node, y: Node, precision: Any) -> dict[str, Any]:
-        """What else a product depends on."""
+        """Returns the other facts on which a product depends."""
         del x, y, precision
         return {}
 
