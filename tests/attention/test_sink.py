@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
+from cope_jax import testing
 from cope_jax.attention import (
     attend,
     attend_cached,
@@ -120,23 +121,18 @@ def test_ring(value, x64):
 @pytest.mark.parametrize("value", [pytest.param("zero", marks=pytest.mark.slow), "own"])
 def test_decoding(value, x64):
     encoding = StickBreaking(value=value, done_below=-60.0)
-    q, k, v, _ = arrays()
 
     @jax.jit
-    def run(q, k, v):
-        cache, outs = (
-            create_cache(encoding, batch=BATCH, capacity=LENGTH + 2, dtype=jnp.float64),
-            [],
-        )
-        for start, end in [(0, 5), (5, 6), (6, LENGTH)]:
-            newest = tuple(x[:, start:end] for x in (q, k, v))
-            cache = cache.enter(jnp.arange(start, end, dtype=jnp.int32)[None]).append(
-                *newest, encoding=encoding
-            )
-            outs.append(attend_cached(newest[0], cache, encoding=encoding))
-        return jnp.concatenate(outs, axis=1)
+    def step(cache, q, k, v):
+        cache = cache or create_cache(encoding, batch=BATCH, capacity=LENGTH + 2, dtype=q.dtype)
+        places = cache.filled + jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+        cache = cache.enter(places).append(q, k, v, encoding=encoding)
+        return attend_cached(q, cache, encoding=encoding), cache
 
-    np.testing.assert_allclose(run(q, k, v), FULL(q, k, v, encoding=encoding), rtol=0, atol=1e-13)
+    whole = jax.jit(functools.partial(FULL, encoding=encoding))
+    given = {"inputs": testing.qkv(HEADS, GROUPS, WIDTH, np.float64), "batch": BATCH}
+    given |= {"length": LENGTH, "tolerance": 1e-13}
+    testing.check(whole, step=step, laws=["decoding"], **given).raise_if_broken()
 
 
 def test_blocks_beyond_what_is_done_are_not_read(x64):

@@ -327,7 +327,7 @@ def numpy_result(result: Result) -> Result:
     return Result(np.asarray(result.embedded), np.asarray(result.out), gradients)
 
 
-def laws(spec: str, names: Iterable[str], tolerance: float) -> testing.Report:
+def laws(spec: str, names: Iterable[str], tolerance: float, **choices: Any) -> testing.Report:
     """Laws of `cope_jax.testing`, measured by the compiled function that all tests of a case share.
 
     The outputs are those of attention and the embedded input; gradients are also by parameters.
@@ -363,6 +363,7 @@ def laws(spec: str, names: Iterable[str], tolerance: float) -> testing.Report:
         length=LENGTH,
         tolerance=tolerance,
         laws=names,
+        **choices,
     )
 
 

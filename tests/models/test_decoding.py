@@ -67,11 +67,8 @@ def test_a_prompt_without_padding():
     full = np.asarray(forward(state, tokens()))
     logits, cache = prefill(state, tokens()[:, :4])
     equal(logits, full[:, 3])
-    equal(decode(state, tokens()[:, 4:6], cache)[0], full[:, 5])
-    for index in range(4, LENGTH):
-        logits, cache = decode(state, tokens()[:, index : index + 1], cache)
-        equal(logits, full[:, index])
-    assert not np.isnan(logits).any()
+    logits, cache = decode(state, tokens()[:, 4:], cache)  # several at once
+    equal(logits, full[:, -1])
     # The cache is full: the next token has no slot.
     assert np.isnan(decode(state, tokens()[:, :1], cache)[0]).all()
 
