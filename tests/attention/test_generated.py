@@ -134,7 +134,9 @@ LOW = [s for s in ALL if reason(s) is None and "separate_key" not in s]
 
 @every([LONG, *LOW], few=[LONG, "fox"])
 def test_bfloat16_on_the_matrix_unit(spec, tiles):
-    compare(spec, 150, 150, dtype=jnp.bfloat16, atol=0.02, least=10.0 if "fire" in spec else 0.1)
+    # The gradients of some parameters are sums over all pairs that nearly cancel.
+    least = 0.1 if spec in (LONG, *LOW) and "fire" not in spec else 20.0
+    compare(spec, 150, 150, dtype=jnp.bfloat16, atol=0.02, least=least)
     assert all("tile_product<1, 1>" in text for text in tiles)
     assert any("product<1, 2>" in text for text in tiles) or spec != LONG
 

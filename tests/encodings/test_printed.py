@@ -16,6 +16,7 @@ from cope_jax.encodings import ENCODINGS
 from tests.attention import test_blockwise, test_decode, test_fused, test_generated, test_ring
 from tests.attention.test_generated import native as native
 from tests.attention.test_generated import quickly as quickly
+from tests.attention.test_generated import tiles as tiles
 from tests.encodings import test_common, test_laws, test_ops_only
 from tests.encodings.cases import CASES
 from tests.oracle import encodings as oracles
