@@ -296,7 +296,7 @@ def check_types_vmap_and_devices(attention, why_not, encoding, atol=0.0):
     assert out(*rounded).dtype == jnp.bfloat16
     np.testing.assert_allclose(
         jnp.float32(out(*rounded)),
-        out(*(jnp.float32(x) for x in rounded)),
+        jnp.float32(jnp.bfloat16(out(*(jnp.float32(x) for x in rounded)))),
         rtol=0,
         atol=atol,
     )
