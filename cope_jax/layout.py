@@ -40,7 +40,8 @@ class Layout:
         """
         entries = tuple(self.spec(*axes))
         sizes = jax.sharding.get_abstract_mesh().shape
-        if self == WHOLE or not (any(entries) or sizes):
+        traced = isinstance(x, jax.core.Tracer)  # a parameter outside of jit may know no mesh
+        if self == WHOLE or not (any(entries) or (sizes and traced)):
             return x
 
         def devices(entry: Any) -> int:

@@ -65,3 +65,10 @@ def test_what_is_whole_is_left_alone_and_needs_no_mesh():
     x = jnp.ones((4, 4))
     assert not equations(lambda x: WHOLE.constrain(x, "batch", "length"), x)
     assert not equations(lambda x: SPLIT.constrain(x, None, None), x)
+
+
+def test_a_parameter_that_is_on_no_mesh_may_be_read_outside_of_jit(mesh):
+    x = jnp.ones((4, 4))
+    with jax.set_mesh(mesh):
+        assert SPLIT.constrain(x, None, None) is x
+        assert equations(lambda x: SPLIT.constrain(x, None, None), x)
