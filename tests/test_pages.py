@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -107,7 +108,8 @@ def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch
             compile(block, page, "exec")
             compared += 1  # without the package nothing can be compared
             continue
-        exec(compile(block, page, "exec"), names)
+        with jax.numpy_dtype_promotion("standard"):  # the reader's: Optax's powers need it
+            exec(compile(block, page, "exec"), names)
         lines = block.splitlines()
         for node in ast.parse(block).body:
             if isinstance(node, ast.Expr) and node.lineno == node.end_lineno:

@@ -115,7 +115,9 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
         return None
     ids = _array(name, ids)
     if ids.ndim != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
-        raise ConfigError(f"{name} must have shape {[batch, length]}, got {list(ids.shape)}")
+        raise ConfigError(
+            f"{name} must have shape {[batch, length]} or {[1, length]}, got {list(ids.shape)}"
+        )
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ConfigError(f"{name} must be integers, got {ids.dtype}")
     if (

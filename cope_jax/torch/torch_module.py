@@ -5,6 +5,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -219,6 +220,7 @@ def _fixed(name: str, value: Any) -> Any:
         raise ConfigError(
             f"{name} must not be a tensor, as it gets no gradient: pass {name}.item(); multiply q by a learned scale"
         )
+    value = value.item() if isinstance(value, np.generic) else value
     return {value}.pop() if isinstance(value, (int, float)) else value
 
 

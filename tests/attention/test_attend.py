@@ -358,7 +358,7 @@ MISTAKES = {
     "one segment ids": (dict(q_segment_ids=np.zeros((2, 6), np.int32)), "both"),
     "positions": (
         dict(q_positions=np.arange(5, dtype=np.int32)[None]),
-        "q_positions must have shape",
+        "q_positions must have shape [2, 6] or [1, 6], got [1, 5]",
     ),
     "positions without batch": (
         dict(k_positions=np.arange(6, dtype=np.int32)),

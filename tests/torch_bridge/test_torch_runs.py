@@ -168,6 +168,8 @@ def test_compiled_with_numbers_that_change(cope):
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     for given in ((q, 3, 0.5), (q[:, 1:], 2, 0.25)):
         torch.testing.assert_close(compiled(*given), layer(*given))
+    given = (q, np.int64(2), np.float32(0.25))
+    torch.testing.assert_close(layer(*given), layer(q, 2, 0.25))
 
 
 def test_the_operators_keep_the_rules_of_pytorch(cope):
