@@ -18,7 +18,7 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load as load_model
 from cope_jax.runs.load import load_run
 from cope_jax.training.experiment_config import ExperimentConfig
-from tests.commands.shrink import TEXT, load, shrink
+from tests.commands.shrink import load, shrink
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
 SYSTEMS = ("majority", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
@@ -34,7 +34,7 @@ TINY = (
 
 
 def text_config(name):
-    return shrink(load(next(path for path in TEXT if path.stem == name)))
+    return shrink(load(name))
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ def test_other_blocks_on_a_mesh_equal_those_of_one_device(options):
     block = BlockConfig(model_dim=16, num_heads=8, head_dim=4, mlp_dim=32, **options)
     mesh = mesh_config({"data": 2, "fsdp": 2, "tensor": 2})
     exact = gradient(program(ONE, block=block, encoding="learned"))
-    assert_same_gradient(gradient(program(mesh, block=block, encoding="learned")), exact, atol=5e-5)
+    assert_same_gradient(gradient(program(mesh, block=block, encoding="learned")), exact, atol=1e-4)
 
 
 @pytest.mark.slow
