@@ -51,7 +51,7 @@ def abilities() -> str:
             archive.extractall(folder, filter="data")
         cells = grid_file.read(str(ROOT / "experiments" / "grids" / "abilities.py"))
         grid = Grid(Path(folder, "abilities"), cells)
-        page, *_ = grid_report.write_all(grid, grid.state())
+        _, (page, *_) = grid_report.write_all(grid, grid.state())
         return page.read_text(encoding="utf-8").replace(folder, "runs")
 
 

@@ -11,8 +11,16 @@ from cope_jax.registry import unknown
 flags.disclaim_key_flags()
 
 
+def DEFINE_encoding() -> flags.FlagHolder[str | None]:
+    """Defines --encoding, the file of an encoding that the package does not have."""
+    return DEFINE_text(
+        "encoding", "Python file that registers an encoding of your own, such as mine.py."
+    )
+
+
 def DEFINE_model(text: str) -> flags.FlagHolder[str]:
-    """Defines --model, the folder of the model that a command needs."""
+    """Defines --model, the folder of the model that a command needs, and --encoding for it."""
+    DEFINE_encoding()
     return flags.DEFINE_string("model", None, text, required=True)
 
 
