@@ -1,7 +1,7 @@
 r"""Trains all cells of a grid, on this machine or on many, and shows all results.
 
 cope-jax sweep --grid=abilities --workdir=runs/abilities --dry_run
-cope-jax sweep --grid=experiments/grids/abilities.py --workdir=runs/abilities
+cope-jax sweep --grid=my_grid.py --workdir=runs/abilities
 
 A grid file yields cells: a config and a seed each. A cell trains in a process of its own, in the
 folder SETTING/cells/ENCODING/seed_N. These folders show what is finished, so you can interrupt the
@@ -35,7 +35,7 @@ from cope_jax.storage.mirror import shown
 _GRID = flags.DEFINE_string(
     "grid",
     None,
-    "Name of a grid in experiments/grids, or path of a grid file (required).",
+    "Name of a grid in cope_jax/grids, or path of a grid file (required).",
     required=True,
 )
 _ENCODING = common_flags.DEFINE_encoding()

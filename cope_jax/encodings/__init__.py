@@ -51,10 +51,10 @@ from cope_jax.encodings.base import Traits as Traits
 from cope_jax.encodings.compose import Composed as Composed
 from cope_jax.encodings.encoding_config import EncodingConfig as EncodingConfig
 from cope_jax.encodings.encoding_config import Sharing as Sharing
-from cope_jax.encodings.encoding_file import load as load
 from cope_jax.encodings.encoding_config import (
     split_outside_parentheses as split_outside_parentheses,
 )
+from cope_jax.encodings.encoding_file import load as load
 from cope_jax.errors import ConfigError
 from cope_jax.registry import checked, unknown
 
