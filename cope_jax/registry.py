@@ -41,7 +41,7 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 class Registry(Generic[T]):
-    """A table from names to classes or functions of one kind.
+    """A table from names to classes or functions of one kind; `hint` ends each error.
 
     >>> shapes = Registry("shape")
     >>> @shapes.register("square")
@@ -54,8 +54,8 @@ class Registry(Generic[T]):
     cope_jax.errors.ConfigError: unknown shape 'circle': choose from square
     """
 
-    def __init__(self, kind: str):
-        self.kind = kind
+    def __init__(self, kind: str, hint: str = ""):
+        self.kind, self.hint = kind, hint
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -86,7 +86,7 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             raise ConfigError(f"the name of a {self.kind} must be text, got {abridged(name)}")
         if name not in self._entries:
-            raise unknown(self.kind, name, self._entries)
+            raise ConfigError(f"{unknown(self.kind, name, self._entries)}{self.hint}")
         return self._entries[name]
 
     def names(self) -> tuple[str, ...]:

@@ -49,9 +49,9 @@ def abilities() -> str:
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(ROOT / "experiments" / "results" / "abilities.tar.xz") as archive:
             archive.extractall(folder, filter="data")
-        cells = grid_file.read(str(ROOT / "experiments" / "grids" / "abilities.py"))
+        cells = grid_file.read(grid_file.find("abilities"))
         grid = Grid(Path(folder, "abilities"), cells)
-        page, *_ = grid_report.write_all(grid, grid.state())
+        _, (page, *_) = grid_report.write_all(grid, grid.state())
         return page.read_text(encoding="utf-8").replace(folder, "runs")
 
 

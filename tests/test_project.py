@@ -43,7 +43,7 @@ for registry in (ENCODINGS, TASKS, MODELS):
 ORDINARY_WORDS = {"none", "spam", "text", "words"}
 """Names with other meanings: they count only where a name is looked up or compared."""
 MAY_NAME = {
-    "experiments/grids/": "a grid chooses what it compares",
+    "cope_jax/grids/": "a grid chooses what it compares",
     "cope_jax/exchange/": "a published format is that of one model and of its encoding",
     "cope_jax/models/encoder.py": "the encoder is BERT's, and has its encoding by default",
     "cope_jax/training/experiment_config.py": "the default experiment; what has no attention has the encoding `none`",

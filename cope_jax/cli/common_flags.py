@@ -11,6 +11,13 @@ from cope_jax.registry import unknown
 flags.disclaim_key_flags()
 
 
+def DEFINE_encoding() -> flags.FlagHolder[str | None]:
+    """Defines --encoding, the file of an encoding that the package does not have."""
+    return flags.DEFINE_string(
+        "encoding", None, "Python file that registers an encoding of your own, such as mine.py."
+    )
+
+
 def DEFINE_model(text: str) -> flags.FlagHolder[str]:
     """Defines --model, the folder of the model that a command needs."""
     return flags.DEFINE_string("model", None, text, required=True)

@@ -64,6 +64,10 @@ def run(
                 )
             _allow_open_files()
             prepare()
+            if "encoding" in flags.FLAGS and (file := flags.FLAGS["encoding"].value) is not None:
+                from cope_jax import encodings
+
+                encodings.load(file)
             if "jax" in sys.modules:
                 from cope_jax.storage.programs import keep_programs
 

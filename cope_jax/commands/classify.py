@@ -72,6 +72,7 @@ _REPEATS = common_flags.DEFINE_count(
     1,
     "Number of times to divide the data into random folds; results are means over all.",
 )
+common_flags.DEFINE_encoding()
 _WORKDIR = common_flags.DEFINE_workdir("Folder for results and checkpoints (required).")
 flags.adopt_module_key_flags(jobs)
 

@@ -48,6 +48,7 @@ _ENCODINGS = flags.DEFINE_string(
 _SEEDS = common_flags.DEFINE_count(
     "seeds", 3, "Number of seeds per encoding; N means the seeds 0 to N−1."
 )
+common_flags.DEFINE_encoding()
 _WORKDIR = common_flags.DEFINE_workdir("Folder for results, plots and checkpoints (required).")
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)

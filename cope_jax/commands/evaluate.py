@@ -11,6 +11,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
 
+common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model("Folder of the training run to evaluate (required).")
 _EXAMPLES = common_flags.DEFINE_count(
     "examples",

@@ -28,6 +28,7 @@ from cope_jax.generation.detokenizer import Continuation
 from cope_jax.generation.sampling import row_keys
 from cope_jax.storage.files import read_text
 
+common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model(
     "Folder of a run, folder of an exported or Hugging Face model with its tokenizer, or name of a trained model of "
     "the package, such as shakespeare (required)."

@@ -24,6 +24,7 @@ from cope_jax.evaluation.text import harness_model
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import load
 
+common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model(
     "Folder of a run that trained a decoder on text, folder of an exported or Hugging Face decoder with its tokenizer, "
     "or name of a trained model of the package, such as shakespeare (required)."

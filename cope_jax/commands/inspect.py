@@ -36,6 +36,7 @@ from cope_jax.runs.workdir import Workdir
 from cope_jax.tasks.synthetic import SyntheticTask
 from cope_jax.tokenizers.tokenizer import Codec
 
+common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model(
     "Folder of a run that trained a decoder, or name of a trained model of the package, such as counting (required)."
 )

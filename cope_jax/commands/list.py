@@ -35,8 +35,8 @@ def main() -> None:
             runs = {path.parent.name: path for path in sorted(PACKAGE.glob("trained/*/run.json"))}
             texts = {name: _title(json.loads(path.read_bytes())) for name, path in runs.items()}
         elif kind == "grids":
-            folder = PACKAGE.parent / "experiments" / "grids"
-            texts = _documents({path.stem: path for path in sorted(folder.glob("*.py"))})
+            paths = sorted((PACKAGE / "grids").glob("[!_]*.py"))
+            texts = _documents({path.stem: path for path in paths})
         elif kind == "configs":
             documents = _documents(config_files.families())
             texts = {name: with_variants(name, text) for name, text in documents.items()}
@@ -45,14 +45,12 @@ def main() -> None:
             texts = _documents({name: command_file.COMMANDS / f"{name}.py" for name in names})
         else:
             texts = _registered(PACKAGE / kind)
-        if not texts:  # an installed package has no grids
-            continue
         width = 2 + max(map(len, texts))
         columns, margin = shutil.get_terminal_size().columns, " " * (width + 2)
         rows = (f"  {name:{width}}{first_sentence(text)}" for name, text in texts.items())
         filled = (textwrap.fill(row, columns, subsequent_indent=margin) for row in rows)
         blocks.append("\n".join([kind, *filled]))
-    print("\n\n".join(blocks) or "nothing to list: only a checkout of the repository has grids")
+    print("\n\n".join(blocks))
 
 
 def with_variants(name: str, text: str) -> str:

@@ -32,6 +32,7 @@ from cope_jax.runs.records import Record, select
 from cope_jax.storage.mirror import shown
 from cope_jax.tasks.stored import TextTask
 
+common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model("Folder of a run that trained a decoder on text (required).")
 _SPLIT = flags.DEFINE_string("split", "test", "Split to measure: train, validation or test.")
 _LENGTH = common_flags.DEFINE_count(

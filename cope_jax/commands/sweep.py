@@ -1,27 +1,32 @@
 r"""Trains all cells of a grid, on this machine or on many, and shows all results.
 
 cope-jax sweep --grid=abilities --workdir=runs/abilities --dry_run
-cope-jax sweep --grid=experiments/grids/abilities.py --workdir=runs/abilities
+cope-jax sweep --grid=my_grid.py --workdir=runs/abilities
 
 A grid file yields cells: a config and a seed each. A cell trains in a process of its own, in the
 folder SETTING/cells/ENCODING/seed_N. These folders show what is finished, so you can interrupt the
 command at any time and rerun it, also with another engine. A cell that fails does not stop the
 others; --only_failed trains such cells again. More is in docs/grids.md.
+
+--encoding=mine.py trains an encoding of your own in the settings and seeds of the grid, and only
+it: the results show it among the cells of the grid that are finished.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import flags
 from tqdm import tqdm
 
+from cope_jax import encodings
 from cope_jax.cli import common_flags, engine_flags, jobs, outputs
 from cope_jax.errors import Interrupted
 from cope_jax.evaluation.report import grid_report
+from cope_jax.evaluation.report.grid_cells import RANK
 from cope_jax.runs.grid import grid_file, search
-from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.cell import Cell, entries
 from cope_jax.runs.grid.engines import Engine
 from cope_jax.runs.grid.grid import Grid, State
 from cope_jax.runs.workdir import Workdir
@@ -30,9 +35,10 @@ from cope_jax.storage.mirror import shown
 _GRID = flags.DEFINE_string(
     "grid",
     None,
-    "Name of a grid in experiments/grids, or path of a grid file (required).",
+    "Name of a grid in cope_jax/grids, or path of a grid file (required).",
     required=True,
 )
+_ENCODING = common_flags.DEFINE_encoding()
 _WORKDIR = common_flags.DEFINE_workdir("Folder for all cells and the results (required).")
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only count the cells, and estimate the time from finished ones."
@@ -45,6 +51,10 @@ flags.adopt_module_key_flags(jobs)
 def main() -> None:
     """Trains the trials that are left, then the other cells, and writes all results."""
     cells, workdir = grid_file.read(grid_file.find(_GRID.value)), Path(_WORKDIR.value)
+    entered = [] if _ENCODING.value is None else encodings.load(_ENCODING.value)
+    if entered:
+        finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
+        cells = [*finished, *entries(cells, entered)]
     Grid(workdir, cells).check()
     trials = Grid(workdir, search.trials(cells))
     trials.check()
@@ -75,7 +85,7 @@ def main() -> None:
         state = grid.state()
         state.failed |= blocked.failed
         state.left += blocked.left
-        show(grid, state, search.budget(cells))
+        show(grid, state, search.budget(cells), entered)
     if stopped is not None:
         raise stopped
     if state.failed or state.left:
@@ -115,13 +125,18 @@ def announce(total: int, grid: Grid, state: State, todo: list[Cell]) -> None:
     print(line, file=sys.stderr)
 
 
-def show(grid: Grid, state: State, budget: str) -> None:
-    """Writes the results of finished cells, and names the others; `budget` is of the search."""
+def show(grid: Grid, state: State, budget: str, entered: Sequence[str]) -> None:
+    """Writes the results of finished cells, names the others, and prints the ranks of the encodings
+    `entered`; `budget` is of the search.
+    """
     for cell, line in state.failed.items():
         print(f"failed: {cell.name}: {line}", file=sys.stderr)
     if not state.finished:
         print("no cell is finished, so there are no results", file=sys.stderr)
         return
-    page, *paths = grid_report.write_all(grid, state, budget)
+    tables, (page, *paths) = grid_report.write_all(grid, state, budget)
+    for view, columns in tables.cells.items():
+        for name in set(entered) & set(columns.get(RANK, ())):
+            print(f"{name}, {view}: {', '.join(columns[RANK][name].tip.splitlines())}")
     outputs.list_files(paths)
     print(f"all results as a page: {shown(page)}")

@@ -20,6 +20,7 @@ from cope_jax.training.profiling import Profile
 _CONFIG = config_flags.DEFINE_config(
     "config", purpose="Config of the task, model and training (required). "
 )
+common_flags.DEFINE_encoding()
 _WORKDIR = common_flags.DEFINE_workdir(
     "Folder for checkpoints, metrics and results (required). A run resumes from it."
 )

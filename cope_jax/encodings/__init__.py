@@ -54,6 +54,7 @@ from cope_jax.encodings.encoding_config import Sharing as Sharing
 from cope_jax.encodings.encoding_config import (
     split_outside_parentheses as split_outside_parentheses,
 )
+from cope_jax.encodings.encoding_file import load as load
 from cope_jax.errors import ConfigError
 from cope_jax.registry import checked, unknown
 

@@ -384,4 +384,6 @@ def _of_head(variable: nnx.Variable[Any], index: Mapping[str, int]) -> nnx.Varia
     return variable.replace(variable[(..., *here)]) if index.keys() & set(axes) else variable
 
 
-ENCODINGS: Registry[type[Encoding]] = Registry("encoding")
+ENCODINGS: Registry[type[Encoding]] = Registry(
+    "encoding", "; an encoding of your own needs its file, --encoding=NAME.py"
+)

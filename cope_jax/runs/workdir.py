@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cope_jax import tasks
+from cope_jax.encodings.encoding_file import files as encoding_files
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
 from cope_jax.registry import checked
@@ -113,11 +114,14 @@ class Workdir:
           ConfigError: the folder cannot be written to, or belongs to other settings.
         """
         path = self.path / "config.json"
-        settings = _settings(config, seeds)
+        settings, files = _settings(config, seeds), {}
+        if seeds is not None:
+            digests = encoding_files(config.encoding).items()
+            files = {Path(file).name: digest for file, digest in digests}
         with self._clear_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                write_json(path, settings)
+                write_json(path, settings | ({"encoding_files": files} if files else {}))
             else:
                 self._check_writable()
             stored = self.settings()
@@ -130,6 +134,11 @@ class Workdir:
                 f"{self.path} is a comparison, not a run of cope-jax train: choose another --workdir"
             )
         known = _settings(ExperimentConfig.from_mapping(stored["config"]), stored.get("seeds"))
+        if [*stored.get("encoding_files", {}).values()] != [*files.values()]:
+            raise ConfigError(
+                f"{self.path} holds a run of another version of the encoding {config.encoding}: choose another "
+                "--workdir, or give its file as it was"
+            )
         if other := difference(known, settings):
             raise ConfigError(
                 f"{self.path} holds a run with other settings, {other}: choose another --workdir, or use the same "

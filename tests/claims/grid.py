@@ -8,8 +8,8 @@ import numpy as np
 import cope_jax
 from cope_jax import encodings, tasks
 from cope_jax.evaluation.report import significance
+from cope_jax.grids import abilities
 from cope_jax.tasks.synthetic import SyntheticTask
-from experiments.grids import abilities
 from tests.claims.records import IN, OUT, README, ROOT, WORDS, Claim, Records
 
 CELLS = len(list(abilities.get_cells()))
@@ -332,7 +332,7 @@ COUNTS = [
         lambda _: [WORDS[len(list((ROOT / "notebooks").glob("*.ipynb")))].capitalize()],
         page=README,
     ),
-    Claim("each of the {:,} cells", lambda _: [CELLS], page="experiments/grids/abilities.py"),
+    Claim("each of the {:,} cells", lambda _: [CELLS], page="cope_jax/grids/abilities.py"),
     Claim("Errors of encodings on {} tasks", lambda r: [WORDS[len(r.views[IN])]], page=README),
     Claim("| [Encodings][encodings] | {}:", lambda _: [len(encodings.names())], page=README),
     Claim(

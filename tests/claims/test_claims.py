@@ -7,7 +7,7 @@ import pytest
 
 from cope_jax import encodings
 from cope_jax.evaluation.report import grid_cells, results_table
-from experiments.grids import abilities
+from cope_jax.grids import abilities
 from tests.claims import grid, records
 from tests.claims import tables as claims_of_tables
 from tests.claims.records import README, RESULTS, ROOT

@@ -186,20 +186,6 @@ def test_list_shows_every_name_with_a_line(start):
     )
 
 
-def test_an_installed_package_lists_its_configs_and_no_grids(tmp_path):
-    (tmp_path / "cope_jax").symlink_to(ROOT / "cope_jax")
-    command = [sys.executable, "-m", "cope_jax", "list", "--only=grids,configs"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("configs\n")
-    command[-1] = "--only=grids"
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True
-    )
-    assert done.stdout == "nothing to list: only a checkout of the repository has grids\n"
-
-
 def test_a_reader_that_has_seen_enough_is_no_defect():
     command = [sys.executable, "-m", "cope_jax", "list"]
     with subprocess.Popen(

@@ -1,5 +1,6 @@
 """The command that trains a grid: its flags, and what it counts; tests/runs/grid has the rest."""
 
+from tests.encodings.test_registry import OWN
 from tests.runs.grid.test_cells import write_grid
 
 SEARCHED = "yield Cell(quick(), search={'optimizer.learning_rate': (1e-3, 3e-3)})"
@@ -40,3 +41,47 @@ def test_the_run_that_trains_the_trials_says_which_values_won(start, tmp_path):
     done = start("sweep", f"--grid={path}", f"--workdir={tmp_path / 'run'}").wait()
     assert done.status == 1, done.err
     assert done.err.count("\nrope: learning_rate=0.001\n") == 1
+
+
+MOCKED = """
+    from cope_jax.runs.grid.grid import Grid
+    from cope_jax.runs import workdir as workdirs
+    from cope_jax.runs.records import environment
+    def train(grid, cells, **_):
+        for cell in cells:
+            folder = cell.folder(grid.workdir)
+            workdirs.Workdir(folder).open(cell.config, cell.seeds)
+            value = len(cell.label) / 20 + cell.seeds[0] / 100
+            row = dict(value=value, metric="sequence_error", kind="split", split="dense", encoding=cell.label)
+            row |= dict(seed=cell.seeds[0], step=1, examples=9, parameters=1, task="selective_copy")
+            row |= dict(wall_seconds=1.0, memory_gib=None)
+            workdirs.write_json(folder / "result.json", dict(records=[row], environment=environment()))
+    Grid.train = train
+    for seed in range(2):
+        for name in ("cope", "stick_breaking", "rope"):
+            for setting in ("near", "far"):
+                yield Cell(quick(name), (seed,), setting)
+"""
+
+
+def test_an_encoding_of_a_file_enters_a_grid(start, tmp_path):
+    flags = (f"--grid={write_grid(tmp_path, MOCKED)}", f"--workdir={tmp_path / 'run'}")
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace("mine", "my-encoding"))
+    entered = (*flags, f"--encoding={file}")
+    alone = start("sweep", *entered, "--dry_run").wait()
+    assert alone.err.startswith("4 cells, 0 finished, 0 failed, 4 to train"), alone.err
+    assert start("sweep", *flags).wait().status == 0
+    done = start("sweep", *entered).wait()
+    assert done.status == 0, done.err
+    assert done.err.startswith("16 cells, 12 finished, 0 failed, 4 to train"), done.err
+    rank = "my-encoding, in distribution: mean rank 3.00 of 4 over 2 columns, 95 % interval"
+    assert done.out.startswith(rank), done.out
+    assert (tmp_path / "run" / "near" / "cells" / "my-encoding" / "seed_1").is_dir()
+    file.write_text(file.read_text() + "\n")
+    changed = start("sweep", *entered).wait()
+    assert changed.status == 2
+    assert changed.error.endswith(
+        "holds a run of another version of the encoding my-encoding: choose another --workdir, or "
+        "give its file as it was"
+    )

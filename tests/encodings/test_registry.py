@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import encodings
+from cope_jax.encodings import ENCODINGS, encoding_file
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import CASES, parts
 from tests.oracle.encodings import ORACLES
@@ -17,6 +18,7 @@ MACHINERY = {
     "common",
     "compose",
     "encoding_config",
+    "encoding_file",
     "reference",
     "rotations",
 }
@@ -154,3 +156,66 @@ def test_options_of_a_part_are_a_dict():
         ConfigError, match=r"cope\+rope: cope=3 must be a dict of the options of cope"
     ):
         encodings.create("cope+rope", num_heads=4, head_dim=4, cope=3, rngs=nnx.Rngs(0))
+
+
+OWN = """
+from cope_jax.encodings import ENCODINGS, Encoding
+
+@ENCODINGS.register("mine")
+class Mine(Encoding):
+    "No positions."
+"""
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """The registry, which loses after a test what the test has registered."""
+    monkeypatch.setattr(ENCODINGS, "_entries", dict(ENCODINGS._entries))
+
+
+def test_a_file_registers_encodings_and_is_known_by_its_digest(tmp_path, registry):
+    file = tmp_path / "json.py"  # hides no module of this name
+    file.write_text(OWN)
+    assert encodings.load(file) == encodings.load(file) == ("mine",)
+    encodings.create("mine+rope", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    kind = ENCODINGS.get("mine")
+    assert encodings.load(str(file)) == ("mine",) and ENCODINGS.get("mine") is kind
+    assert encoding_file.files("rope") == {}
+    (before,) = encoding_file.files("mine+rope").items()
+    file.write_text(f"{OWN}# changed\n")
+    assert encodings.load(file) == ("mine",) and ENCODINGS.get("mine") is not kind
+    (after,) = encoding_file.files("mine+rope").items()
+    assert before[0] == after[0] == str(file) and before[1] != after[1]
+    other = tmp_path / "other.py"
+    other.write_text(OWN)
+    with pytest.raises(ConfigError, match=r"'mine' is registered already, by .*json\.py"):
+        encodings.load(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", r"mine.py registers no encoding: write @ENCODINGS.register\('NAME'\)"),
+        ("x = 1\nx = 1 / 0", r"mine.py fails: line 2: ZeroDivisionError: division by zero"),
+        ("x = 1\nx = (", r"mine.py fails: line 2: SyntaxError"),
+        ("import nothing_of_this_name", r"mine.py fails: line 1: ModuleNotFoundError"),
+        (OWN.replace('"mine"', '"rope"'), r"mine.py fails: line 4: ValueError: encoding 'rope'"),
+        (OWN.replace('"mine"', '"my own"'), "mine.py registers 'my own': register a subclass"),
+        (OWN.replace("(Encoding)", ""), "mine.py registers 'mine': register a subclass"),
+    ],
+)
+def test_a_wrong_file_is_one_line(text, message, tmp_path, registry):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        encodings.load(file)
+    assert "\n" not in str(error.value)
+
+
+def test_no_python_file_is_one_line(tmp_path):
+    (tmp_path / "mine.txt").touch()
+    for path in (tmp_path, tmp_path / "mine.txt"):
+        with pytest.raises(ConfigError, match=r"is no Python file: give a file NAME\.py"):
+            encodings.load(path)
+    with pytest.raises(ConfigError, match=r"rope does not exist.*; --config\.encoding or "):
+        encodings.load("rope")

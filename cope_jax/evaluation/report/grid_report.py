@@ -60,8 +60,9 @@ def write(
     return tables, [written, latex]
 
 
-def write_all(grid: Grid, state: State, budget: str = "") -> list[Path]:
-    """Writes the results of all finished cells, and returns the paths, first that of the page.
+def write_all(grid: Grid, state: State, budget: str = "") -> tuple[Tables, list[Path]]:
+    """Writes the results of all finished cells, and returns the tables and the paths, first that of
+    the page.
 
     The files are report.html, results.json, results.csv, table.tex, table.md and table.png.
     `budget` says what was searched.
@@ -74,7 +75,7 @@ def write_all(grid: Grid, state: State, budget: str = "") -> list[Path]:
     tables, (page, latex) = write(grid, state, made, title, facts)
     text = write_atomically(grid.workdir / "table.md", results_table.markdown(tables))
     picture = save(results_picture.picture(tables, title), grid.workdir / "table.png")
-    return [page, *grid.write_results(), latex, text, picture]
+    return tables, [page, *grid.write_results(), latex, text, picture]
 
 
 def command(grid: Grid, cell: Cell) -> str:

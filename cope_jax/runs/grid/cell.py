@@ -4,10 +4,12 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cope_jax import encodings
+from cope_jax.encodings.encoding_file import files as encoding_files
 from cope_jax.errors import ConfigError
 from cope_jax.storage.files import inside
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -78,12 +80,16 @@ class Cell:
         )
 
     def to_json(self) -> str:
-        """The cell as text, for the process that trains it."""
-        return json.dumps(dataclasses.asdict(self))
+        """The cell as text, for the process that trains it, with the files of its encoding."""
+        files = {"encoding_files": list(encoding_files(self.config.encoding))}
+        return json.dumps(dataclasses.asdict(self) | files)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Cell":
+        """Loads the files of the encoding, and returns the cell."""
         fields = json.loads(text)
+        for file in fields.pop("encoding_files"):
+            encodings.load(file)
         config = ExperimentConfig.from_mapping(fields["config"])
         return cls(**fields | {"config": config, "seeds": tuple(fields["seeds"])})
 
@@ -133,6 +139,24 @@ def plan(
             new[-1:] = [(*new[-1], seed)] if follows else [*new[-1:], (seed,)]
         cells += [Cell(config, group, label=label) for group in sorted(groups + new)]
     return cells
+
+
+def entries(cells: Iterable[Cell], encodings: Iterable[str]) -> list[Cell]:
+    """Returns the cells of other encodings in a grid: one for each of its settings and seeds.
+
+    >>> import cope_jax as cj
+    >>> grid = [Cell(cj.config("quick", encoding=name), (0,), "copy") for name in ("cope", "rope")]
+    >>> [cell.name for cell in entries(grid, ["fox"])]
+    ['copy, fox, seed 0']
+    """
+    slots = {(cell.setting, cell.seeds): cell for cell in reversed(list(cells))}
+    return [
+        dataclasses.replace(
+            cell, config=dataclasses.replace(cell.config, encoding=name), label=name
+        )
+        for cell in reversed(slots.values())
+        for name in encodings
+    ]
 
 
 def seeds_of(folder: Path) -> tuple[int, ...]:

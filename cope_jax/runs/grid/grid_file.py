@@ -12,20 +12,15 @@ from cope_jax.runs.grid.cell import Cell
 
 
 def find(name: str) -> str:
-    """The path of a grid that is given by its name in experiments/grids, or by its path."""
-    folder = Path(cope_jax.__file__).parents[1] / "experiments" / "grids"
-    known = {file.stem: str(file) for file in folder.glob("*.py")}
+    """The path of a grid that is given by its name in cope_jax/grids, or by its path."""
+    folder = Path(cope_jax.__file__).with_name("grids")
+    known = {file.stem: str(file) for file in folder.glob("[!_]*.py")}
     if (
         name not in known
         and not Path(name).is_file()
         and "/" not in name
         and not name.endswith(".py")
     ):
-        if not known:  # an installed package has no grids
-            raise ConfigError(
-                "grids are known by name only in a checkout: give the path of a grid file, "
-                f"such as ./{name}.py"
-            )
         raise ConfigError(
             f"{unknown('grid', name, known)}; or give the path of a grid file, such as ./{name}.py"
         )

@@ -12,7 +12,6 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cope_jax.errors import (
     ConfigError,
@@ -23,9 +22,6 @@ from cope_jax.errors import (
     storage_reason,
 )
 from cope_jax.runs.grid import claims
-
-if TYPE_CHECKING:
-    from cope_jax.runs.grid.cell import Cell
 
 IN_USE = 75
 """The exit status if another process trains the cell."""
@@ -48,10 +44,8 @@ def main() -> None:
         line = "such as a job of an earlier command: rerun when it has ended"
         print(f"another process trains in {folder}, {line}")
         sys.exit(IN_USE)
-    # Now, because JAX counts cores and devices when it starts.
-    from cope_jax.runs.grid.cell import Cell
-
-    if status := _train(Cell.from_json(text), Path(folder), commit or None):
+    # Only now is JAX imported, because it counts cores and devices when it starts.
+    if status := _train(text, Path(folder), commit or None):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # else computation could crash it, or a library print a last line
@@ -63,15 +57,17 @@ def _stop_with_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _train(cell: "Cell", folder: Path, commit: str | None) -> int:
+def _train(text: bytes, folder: Path, commit: str | None) -> int:
     """Trains a cell, prints its error in one line, and returns the exit status."""
     from cope_jax.runs import records
     from cope_jax.runs.experiment import Experiment
+    from cope_jax.runs.grid.cell import Cell
     from cope_jax.runs.workdir import Workdir
     from cope_jax.storage.programs import keep_programs
 
     keep_programs()
     try:
+        cell = Cell.from_json(text)
         experiment = Experiment(cell.config, Workdir(folder).create_task(cell.config))
         environment = {**records.environment(), "commit": commit}
         experiment.train(

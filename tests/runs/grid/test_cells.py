@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import cope_jax as cj
+from cope_jax import encodings
 from cope_jax.configs.abilities import SETTINGS
+from cope_jax.encodings import ENCODINGS
 from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import grid_file
@@ -21,6 +23,7 @@ from cope_jax.runs.grid.cell import Cell, plan
 from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.training import config_files
+from tests.encodings.test_registry import OWN
 
 ROOT = Path(__file__).parents[3]
 QUICK = cj.config("quick", encoding="rope")
@@ -69,6 +72,17 @@ def test_a_cell_has_a_name_and_a_folder():
         Path("runs/cells/mine/seed_3"),
     )
     assert (several.fields, single.fields) == ({}, {"system": "mine"})
+
+
+def test_a_cell_takes_the_file_of_its_encoding_along(tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    monkeypatch.setattr(ENCODINGS, "_entries", dict(ENCODINGS._entries))
+    encodings.load(file)
+    text = cell("mine+rope").to_json()
+    del ENCODINGS._entries["mine"], sys.modules[str(file)]  # another process
+    assert Cell.from_json(text).config.encoding == "mine+rope"
+    assert "mine" in ENCODINGS
 
 
 def test_a_cell_is_the_same_after_json():
@@ -185,12 +199,7 @@ def test_a_file_without_cells_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["abilities", "abilities_v2"])
-def test_the_grids_of_the_project_are_sound(name, tmp_path, monkeypatch):
-    """Also for the console script, which does not see the folder `experiments`."""
-    path = [entry for entry in sys.path if not (Path(entry) / "experiments").is_dir()]
-    monkeypatch.setattr(sys, "path", path)
-    for module in ("experiments", "experiments.grids", "experiments.grids.abilities"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+def test_the_grids_of_the_project_are_sound(name, tmp_path):
     cells = grid_file.read(grid_file.find(name))
     Grid(tmp_path, cells).check()
     assert len(cells) > 100
@@ -209,18 +218,14 @@ def test_cells_of_earlier_versions_are_finished(tmp_path):
     assert {row["setting"] for row in grid.records()} == SETTINGS.keys()
 
 
-def test_a_grid_is_found_by_name_or_path(tmp_path, monkeypatch):
-    assert Path(grid_file.find("abilities")) == ROOT / "experiments" / "grids" / "abilities.py"
+def test_a_grid_is_found_by_name_or_path():
+    assert Path(grid_file.find("abilities")) == ROOT / "cope_jax" / "grids" / "abilities.py"
     assert grid_file.find("my/grid.py") == "my/grid.py"
     with pytest.raises(
         ConfigError,
         match=r"unknown grid 'abilitie': did you mean 'abilities'.*such as ./abilitie.py",
     ):
         grid_file.find("abilitie")
-    monkeypatch.setattr(cj, "__file__", str(tmp_path / "cope_jax" / "__init__.py"))
-    assert grid_file.find("my/grid.py") == "my/grid.py"
-    with pytest.raises(ConfigError, match=r"only in a checkout: .*, such as \./abilities\.py"):
-        grid_file.find("abilities")
 
 
 def test_the_state_is_read_from_disk(tmp_path, monkeypatch):

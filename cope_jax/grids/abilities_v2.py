@@ -7,12 +7,9 @@ which were run.
 """
 
 import functools
-import runpy
-from pathlib import Path
 
 from cope_jax import encodings
+from cope_jax.grids import abilities
 
-abilities = runpy.run_path(str(Path(__file__).with_name("abilities.py")))
-early = abilities["FIRST"] + abilities["SECOND"]
-others = [name for name in encodings.names() if name not in early]
-get_cells = functools.partial(abilities["get_cells"], "_v2", others)
+others = [name for name in encodings.names() if name not in abilities.FIRST + abilities.SECOND]
+get_cells = functools.partial(abilities.get_cells, "_v2", others)

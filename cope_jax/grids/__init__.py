@@ -1,0 +1,1 @@
+"""Grids, one file for each, whose cells `cope-jax sweep` trains."""
