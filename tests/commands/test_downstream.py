@@ -238,7 +238,7 @@ def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
 @pytest.mark.slow
 def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_path):
     config = pretrained.on_encoder(
-        text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
+        text_config("tagger:bert"), str(trained / "bert"), frozen=False, vocabulary="pieces"
     )
     experiment = Experiment(config)
     assert list(warm_start.start(config.training.start, experiment.learner, experiment.task)) == [
