@@ -113,6 +113,7 @@ def test_the_core_dependencies_are_enough_for_attention(tmp_path):
     assert re.fullmatch(f"error: {missing}", done.stderr)
 
 
+@pytest.mark.slow
 def test_importing_everything_changes_nothing():
     """Of the libraries, those that change something when they are imported come first."""
     code = """

@@ -90,6 +90,7 @@ MARKS = {
     "docs/attention.md": pytest.mark.slow,
     "docs/hosts.md": pytest.mark.slow,
     "docs/own_code.md": pytest.mark.slow,
+    "docs/python.md": pytest.mark.slow,
     "docs/testing.md": pytest.mark.slow,
     "docs/torch.md": pytest.mark.slow,
 }

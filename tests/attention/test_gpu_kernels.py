@@ -255,6 +255,7 @@ def compiled(*problems):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_on_an_h200_bfloat16_heads_of_64_keep_their_numbers_in_registers():
     (record,) = compiled(("rope", 64, "bfloat16", H200))
     assert len(record["kernels"]) == 3

@@ -68,6 +68,7 @@ def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler):
         library._compiled()
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_compiles_and_the_others_wait(compiler):
     context = multiprocessing.get_context("spawn")
     others = [context.Process(target=library._compiled) for _ in range(2)]

@@ -1,5 +1,6 @@
 """A server of buckets on this machine, and a mirror of a folder there."""
 
+import gc
 import tempfile
 
 import pytest
@@ -15,6 +16,12 @@ from tests.storage.saving import URL
 def temporary_files(tmp_path_factory, monkeypatch):
     """Mirrors, and what cannot be copied into a bucket, lie below pytest's folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_quick():
+    """Damaged checkpoints collect garbage: not in the millions of objects of earlier tests."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def test_what_is_saved_loads_again(tmp_path, tokenizer):
         np.testing.assert_array_equal(loaded.encode([text])[0], tokenizer.encode([text])[0])
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_tokens_in_every_process():
     code = "from tests.tokenizers.test_byte_level import BPE_600; print(BPE_600.text)"
     root = pathlib.Path(__file__).parents[2]

@@ -131,6 +131,7 @@ def test_special_pieces_that_are_absent_are_none_and_not_written():
         wordpiece.frame([1])
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_vocabulary_in_every_process():
     # Runs differ in the order of hash tables: the pieces that the trainer is told are special keep
     # theirs.

@@ -1,6 +1,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 from tools.mutants.faults import draw, faults
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,7 @@ def test_what_is_changed_and_what_is_not():
     assert not any(text in before for before, _ in changes for text in ("5", "docstring", "list"))
 
 
+@pytest.mark.slow
 def test_every_fault_compiles_and_changes_code_alone():
     for fault in draw(ROOT, 20, seed=0):
         source = (ROOT / fault.path).read_bytes()

@@ -25,6 +25,7 @@ def test_it_compares_every_implementation_that_can_run(mask):
     assert all(error < 1e-5 for error in errors.values())
 
 
+@pytest.mark.slow
 def test_it_finds_what_differs_and_names_what_is_refused(monkeypatch):
 
     def wrong(q, k, v, *, implementation, **options):

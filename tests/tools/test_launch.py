@@ -203,6 +203,7 @@ def test_slice_that_is_there_and_fails_again_and_again_is_given_up(stage):
     assert verbs(stage.calls).count("cope_jax train") == 4
 
 
+@pytest.mark.slow
 def test_failures_of_a_slice_that_is_gone_do_not_count(stage):
     states = ["ACTIVE", "SUSPENDED", "SUSPENDED", ""] * 3 + ["ACTIVE"]
     slice_of(stage, states, 255, 255, 255, 0)

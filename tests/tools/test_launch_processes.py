@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 
+import pytest
+
 from tests.tools.launching import LAUNCH, environment, until
 
 # A command that outlives its connection: detached.sh
@@ -33,6 +35,7 @@ def test_detached_shows_the_output_and_returns_the_status(tmp_path):
     assert (tmp_path / "ran").read_text() == "more\nmore\n"
 
 
+@pytest.mark.slow
 def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
     script = "trap 'sleep 0.5; touch saved; exit 7' TERM; touch up; for _ in {1..600}; do sleep 0.05; done"
     first = detached(
@@ -55,6 +58,7 @@ def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
     assert not (tmp_path / "another").exists()
 
 
+@pytest.mark.slow
 def test_detached_tells_of_a_command_that_was_killed_with_its_shell(tmp_path):
     for attempt, (script, status) in enumerate([("exit 3", 3), ("kill -KILL $PPID", 137)]):
         run = detached(tmp_path, "run", "job", str(attempt), "bash", "-c", script, cwd=tmp_path)

@@ -96,12 +96,14 @@ def test_a_full_disk_is_one_clear_line_and_earlier_checkpoints_stay_whole(tmp_pa
     assert report["whole"] and report["restored"] == report["steps"][-1] >= 2
 
 
+@pytest.mark.slow
 def test_a_file_too_large_is_one_clear_line_and_earlier_checkpoints_stay_whole(tmp_path):
     report = result(begin("small_files", tmp_path))
     assert report["message"] == LINE.format(tmp_path / "checkpoints", "File too large")
     assert (report["steps"], report["restored"], report["whole"]) == ([1], 1, True)
 
 
+@pytest.mark.slow
 def test_metrics_on_a_full_disk_are_one_clear_line_and_what_was_written_is_read(tmp_path):
     report = result(begin("fill_metrics", tmp_path, within=small(tmp_path, "256k")))
     assert re.fullmatch(

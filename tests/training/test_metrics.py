@@ -80,6 +80,7 @@ def test_rows_that_someone_removed_are_missed_once(present, lost, tmp_path, caps
     assert capsys.readouterr().err == (line if lost else "")
 
 
+@pytest.mark.slow
 def test_a_long_file_is_read_a_row_at_a_time(tmp_path):
     """Of 20,000 rows, 1.4 MB, only those of evaluations are kept, and none in a resumed run."""
     curve = {"step": 19_999, "seed": 0, "split": "dense", "loss": 0.5}

@@ -25,6 +25,7 @@ def run(calls, text, *, steps, start=0, total=60):
     return calls
 
 
+@pytest.mark.slow
 def test_a_profile_of_chosen_steps_is_written(tmp_path):
     x = jnp.ones((8, 8))
     with Profile.parse("1:3", tmp_path / "new" / "profile") as profile:

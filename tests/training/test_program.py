@@ -135,7 +135,8 @@ def test_the_step_lowers_without_data_and_gives_its_state_away(width):
     )
 
 
-@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 2])
 def test_what_a_run_starts_from_is_not_drawn(width):
     """Some parameters are given, split over the mesh; others are drawn as without them."""
     made = program({"fsdp": 2, "tensor": 2}, width)

@@ -91,6 +91,7 @@ def test_a_late_stop_is_not_a_failure(program):
     assert not (job.folder / FAILED).exists()
 
 
+@pytest.mark.slow
 def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
     job = program(
         f'import time; print("{claims.WAITS}", flush=True); time.sleep(3); print("busy", flush=True)'
