@@ -50,13 +50,17 @@ def times_compiled(compiler):
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler):
+def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler, monkeypatch, caplog):
     path = library._compiled()
     assert library._compiled() == path and path.read_text() == "library\n"
-    assert times_compiled(compiler) == 1
+    assert times_compiled(compiler) == 1 and not caplog.messages
+    monkeypatch.setattr(library, "QUIET", 0.1)  # it takes half a second
     path.write_text("lib")
     assert library._compiled() == path and path.read_text() == "library\n"
     assert times_compiled(compiler) == 2
+    assert caplog.messages == [
+        f"attention: compiling C++, once for this machine, into {path.parent}"
+    ]
     compiler.with_name("macros").write_text("#define __AVX2__ 1\n#define __AVX512F__ 1")
     assert library._compiled() != path
     assert times_compiled(compiler) == 3

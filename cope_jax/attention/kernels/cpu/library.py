@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +34,7 @@ from cope_jax.storage.locks import open_lock, try_lock, unfinished
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
 SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
+QUIET = 3.0  # seconds of compiling without a word
 CHECKING = 4 * SECONDS  # the longest time of the check, which compiles two kernels
 SOURCES = Path(__file__).parent
 CALL = "Generate"
@@ -197,10 +199,15 @@ def _compiled_with(compiler: list[str], folder: Path, text: str | None) -> Path:
     with open_lock(path.with_suffix(".lock")) as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
-            logging.getLogger("cope_jax").info(
-                "attention: compiling %s.so in C++, once, into %s", name, folder
-            )
-            _compile(command, path, text)
+            line = "attention: compiling C++, once for this machine, into %s"
+            warn = functools.partial(logging.getLogger("cope_jax").warning, line, folder)
+            timer = threading.Timer(QUIET, warn)
+            timer.daemon = True
+            timer.start()
+            try:
+                _compile(command, path, text)
+            finally:
+                timer.cancel()
     return path
 
 
