@@ -14,8 +14,10 @@ import griffe
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
+from cope_jax import encodings
 from cope_jax.evaluation.report import grid_report
 from cope_jax.runs.grid import grid_file
+from cope_jax.runs.grid.cell import entries
 from cope_jax.runs.grid.grid import Grid
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
     for path in OTHERS:
         files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
     folders = {path.parent.name for path in (ROOT / "cope_jax").glob("*/__init__.py")}
-    rooms = sorted(folders - {"cli", "commands", "configs"})
+    rooms = sorted(folders - {"cli", "commands", "configs", "grids"})
     for page, lines in (
         ("flags", flags()),
         ("config", configs()),
@@ -47,9 +49,14 @@ def on_files(files: Files, config: Any) -> Files:
 def abilities() -> str:
     """The page of the grid `abilities`, from its archived records."""
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(ROOT / "experiments" / "results" / "abilities.tar.xz") as archive:
-            archive.extractall(folder, filter="data")
+        experiments = ROOT / "experiments"
+        entered = sorted((experiments / "entries").glob("*.tar.xz"))
+        for path in (experiments / "results" / "abilities.tar.xz", *entered):
+            with tarfile.open(path) as archive:
+                archive.extractall(folder, filter="data")
         cells = grid_file.read(grid_file.find("abilities"))
+        files = sorted((experiments / "entries").glob("*.py"))
+        cells += entries(cells, [name for file in files for name in encodings.load(file)])
         grid = Grid(Path(folder, "abilities"), cells)
         _, (page, *_) = grid_report.write_all(grid, grid.state())
         return page.read_text(encoding="utf-8").replace(folder, "runs")

@@ -9,7 +9,8 @@ command at any time and rerun it, also with another engine. A cell that fails do
 others; --only_failed trains such cells again. More is in docs/grids.md.
 
 --encoding=mine.py trains an encoding of your own in the settings and seeds of the grid, and only
-it: the results show it among the cells of the grid that are finished.
+it: the results show it among the cells of the grid that are finished. When all its cells are
+finished, their records are in NAME.tar.xz too.
 """
 
 import contextlib
@@ -138,5 +139,10 @@ def show(grid: Grid, state: State, budget: str, entered: Sequence[str]) -> None:
     for view, columns in tables.cells.items():
         for name in set(entered) & set(columns.get(RANK, ())):
             print(f"{name}, {view}: {', '.join(columns[RANK][name].tip.splitlines())}")
+    waiting = {cell.label for cell in (*state.failed, *state.left)}
+    for name in (name for name in entered if name not in waiting):
+        cells = [cell for cell in state.finished if cell.label == name]
+        path = grid.workdir / f"{name}.tar.xz"
+        paths.append(grid.pack(cells, path, Path(_GRID.value).stem))
     outputs.list_files(paths)
     print(f"all results as a page: {shown(page)}")

@@ -318,11 +318,11 @@ class ExperimentConfig:
             task_config: Any = configure(kind, self.task.options, self.task.name)
             recipe["task"]["options"] = dataclasses.asdict(task_config)
         parts = EncodingConfig.parse(self.encoding).parts if with_encoding else ()
-        used = [name for name, _ in parts]
         recipe["encodings"] = {
-            name: dataclasses.asdict(configure(ENCODINGS.get(name).Config, options, name))
-            for name, options in self.encodings.items()
-            if name in used
+            name: dataclasses.asdict(
+                configure(ENCODINGS.get(name).Config, self.encodings.get(name, {}), name)
+            )
+            for name, _ in parts
         }
         if not with_encoding:
             del recipe["encoding"]

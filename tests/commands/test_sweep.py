@@ -1,5 +1,7 @@
 """The command that trains a grid: its flags, and what it counts; tests/runs/grid has the rest."""
 
+import tarfile
+
 from tests.encodings.test_registry import OWN
 from tests.runs.grid.test_cells import write_grid
 
@@ -55,6 +57,8 @@ MOCKED = """
             row = dict(value=value, metric="sequence_error", kind="split", split="dense", encoding=cell.label)
             row |= dict(seed=cell.seeds[0], step=1, examples=9, parameters=1, task="selective_copy")
             row |= dict(wall_seconds=1.0, memory_gib=None)
+            (folder / "metrics.jsonl").touch()
+            workdirs.write_json(folder / "environment.json", environment())
             workdirs.write_json(folder / "result.json", dict(records=[row], environment=environment()))
     Grid.train = train
     for seed in range(2):
@@ -77,7 +81,10 @@ def test_an_encoding_of_a_file_enters_a_grid(start, tmp_path):
     assert done.err.startswith("16 cells, 12 finished, 0 failed, 4 to train"), done.err
     rank = "my-encoding, in distribution: mean rank 3.00 of 4 over 2 columns, 95 % interval"
     assert done.out.startswith(rank), done.out
-    assert (tmp_path / "run" / "near" / "cells" / "my-encoding" / "seed_1").is_dir()
+    with tarfile.open(tmp_path / "run" / "my-encoding.tar.xz") as archive:
+        packed = archive.getnames()
+    folder = "grid/near/cells/my-encoding/seed_1"
+    assert f"{folder}/result.json" in packed and len(packed) == 4 * 4
     file.write_text(file.read_text() + "\n")
     changed = start("sweep", *entered).wait()
     assert changed.status == 2

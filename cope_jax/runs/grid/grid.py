@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from cope_jax.runs.grid.cell_process import FAILED, Job
 from cope_jax.runs.grid.engines import Engine, Local
 from cope_jax.runs.grid.schedule import Failure, drive
 from cope_jax.runs.grid.worker import STATUS
+from cope_jax.storage.files import replacing
 from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.from_config import create_learner
+
+RECORDS = ("config.json", "environment.json", "metrics.jsonl", "result.json")
+"""The files of a run that a package of records has."""
 
 
 @dataclasses.dataclass
@@ -250,6 +255,15 @@ class Grid:
     def write_results(self) -> list[Path]:
         """Writes results.json and results.csv of finished cells, and returns their paths."""
         return recording.write_results(self.workdir, self.records(), self.environment())
+
+    def pack(self, cells: Iterable[Cell], path: Path, name: str) -> Path:
+        """Writes an archive of a folder `name` with what finished cells have recorded."""
+        with replacing(path) as partial, tarfile.open(partial, "w:xz") as archive:
+            for cell in cells:
+                folder = cell.folder(self.workdir)
+                for file in sorted(folder / record for record in RECORDS):
+                    archive.add(file, Path(name, file.relative_to(self.workdir)))
+        return path
 
     def seconds_left(self, waiting: Iterable[Cell], finished: Iterable[Cell]) -> float | None:
         """The estimated training time of cells, one after the other.

@@ -57,7 +57,7 @@ def _stop_with_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _train(text: bytes, folder: Path, commit: str | None) -> int:
+def _train(text: str | bytes, folder: Path, commit: str | None) -> int:
     """Trains a cell, prints its error in one line, and returns the exit status."""
     from cope_jax.runs import records
     from cope_jax.runs.experiment import Experiment

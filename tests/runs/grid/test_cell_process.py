@@ -285,7 +285,7 @@ def test_the_last_line_and_the_status_say_how_a_cell_ends(error, status, line, m
     monkeypatch.setattr("cope_jax.runs.experiment.Experiment", Mocked)
     monkeypatch.setattr("cope_jax.storage.programs.keep_programs", lambda: None)
     cell = Cell(cj.config("quick", encoding="rope"), (1, 2), label="mine")
-    assert worker._train(cell, Path("run"), "abc") == status
+    assert worker._train(cell.to_json(), Path("run"), "abc") == status
     assert trained == [(Path("run"), (1, 2), "mine, seeds 1–2", {"system": "mine"}, "abc")]
     out, err = capfd.readouterr()
     assert (out + err).splitlines()[-1:][0].startswith(line) if line else out + err == ""

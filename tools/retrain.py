@@ -1,0 +1,108 @@
+"""Trains a random share of the cells of a grid again, and compares what they measure with records.
+
+    python -m tools.retrain --records=experiments/results/abilities.tar.xz --grid=abilities \
+      --share=0.01 --workdir=runs/retrained
+
+With the same versions, on the same type of machine, all numbers but times and memory are the same
+bits. Elsewhere sums are rounded in another order, and training may end elsewhere: `--tolerance` is
+the largest difference of an error that is accepted. The command ends with status 1 if a cell differs
+by more, or fails.
+"""
+
+import argparse
+import math
+import random
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cope_jax import encodings
+from cope_jax.runs.grid import grid_file
+from cope_jax.runs.grid.cell import Cell, entries
+from cope_jax.runs.grid.engines import Local
+from cope_jax.runs.grid.grid import Grid
+from cope_jax.runs.records import Record
+
+OF_THE_MACHINE = {"wall_seconds", "memory_gib"}
+
+
+def main() -> None:
+    """Trains the chosen cells, and prints a line for each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--records", type=Path, required=True, help="archive of a grid's folder")
+    parser.add_argument("--grid", required=True, help="name or file of the grid")
+    parser.add_argument("--encoding", help="file of an encoding that entered the grid")
+    parser.add_argument("--share", type=float, default=0.01, help="share of the cells to train")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the cells")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, a core each")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="largest difference of errors")
+    parser.add_argument("--workdir", type=Path, required=True, help="new folder of the cells")
+    given = parser.parse_args()
+    cells = grid_file.read(grid_file.find(given.grid))
+    if given.encoding:
+        cells = entries(cells, encodings.load(given.encoding))
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(given.records) as archive:
+            archive.extractall(folder, filter="data")
+        (unpacked,) = Path(folder).iterdir()
+        recorded = Grid(unpacked, cells)
+        finished = recorded.state().finished
+        chosen = random.Random(given.seed).sample(finished, math.ceil(given.share * len(finished)))
+        print(f"{len(chosen)} of {len(finished)} cells", flush=True)
+        again = Grid(given.workdir, chosen)
+        again.train(engine=Local(given.jobs, cores=1), stop_at_failure=False)
+        state = again.state()
+        differences = {
+            cell: difference(recorded.records([cell]), again.records([cell]), metric_of(cell))
+            for cell in state.finished
+        }
+    for cell, larger in differences.items():
+        print(f"{cell.name}: " + ("the same bits" if larger == 0 else f"differs by {larger:.3g}"))
+    for cell, line in state.failed.items():
+        print(f"{cell.name}: failed: {line}")
+    if state.failed or any(not larger <= given.tolerance for larger in differences.values()):
+        sys.exit(1)
+
+
+def metric_of(cell: Cell) -> str:
+    """The metric of a cell's task that tables show."""
+    return cell.config.task.create().metric
+
+
+def difference(old: Sequence[Record], new: Sequence[Record], metric: str) -> float:
+    """The largest difference of `metric`; 0 if all numbers are the same, infinity without a pair.
+
+    >>> row = {"split": "dense", "metric": "error", "value": 0.25, "wall_seconds": 1.0}
+    >>> difference([row], [row | {"wall_seconds": 2.0}], "error")
+    0.0
+    >>> difference([row], [row | {"value": 0.5}], "error")
+    0.25
+    >>> difference([row], [row | {"metric": "loss"}], "error")
+    inf
+    """
+
+    def plain(rows: Sequence[Record]) -> list[Record]:
+        return [{k: v for k, v in row.items() if k not in OF_THE_MACHINE} for row in rows]
+
+    def values(rows: Sequence[Record]) -> dict[tuple[str, int], float]:
+        return {
+            (row["split"], row.get("seed", 0)): row["value"]
+            for row in rows
+            if row["metric"] == metric
+        }
+
+    if plain(old) == plain(new):
+        return 0.0
+    before, after = values(old), values(new)
+    if not before or before.keys() != after.keys():
+        return math.inf
+    # Equal errors may hide that other numbers differ.
+    return max(max(abs(before[key] - after[key]) for key in before), sys.float_info.min)
+
+
+if __name__ == "__main__":
+    main()
