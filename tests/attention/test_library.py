@@ -154,6 +154,13 @@ def test_the_setting(monkeypatch):
         library.why_not()
 
 
+@pytest.mark.parametrize(("allowed", "right"), [(True, True), (True, False), (False, None)])
+def test_a_matrix_unit_that_multiplies_wrong_is_not_used(allowed, right, compiler, monkeypatch):
+    answers = {"allow_tiles": allowed, "tiles_agree": right}
+    monkeypatch.setattr(library, "_symbol", lambda path, name: answers[name])
+    assert library.has_tiles.__wrapped__() is bool(allowed and right)
+
+
 @pytest.mark.usefixtures("native")
 @pytest.mark.slow
 @pytest.mark.parametrize(

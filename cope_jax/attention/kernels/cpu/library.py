@@ -112,10 +112,11 @@ def call(digest: str, shapes: Any, *arrays: Array) -> Any:
 
 @functools.cache
 def has_tiles() -> bool:
-    """Returns whether the CPU has a matrix unit for bfloat16 (AMX) that this process may use; the
-    library can be used.
+    """Returns whether the CPU has a matrix unit for bfloat16 (AMX) that this process may use and that
+    multiplies right; the library can be used.
     """
-    return _symbol(_compiled(), "allow_tiles")
+    path = _compiled()
+    return _symbol(path, "allow_tiles") and _symbol(path, "tiles_agree")
 
 
 def _symbol(path: Path, name: str) -> bool:
@@ -123,11 +124,6 @@ def _symbol(path: Path, name: str) -> bool:
     function = getattr(ctypes.CDLL(str(path)), name)
     function.restype = ctypes.c_bool
     return function()
-
-
-def tiles_agree(path: Path) -> bool:
-    """Returns whether the matrix unit of the CPU, if it has one, multiplies right."""
-    return _symbol(path, "tiles_agree")
 
 
 def load_kernel(text: str) -> str:
