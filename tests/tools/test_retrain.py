@@ -33,9 +33,9 @@ def finish(grid, cells, error=lambda cell: 0.25, **times):
     ("error", "flags", "status", "shown"),
     [
         (lambda cell: 0.25, (), 0, ["the same bits"] * 2),
-        (lambda cell: 0.375, (), 1, ["differs by 0.125"] * 2),
-        (lambda cell: 0.375, ("--tolerance=0.125",), 0, ["differs by 0.125"] * 2),
-        (lambda cell: float("nan"), ("--tolerance=1",), 1, ["differs by nan"] * 2),
+        (lambda cell: 0.375, (), 1, ["errors differ by 0.125"] * 2),
+        (lambda cell: 0.375, ("--tolerance=0.125",), 0, ["errors differ by 0.125"] * 2),
+        (lambda cell: float("nan"), ("--tolerance=1",), 1, ["errors differ by nan"] * 2),
     ],
 )
 def test_a_share_is_trained_and_compared(
