@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from logging import getLogger
+from logging import StreamHandler, getLogger
 from typing import Any
 
 from absl import app, flags, logging
@@ -107,6 +107,9 @@ def run(
         interrupts.install()
     _open_streams()
     logging.set_verbosity(logging.WARNING)
+    if not (ours := getLogger("cope_jax")).handlers:  # plain lines, without absl's prefix
+        ours.addHandler(StreamHandler())
+        ours.propagate = False
     getLogger("gcsfs").setLevel(logging.FATAL)  # it logs the errors that it raises
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
     orbax = f"{os.sep}orbax{os.sep}"
