@@ -121,6 +121,8 @@ import importlib, jax, pathlib, pkgutil
 import matplotlib.pyplot, orbax.checkpoint, tensorboardX, tensorflow_datasets
 from absl.flags import FLAGS
 import cope_jax, tools
+if importlib.util.find_spec("torch"):
+    import torch._dynamo
 """
     code += (
         STATE
