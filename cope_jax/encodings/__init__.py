@@ -32,6 +32,7 @@ from cope_jax.encodings import none as none
 from cope_jax.encodings import path as path
 from cope_jax.encodings import pope as pope
 from cope_jax.encodings import relative as relative
+from cope_jax.encodings import repo as repo
 from cope_jax.encodings import rope as rope
 from cope_jax.encodings import row_fox as row_fox
 from cope_jax.encodings import selective as selective

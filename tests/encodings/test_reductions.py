@@ -100,6 +100,20 @@ def test_cable_of_the_code_is_fox_with_the_opposite_weights():
     assert np.abs(outputs[0] - out(create("none"), q, k, v)).max() > 0.1
 
 
+@pytest.mark.parametrize("position", ["chosen", "given"])
+def test_repo_at_the_positions_of_the_tokens_is_rope(position):
+    """x = (i, 100, 0, 0), and SiLU(100) is 100 to the last digit."""
+    repo, (q, k, v) = create("repo", position=position), inputs()
+    index = np.broadcast_to(np.arange(LENGTH)[None, :, None], q[:, :, 0, :1].shape)
+    x = np.concatenate([index, 0 * index + 100, 0 * index, 0 * index], axis=-1).astype(q.dtype)
+    if position == "chosen":
+        repo.gate[...], repo.content[...] = np.eye(WIDTH)[1][:, None], np.eye(WIDTH)[0][:, None]
+        repo.out[...] = np.full((1, HEADS), 0.01)
+    rope = create("rope", base=500_000.0)
+    equal(out(repo, q, k, v, x=x), out(rope, q, k, v))
+    assert np.abs(out(rope, q, k, v) - out(create("none"), q, k, v)).max() > 0.1
+
+
 def test_saturated_cope_is_a_constant():
     """If every position is clipped, all keys get q·e[N−1], and CoPE is no encoding at all."""
     q, k, v = all_gates_open("query_key")
@@ -297,6 +311,9 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     assert (initial["alpha"] == 0.5).all()
     has_stddev(initial["kernel"], 0.3)
     has_stddev(params("carope(stddev=0.4)")["kernel"], 0.4)
+    for kernel in params("repo(stddev=0.4)").values():
+        assert 2.5 < np.abs(kernel).max() / 0.4 <= 3
+        has_stddev(kernel, 0.4 * 0.98658)  # of a normal number cut at three standard deviations
     for kernel in params("cable(stddev=0.4)").values():
         has_stddev(kernel, 0.4)
     initial = params("cable(form=code,stddev=0.4)")

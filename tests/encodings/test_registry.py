@@ -54,7 +54,7 @@ def test_every_option_has_a_case():
         ("fire", "c"),
         ("fire", "threshold"),
     }
-    initial |= {("cable", "stddev"), ("carope", "stddev"), ("darope", "stddev")}
+    initial |= {("cable", "stddev"), ("carope", "stddev"), ("darope", "stddev"), ("repo", "stddev")}
     for name in encodings.names():
         for option in encodings.ENCODINGS.get(name).Config.__dataclass_fields__:
             assert (name, option) in spoken | initial, f"no case sets {name}.{option}"
@@ -110,6 +110,9 @@ def test_the_oracle_is_independent():
         ("darope(length=8,stddev=-1)", "darope.stddev must be at least 0, got -1"),
         ("cable(stddev=-1)", "cable.stddev must be at least 0, got -1"),
         ("carope(stddev=-1)", "carope.stddev must be at least 0, got -1"),
+        ("repo(base=1)", "repo.base must be at least 2, got 1"),
+        ("repo(hidden=0)", "repo.hidden must be at least 1, got 0"),
+        ("repo(stddev=-1)", "repo.stddev must be at least 0, got -1"),
         ("fox(stddev=-1)", "fox.stddev must be at least 0, got -1"),
         ("t5(stddev=-1)", "t5.stddev must be at least 0, got -1"),
         ("wall(stddev=-1)", "wall.stddev must be at least 0, got -1"),
