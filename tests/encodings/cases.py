@@ -46,6 +46,7 @@ CASES = [
     "rope(base=100,yarn=(4,40,1,4))",
     "rope(base=100,yarn=(4,400),yarn_ramp=bands)",
     "rope(longrope=(1.0,3.5))",
+    "rope(clip=2)",
     "pope",
     "pope(base=100,phase=uniform)",
     "learned_sink",

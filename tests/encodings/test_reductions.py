@@ -187,7 +187,15 @@ def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
 
 
 @pytest.mark.parametrize(
-    "options", ["fraction=1.0", "fraction=0.5", "fraction=0.25", "llama3=(8,1,4,200)"]
+    "options",
+    [
+        "fraction=1.0",
+        "fraction=0.5",
+        "fraction=0.25",
+        "llama3=(8,1,4,200)",
+        "fraction=0.75,clip=4",
+        "clip=3,yarn=(4,400)",
+    ],
 )
 def test_rope_frequencies_span_the_rotated_features(options):
     """A part that turns has the wavelengths of a head of that width, as the pairs of a wider head

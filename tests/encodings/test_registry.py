@@ -104,6 +104,8 @@ def test_the_oracle_is_independent():
         ("rope(interpolation=0.5)", "rope.interpolation must be at least 1, got 0.5"),
         ("rope(ntk=1e-30)", "rope.ntk must be at least 1, got 1e-30"),
         ("rope(longest=6.2)", "rope.longest must be above 2π"),
+        ("rope(clip=1)", "rope.clip must be from 2 to 2, the number of bands, got 1"),
+        ("rope(clip=3)", "rope.clip must be from 2 to 2, the number of bands, got 3"),
         ("rope(magnitude=1e30)", "rope.magnitude must lie in (0, 1000], got 1e+30"),
         ("sinusoidal(base=1)", "sinusoidal.base must be at least 2, got 1.0"),
         ("darope(base=1,length=8)", "darope.base must be at least 2, got 1.0"),

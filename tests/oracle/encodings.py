@@ -121,6 +121,7 @@ def rope(
     fraction: float = 1.0,
     bands: float = 1.0,
     longest: float | None = None,
+    clip: int | None = None,
     decay: float | None = None,
     interpolation: float | None = None,
     ntk: float | None = None,
@@ -148,6 +149,9 @@ def rope(
             theta = kept * theta + (1 - kept) * theta / yarn[0]
         if longrope is not None:
             theta = theta / longrope[c]
+        if clip is not None:
+            steps = max(c - (rotated // 2 - clip), 0)
+            theta *= math.cos(math.pi * steps / (clip - 1) / 2) ** 2
         return theta
 
     def rotate(vector, token):
