@@ -54,7 +54,13 @@ def test_every_option_has_a_case():
         ("fire", "c"),
         ("fire", "threshold"),
     }
-    initial |= {("cable", "stddev"), ("carope", "stddev"), ("darope", "stddev"), ("repo", "stddev")}
+    initial |= {
+        ("cable", "stddev"),
+        ("carope", "stddev"),
+        ("darope", "stddev"),
+        ("repo", "stddev"),
+        ("ssmax", "scale"),
+    }
     for name in encodings.names():
         for option in encodings.ENCODINGS.get(name).Config.__dataclass_fields__:
             assert (name, option) in spoken | initial, f"no case sets {name}.{option}"
@@ -140,6 +146,10 @@ def test_the_oracle_is_independent():
         ("rope+path", "path and rope cannot be combined: path excludes what rotates"),
         ("wall+mapformer", "wall and mapformer cannot be combined"),
         ("pope+rope", "pope and rope cannot be combined"),
+        ("ssmax(scale=-1)", "ssmax.scale must be at least 0, got -1"),
+        ("scale_invariant(tau=0)", "scale_invariant.tau must be above 0, got 0"),
+        ("path+ssmax", "path and ssmax cannot be combined: path excludes what rotates"),
+        ("path+scale_invariant", "scale_invariant excludes what changes logits"),
         ("stick_breaking+alibi", "stick_breaking excludes what changes logits"),
         (
             "selective_rope(temperature=rfa,theta=0.5,largest=0)",

@@ -30,6 +30,7 @@ CHOICES = {
     "given positions below chosen ones": config(
         "repo", GROUPED, full_layers=(0,), full_encoding="repo(position=given)"
     ),
+    "counted keys": config("rope+ssmax", GROUPED),
     "fire, recomputed": config("fire(hidden=4,threshold=3.0)", remat="full"),
 }
 
