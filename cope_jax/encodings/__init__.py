@@ -32,11 +32,14 @@ from cope_jax.encodings import none as none
 from cope_jax.encodings import path as path
 from cope_jax.encodings import pope as pope
 from cope_jax.encodings import relative as relative
+from cope_jax.encodings import repo as repo
 from cope_jax.encodings import rope as rope
 from cope_jax.encodings import row_fox as row_fox
+from cope_jax.encodings import scale_invariant as scale_invariant
 from cope_jax.encodings import selective as selective
 from cope_jax.encodings import selective_rope as selective_rope
 from cope_jax.encodings import sinusoidal as sinusoidal
+from cope_jax.encodings import ssmax as ssmax
 from cope_jax.encodings import stick_breaking as stick_breaking
 from cope_jax.encodings import t5 as t5
 from cope_jax.encodings import tra as tra

@@ -31,6 +31,9 @@ class RoPEConfig:
         2410.06205).
       longest: bands with a longer wavelength do not turn; with the length of training this is HoPE
         (ACL 2025). Wavelengths are those before s divides anything. None means that all bands turn.
+      clip: n: the frequency of the r-th of the n slowest bands, r = 0 … n−1, is multiplied by (1 +
+        cos(πr/(n−1)))/2, so that the slowest does not turn ("Clipped RoPE", which its paper calls
+        CoPE, arXiv 2602.05258; it has 20 of 64 bands). None means that none is multiplied.
       decay: with a number such as 512, queries also shrink and keys grow by the factor
         z_c^(position/decay), z_c = (2c + 0.4R)/(1.4R), so that far keys count less ("xPos", arXiv
         2212.10554). It is for causal attention. In float32, it overflows from position 70·decay.
@@ -57,6 +60,7 @@ class RoPEConfig:
     fraction: float = 1.0
     bands: float = 1.0
     longest: float | None = None
+    clip: int | None = None
     decay: float | None = None
     interpolation: float | None = None
     ntk: float | None = None
@@ -109,6 +113,10 @@ class RoPE(Encoding):
         if config.longest is not None and not config.longest > 2 * math.pi:
             raise ConfigError(
                 f"rope.longest must be above 2π, the shortest wavelength, got {config.longest}"
+            )
+        if config.clip is not None and not 2 <= config.clip <= self._rotated() // 2:
+            raise ConfigError(
+                f"rope.clip must be from 2 to {self._rotated() // 2}, the number of bands, got {config.clip}"
             )
         if config.magnitude is not None and not 0 < config.magnitude <= 1000:
             raise ConfigError(f"rope.magnitude must lie in (0, 1000], got {config.magnitude}")
@@ -197,6 +205,8 @@ def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
             first, last = max(math.floor(first), 0), min(math.ceil(last), rotated - 1)
             kept = 1 - (np.arange(bands) - first) / max(last - first, 1e-3)
         rates = _between(rates, factor, kept)
+    if config.clip is not None:
+        rates[-config.clip :] *= (1 + np.cos(np.linspace(0, np.pi, config.clip))) / 2
     return np.where((np.arange(bands) < config.bands * bands) & ~still, rates, 0.0)
 
 

@@ -1,5 +1,7 @@
 """One encoding is another in a limit: the tests that no oracle can get wrong in the same way."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from flax import nnx
 
 from cope_jax import attention, encodings
 from cope_jax.attention import attend
-from cope_jax.encodings import Carry, Pairs
+from cope_jax.encodings import Carry, Pairs, Tokens
 from cope_jax.encodings.t5 import buckets
 from tests.encodings.cases import CASES, FEWEST, FIRSTS, SIZES, every, laws, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
@@ -100,6 +102,58 @@ def test_cable_of_the_code_is_fox_with_the_opposite_weights():
     assert np.abs(outputs[0] - out(create("none"), q, k, v)).max() > 0.1
 
 
+@pytest.mark.parametrize("position", ["chosen", "given"])
+def test_repo_at_the_positions_of_the_tokens_is_rope(position):
+    """x = (i, 100, 0, 0), and SiLU(100) is 100 to the last digit."""
+    repo, (q, k, v) = create("repo", position=position), inputs()
+    index = np.broadcast_to(np.arange(LENGTH)[None, :, None], q[:, :, 0, :1].shape)
+    x = np.concatenate([index, 0 * index + 100, 0 * index, 0 * index], axis=-1).astype(q.dtype)
+    if position == "chosen":
+        repo.gate[...], repo.content[...] = np.eye(WIDTH)[1][:, None], np.eye(WIDTH)[0][:, None]
+        repo.out[...] = np.full((1, HEADS), 0.01)
+    rope = create("rope", base=500_000.0)
+    equal(out(repo, q, k, v, x=x), out(rope, q, k, v))
+    assert np.abs(out(rope, q, k, v) - out(create("none"), q, k, v)).max() > 0.1
+
+
+def test_ssmax_keeps_the_weight_of_a_key_that_differs():
+    """For logits s log n times 0, and 1 for one key, its weight is n^s / (n^s + n − 1)."""
+    ssmax, (q, k, _) = create("ssmax(scale=1.5)"), inputs()
+    segments = np.array([[0] * LENGTH, [3] * 3 + [1] * (LENGTH - 3)], np.int32)
+    k = (0 * k).at[:, 3].set(1.0)  # in the second row, the first of its document
+    weights = out(ssmax, 0 * q + WIDTH**-0.5, k, k, q_segment_ids=segments, k_segment_ids=segments)
+    for example, since in enumerate((0, 3)):
+        for i in range(3, LENGTH):
+            n = i - since + 1
+            equal(weights[example, i], n**1.5 / (n**1.5 + n - 1))
+
+
+@pytest.mark.parametrize("cut", range(1, LENGTH))
+def test_ssmax_counts_on_where_the_tokens_are_cut(cut):
+    """Documents of three and five tokens: the second may begin with the second call."""
+    ssmax, k = create("ssmax"), np.zeros((1, LENGTH, HEADS, WIDTH))
+    segments, state, counts = np.array([[4] * 3 + [7] * 5], np.int32), None, []
+    for piece in (slice(cut), slice(cut, None)):
+        tokens = Tokens(None, k[:, piece], k[:, piece], k[:, piece], segments, segments[:, piece])
+        logs, state = ssmax.features(tokens, state)
+        counts += np.exp(np.ravel(logs)).tolist()
+    equal(counts, [1, 2, 3, 1, 2, 3, 4, 5])
+
+
+def test_scale_invariant_gives_scales_of_distance_the_weight_of_the_paper():
+    """The mean of e^logit at distance t is √e/(t/τ + 1), for normal content logits."""
+    points, weights = np.polynomial.hermite_e.hermegauss(100)
+    distances, encoding = np.array([[0], [3], [10], [500]], np.int32), create("scale_invariant")
+    for t in distances:
+        pairs = zero_pairs(1, t[None])
+        logits = [
+            encoding.score(dataclasses.replace(pairs, logits=pairs.logits + x), Carry())[0]
+            for x in points
+        ]
+        mean = np.sum(weights * np.exp(np.ravel(logits))) / np.sqrt(2 * np.pi)
+        assert mean == pytest.approx(np.exp(0.5) / (t[0] / 10 + 1), rel=1e-9)
+
+
 def test_saturated_cope_is_a_constant():
     """If every position is clipped, all keys get q·e[N−1], and CoPE is no encoding at all."""
     q, k, v = all_gates_open("query_key")
@@ -173,7 +227,15 @@ def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
 
 
 @pytest.mark.parametrize(
-    "options", ["fraction=1.0", "fraction=0.5", "fraction=0.25", "llama3=(8,1,4,200)"]
+    "options",
+    [
+        "fraction=1.0",
+        "fraction=0.5",
+        "fraction=0.25",
+        "llama3=(8,1,4,200)",
+        "fraction=0.75,clip=4",
+        "clip=3,yarn=(4,400)",
+    ],
 )
 def test_rope_frequencies_span_the_rotated_features(options):
     """A part that turns has the wavelengths of a head of that width, as the pairs of a wider head
@@ -297,6 +359,9 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     assert (initial["alpha"] == 0.5).all()
     has_stddev(initial["kernel"], 0.3)
     has_stddev(params("carope(stddev=0.4)")["kernel"], 0.4)
+    for kernel in params("repo(stddev=0.4)").values():
+        assert 2.5 < np.abs(kernel).max() / 0.4 <= 3
+        has_stddev(kernel, 0.4 * 0.98658)  # of a normal number cut at three standard deviations
     for kernel in params("cable(stddev=0.4)").values():
         has_stddev(kernel, 0.4)
     initial = params("cable(form=code,stddev=0.4)")
@@ -308,6 +373,7 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     phase = params("pope(phase=uniform)")["phase"]
     assert -2 * np.pi <= phase.min() < -6 and -0.3 < phase.max() <= 0
     assert not params("pope")["phase"].any()
+    assert (params("ssmax(scale=0.5)")["scale"] == 0.5).all()
     assert (params("path(forget=True,bias=2)")["forget_bias"] == 2).all()
     for spec in ("path(width=4)", "selective_rope(width=4)"):
         bound = np.abs(params(spec)["convolution"]).max()

@@ -54,7 +54,13 @@ def test_every_option_has_a_case():
         ("fire", "c"),
         ("fire", "threshold"),
     }
-    initial |= {("cable", "stddev"), ("carope", "stddev"), ("darope", "stddev")}
+    initial |= {
+        ("cable", "stddev"),
+        ("carope", "stddev"),
+        ("darope", "stddev"),
+        ("repo", "stddev"),
+        ("ssmax", "scale"),
+    }
     for name in encodings.names():
         for option in encodings.ENCODINGS.get(name).Config.__dataclass_fields__:
             assert (name, option) in spoken | initial, f"no case sets {name}.{option}"
@@ -104,12 +110,17 @@ def test_the_oracle_is_independent():
         ("rope(interpolation=0.5)", "rope.interpolation must be at least 1, got 0.5"),
         ("rope(ntk=1e-30)", "rope.ntk must be at least 1, got 1e-30"),
         ("rope(longest=6.2)", "rope.longest must be above 2π"),
+        ("rope(clip=1)", "rope.clip must be from 2 to 2, the number of bands, got 1"),
+        ("rope(clip=3)", "rope.clip must be from 2 to 2, the number of bands, got 3"),
         ("rope(magnitude=1e30)", "rope.magnitude must lie in (0, 1000], got 1e+30"),
         ("sinusoidal(base=1)", "sinusoidal.base must be at least 2, got 1.0"),
         ("darope(base=1,length=8)", "darope.base must be at least 2, got 1.0"),
         ("darope(length=8,stddev=-1)", "darope.stddev must be at least 0, got -1"),
         ("cable(stddev=-1)", "cable.stddev must be at least 0, got -1"),
         ("carope(stddev=-1)", "carope.stddev must be at least 0, got -1"),
+        ("repo(base=1)", "repo.base must be at least 2, got 1"),
+        ("repo(hidden=0)", "repo.hidden must be at least 1, got 0"),
+        ("repo(stddev=-1)", "repo.stddev must be at least 0, got -1"),
         ("fox(stddev=-1)", "fox.stddev must be at least 0, got -1"),
         ("t5(stddev=-1)", "t5.stddev must be at least 0, got -1"),
         ("wall(stddev=-1)", "wall.stddev must be at least 0, got -1"),
@@ -135,6 +146,10 @@ def test_the_oracle_is_independent():
         ("rope+path", "path and rope cannot be combined: path excludes what rotates"),
         ("wall+mapformer", "wall and mapformer cannot be combined"),
         ("pope+rope", "pope and rope cannot be combined"),
+        ("ssmax(scale=-1)", "ssmax.scale must be at least 0, got -1"),
+        ("scale_invariant(tau=0)", "scale_invariant.tau must be above 0, got 0"),
+        ("path+ssmax", "path and ssmax cannot be combined: path excludes what rotates"),
+        ("path+scale_invariant", "scale_invariant excludes what changes logits"),
         ("stick_breaking+alibi", "stick_breaking excludes what changes logits"),
         (
             "selective_rope(temperature=rfa,theta=0.5,largest=0)",

@@ -148,7 +148,11 @@ def expected(
         block.norm_position,
         bool(config.tape),
     )
-    layer_rules = [rule(per_layer, layer) for layer in layers]
+    full = config.full_layers or ()
+    layer_rules = [
+        rule(config.full_encoding if number in full else per_layer, layer)
+        for number, layer in enumerate(layers)
+    ]
     return decoder(
         row, params, layers, choices, rule(shared, params), layer_rules, positions, segments
     )

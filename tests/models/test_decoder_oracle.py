@@ -85,6 +85,14 @@ CASES = [
         {"tape": 3},
     ),
     (
+        "given positions below chosen ones",
+        "repo",
+        "",
+        "repo",
+        {"head_dim": 4},
+        {"full_layers": (0,), "full_encoding": "repo(position=given)"},
+    ),
+    (
         "wide hidden layer",
         "none",
         "",
@@ -203,6 +211,8 @@ def test_parameters_are_those_of_the_formula(name):
             count += cfg.max_length * width
         if encoding == "relative":
             count += once * cfg.max_length * heads
+        if encoding == "repo":
+            count += once * max(width // 8, 1) * (2 * width + shape.kv_heads)
         if encoding == "cope":
             count += once * options["npos_max"] * heads
             count += once * width * shape.kv_heads * heads * (options.get("gate") == "separate_key")

@@ -27,6 +27,10 @@ CHOICES = {
         {"qk_norm": True, "output_gate": True, "convolution": 2},
         tape=3,
     ),
+    "given positions below chosen ones": config(
+        "repo", GROUPED, full_layers=(0,), full_encoding="repo(position=given)"
+    ),
+    "counted keys": config("rope+ssmax", GROUPED),
     "fire, recomputed": config("fire(hidden=4,threshold=3.0)", remat="full"),
 }
 

@@ -121,6 +121,7 @@ def rope(
     fraction: float = 1.0,
     bands: float = 1.0,
     longest: float | None = None,
+    clip: int | None = None,
     decay: float | None = None,
     interpolation: float | None = None,
     ntk: float | None = None,
@@ -148,6 +149,9 @@ def rope(
             theta = kept * theta + (1 - kept) * theta / yarn[0]
         if longrope is not None:
             theta = theta / longrope[c]
+        if clip is not None:
+            steps = max(c - (rotated // 2 - clip), 0)
+            theta *= math.cos(math.pi * steps / (clip - 1) / 2) ** 2
         return theta
 
     def rotate(vector, token):
@@ -226,6 +230,36 @@ def kerple(params: Params, sizes: Sizes) -> Rule:
     del sizes
     r1, r2 = (np.log1p(np.exp(params[name])) for name in ("r1", "r2"))
     return of_distance(lambda head, q, i, j: -r1[head] * math.log(1 + r2[head] * abs(i - j)))
+
+
+def ssmax(params: Params, sizes: Sizes, scale: float = 0.168) -> Rule:
+    """s_h log n times the content logit, n the number of tokens of the document up to the query."""
+    del sizes, scale
+
+    def added(head, q, token, keys):
+        del q
+        factor = float(params["scale"][head]) * math.log(len(token.x))
+        return [(factor - 1) * key.logit for key in keys]
+
+    return Rule(added=added)
+
+
+def scale_invariant(params: Params, sizes: Sizes, tau: float = 10.0) -> Rule:
+    """a L + m at distance t: the a ≥ 0 and m for which E e^(aL+m) = √e/(t/τ + 1) = E (aL+m)
+    e^(aL+m), L normal.
+    """
+    del params, sizes
+
+    def added(head, q, token, keys):
+        del head, q
+        added_terms = []
+        for key in keys:
+            share = math.log(math.sqrt(math.e) / (abs(token.position - key.position) / tau + 1))
+            m = 2 * share - 1  # m + a²/2 = share, and m + a² = 1
+            added_terms.append(math.sqrt(1 - m) * key.logit + m - key.logit)
+        return added_terms
+
+    return Rule(added=added)
 
 
 def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.0) -> Rule:
@@ -358,6 +392,8 @@ ORACLES: dict[str, Callable[..., Rule]] = {
     "alibi": alibi,
     "t5": t5,
     "kerple": kerple,
+    "ssmax": ssmax,
+    "scale_invariant": scale_invariant,
     "fire": fire,
     "cope": cope,
     "cope_two_sided": cope_two_sided,

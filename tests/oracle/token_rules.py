@@ -162,6 +162,33 @@ def darope(
     return Rule(rotate=rotate)
 
 
+def repo(
+    params: Params,
+    sizes: Sizes,
+    base: float = 500000.0,
+    hidden: int | None = None,
+    stddev: float = 0.02,
+    position: str = "chosen",
+) -> Rule:
+    """Angle c: z base^(−2c/K), z = w·(SiLU(W_g x) ⊙ (W_c x)), or the position."""
+    del stddev
+    width = hidden or sizes.model_dim // 8
+
+    def rotate(vector, token):
+        z = float(token.position)
+        if position == "chosen":
+            z = 0.0
+            for n in range(width):
+                gate = float(token.x[-1] @ params["gate"][:, n])
+                content = float(token.x[-1] @ params["content"][:, n])
+                z += gate * sigmoid(gate) * content * float(params["out"][n, token.group])
+        return turned(
+            vector, [z * base ** (-2 * c / sizes.head_dim) for c in range(sizes.head_dim // 2)]
+        )
+
+    return Rule(rotate=rotate)
+
+
 def pope(params: Params, sizes: Sizes, base: float = 10000.0, phase: str = "zero") -> Rule:
     """Σ_c softplus(q_c) softplus(k_c) cos((j − i) θ_c + δ_c), θ_c = base^(−c/K), as a product of 2K
     features.
@@ -308,5 +335,6 @@ TOKEN_RULES = {
     "grape": grape,
     "mapformer": mapformer,
     "darope": darope,
+    "repo": repo,
     "pope": pope,
 }
