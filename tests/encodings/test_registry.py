@@ -166,6 +166,15 @@ def test_mistakes_are_one_clear_line(spec, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+ROTATING = ["carope", "darope", "grape", "mapformer", "repo", "rope", "selective_rope"]
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_pairs_of_features_need_an_even_width(name):
+    with pytest.raises(ConfigError, match=f"{name} needs an even head_dim, got 5"):
+        encodings.create(name, num_heads=4, head_dim=5, rngs=nnx.Rngs(0))
+
+
 def test_options_of_a_part_are_a_dict():
     with pytest.raises(
         ConfigError, match=r"cope\+rope: cope=3 must be a dict of the options of cope"
