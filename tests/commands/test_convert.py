@@ -248,7 +248,7 @@ def test_a_converted_model_of_text_trains_further_by_the_command_as_it_stands(st
     folder = text_model(tmp_path / "padded", surplus=4)
     done = start("convert", f"--model={folder}", f"--out={tmp_path / 'own'}").wait()
     assert done.status == 0, done.err
-    flags = shlex.split(done.out.splitlines()[1])[7:]
+    flags = shlex.split(done.out.splitlines()[1])[6:]
     flags[1:] = [*TINY, "--config.task.options.sweep=()", f"--workdir={tmp_path / 'on'}"]
     done = start("train", *flags).wait()
     assert done.status == 0, done.err

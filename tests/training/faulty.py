@@ -128,7 +128,7 @@ def fail_in_second(folder, *join_arguments):
     """The second process cannot read the newest checkpoint, which the first can."""
     join(*join_arguments)
     if jax.process_index() == 1:
-        from cope_jax.training import checkpoint_folder
+        from cope_jax.storage import checkpoint_folder
 
         loads = checkpoint_folder.ocp.load_checkpointables
 
