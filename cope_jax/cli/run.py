@@ -156,10 +156,11 @@ def _check_names(argv: Sequence[str]) -> None:
 
 
 def _check_lists() -> None:
-    """Refuses a list that is empty or has an empty item."""
+    """Refuses a list that is empty or has an empty item; () empties a field of a config."""
     for name in flags.FLAGS:
         value = flags.FLAGS[name].value
-        if isinstance(value, list) and (value == [] != flags.FLAGS[name].default or "" in value):
+        empty = value == [] != flags.FLAGS[name].default and "." not in name
+        if isinstance(value, list) and (empty or "" in value):
             mistake = "has an empty item" if value[1:] else "is empty, as with an unset variable"
             raise ConfigError(f"--{name} {mistake}: give a value, or omit the flag")
 

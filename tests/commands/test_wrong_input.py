@@ -149,6 +149,13 @@ def test_a_wrong_flag_is_one_line_and_leaves_nothing_behind(
     assert not workdir.exists()
 
 
+@pytest.mark.parametrize(("text", "message"), [("", "is empty"), ("()", "'9:9'")])
+def test_parentheses_empty_a_field_of_a_config(text, message, start, tmp_path):
+    flags = ("--config=counting:small", f"--config.task.options.ood_pass_weights={text}")
+    done = start("train", *flags, "--profile_steps=9:9", f"--workdir={tmp_path / 'run'}").wait()
+    assert done.status == 2 and message in done.error
+
+
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_config_and_workdir_must_be_given(command, start, tmp_path):
     done = start(command, f"--workdir={tmp_path}").wait()
