@@ -88,6 +88,8 @@ def test_every_block_names_its_language(page):
 MARKS = {
     "README.md": pytest.mark.newest,
     "docs/attention.md": pytest.mark.slow,
+    "docs/coming_from.md": pytest.mark.slow,
+    "docs/exchange.md": pytest.mark.slow,
     "docs/hosts.md": pytest.mark.slow,
     "docs/own_code.md": pytest.mark.slow,
     "docs/python.md": pytest.mark.slow,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cope_jax import encodings
 from cope_jax.runs.grid import grid_file
-from cope_jax.runs.grid.cell import Cell, entries
+from cope_jax.runs.grid.cell import entries
 from cope_jax.runs.grid.engines import Local
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.records import Record

@@ -286,6 +286,7 @@ def check_types_vmap_and_devices(attention, why_not, encoding, atol=0.0):
         for n, heads in ((0, 4), (1, 2), (2, 2))
     )
 
+    @jax.jit
     def out(q, k, v):
         return attention(encoding, prepare(q, k, v, encoding=encoding))
 

@@ -95,10 +95,15 @@ def test_a_chunk_of_queries_is_the_end_of_the_whole(spec, x64):
     """The last queries alone give the last rows: what decoding and chunked evaluation rest on."""
     q, k, v = (jnp.asarray(a) for a in arrays_of())
     encoding = nnx.merge(*build(spec))
-    whole = attend(q, k, v, encoding=encoding, implementation="full")
-    for start in (1, 4, 5):
-        chunk = attend(q[:, start:], k, v, encoding=encoding, implementation="full")
-        np.testing.assert_allclose(chunk, whole[:, start:], rtol=0, atol=1e-14)
+
+    @jax.jit
+    def ends(q, k, v):
+        how = {"encoding": encoding, "implementation": "full"}
+        return [attend(q[:, start:], k, v, **how) for start in (0, 1, 4, 5)]
+
+    whole, *chunks = ends(q, k, v)
+    for chunk in chunks:
+        np.testing.assert_allclose(chunk, whole[:, -chunk.shape[1] :], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("spec", ENCODINGS)
@@ -129,14 +134,16 @@ def test_gradients_under_masks(mask, x64):
     encoding = encodings.create("cope", num_heads=1, head_dim=4, npos_max=3, rngs=nnx.Rngs(0))
     encoding.table[...] = table = jnp.asarray(rng.normal(size=(3, 4)))
     options = mask | ({"mask": mask["mask"][None, None]} if "mask" in mask else {})
-    _, pull = jax.vjp(
-        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **options)[
-            0, :, 0
-        ],
-        *(jnp.asarray(a) for a in (q, k, v)),
-    )
+
+    @jax.jit
+    def gradients(*qkv):
+        def out(*qkv):
+            return attend(*(a[None, :, None] for a in qkv), encoding=encoding, **options)[0, :, 0]
+
+        return jax.vjp(out, *qkv)[1](dout)
+
     exact = cope_backward(q, k, v, np.asarray(table), dout, **mask)[:3]
-    for computed, gradient in zip(pull(jnp.asarray(dout)), exact, strict=True):
+    for computed, gradient in zip(gradients(q, k, v), exact, strict=True):
         np.testing.assert_allclose(computed, gradient, rtol=0, atol=1e-12)
 
 
@@ -163,13 +170,16 @@ def test_rows_without_keys_are_zero_and_have_zero_gradients(spec, x64):
             q, k, v, encoding=encoding, q_segment_ids=alone, k_segment_ids=np.zeros_like(alone)
         )
 
-    value, pull = jax.vjp(out, q, k, v)
-    assert np.all(np.asarray(value[:, 3]) == 0) and np.all(np.abs(value[:, [2, 4]]) > 0)
-    gradients = pull(jnp.ones_like(value))
+    @jax.jit
+    def run(q, k, v):
+        value, pull = jax.vjp(out, q, k, v)
+        return value, pull(jnp.ones_like(value)), pull(jnp.zeros_like(value).at[:, 3].set(1.0))
+
+    value, gradients, only = jax.device_get(run(q, k, v))
+    assert np.all(value[:, 3] == 0) and np.all(np.abs(value[:, [2, 4]]) > 0)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-    assert np.all(np.asarray(gradients[0][:, 3]) == 0)
-    only = pull(jnp.zeros_like(value).at[:, 3].set(1.0))
-    assert all(np.all(np.asarray(gradient) == 0) for gradient in only)
+    assert np.all(gradients[0][:, 3] == 0)
+    assert all(np.all(gradient == 0) for gradient in only)
 
 
 def test_large_logits_do_not_overflow():
@@ -238,8 +248,8 @@ def test_auto_takes_what_was_measured_to_be_faster(length, keys, name, monkeypat
 def test_dtype_of_the_output_is_that_of_the_values():
     encoding = encodings.create("cope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
     for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
-        q, k, v = (jnp.asarray(a, dtype) for a in arrays_of())
-        assert attend(q, k, v, encoding=encoding).dtype == dtype
+        qkv = [jax.ShapeDtypeStruct(a.shape, dtype) for a in arrays_of()]
+        assert jax.eval_shape(lambda *a: attend(*a, encoding=encoding), *qkv).dtype == dtype
 
 
 SHAPE = AttentionShape(4, 4, 2)

@@ -66,7 +66,10 @@ def mesh_of(data=2, fsdp=2, sequence=1):
             marks=pytest.mark.slow,
         ),
         ("cope(npos_max=3,gate=value)+rope", full_attention, {"fsdp": 1}, "one", {"window": 4}),
-        ("learned+cope(npos_max=4)", RING, {"sequence": 2}, "one", {"dropout_rate": 0.3}),
+        pytest.param(
+            *("learned+cope(npos_max=4)", RING, {"sequence": 2}, "one", {"dropout_rate": 0.3}),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["blockwise", "full", "ring"],
 )

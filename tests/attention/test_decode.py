@@ -212,9 +212,12 @@ def test_a_window(cope, inputs, window):
 
 @pytest.mark.parametrize("window", [0, pytest.param(-3, marks=pytest.mark.slow), 2.5, True])
 def test_a_window_that_is_no_size_is_refused(cope, inputs, window):
-    _, cache = read(cope, inputs, create_cache(cope, batch=2, capacity=LENGTH), 0, 3)
+    def attend():
+        _, cache = read(cope, inputs, create_cache(cope, batch=2, capacity=LENGTH), 0, 3)
+        return attend_cached(inputs[0][:, 2:3], cache, encoding=cope, window=window)
+
     with pytest.raises(ConfigError, match=r"^window must be "):
-        attend_cached(inputs[0][:, 2:3], cache, encoding=cope, window=window)
+        jax.eval_shape(attend)
 
 
 def test_layers_keep_apart(cope, inputs):

@@ -84,6 +84,7 @@ def test_of_several_processes_one_compiles_and_the_others_wait(compiler):
     assert times_compiled(compiler) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
     command = [
         sys.executable,

@@ -78,7 +78,7 @@ FULL = functools.partial(attend, implementation="full")
     "value, sizes, mask",
     [
         ("own", (4, 2, 3), None),
-        pytest.param("zero", (4, 2, 3), PAIRS, id="zero-mask"),
+        pytest.param("zero", (4, 2, 3), PAIRS, id="zero-mask", marks=pytest.mark.slow),
         pytest.param("zero", (4, 2, 3), None, marks=pytest.mark.slow),
         pytest.param("own", (4, 2, 3), PAIRS, id="own-mask", marks=pytest.mark.slow),
         *(
@@ -143,20 +143,24 @@ def test_blocks_beyond_what_is_done_are_not_read(x64):
     q, k, v = (jnp.full((1, LENGTH, heads, WIDTH), 10.0) for heads in (HEADS, GROUPS, GROUPS))
     gone = slice(None, 4)
 
-    def run(k, v):
+    def out(k, v):
         return blockwise_attention(
             encoding, prepare(q[:, -2:], k, v, encoding=encoding, blocks=(2, 2, 2))
         )
 
+    @jax.jit
+    def run(k, v):
+        value, pull = jax.vjp(out, k, v)
+        return value, *pull(jnp.ones_like(value))
+
     spoilt = k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan)
-    (out, pull), (other, pull_other) = jax.vjp(run, k, v), jax.vjp(run, *spoilt)
-    for a, b in zip((out, *pull(out)), (other, *pull_other(out)), strict=True):
+    for a, b in zip(run(k, v), run(*spoilt), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_weights_and_sink_sum_to_one(x64):
     encoding = StickBreaking()
-    weights = attention_weights(*arrays()[:3], encoding=encoding)
+    weights = jax.jit(lambda *qkv: attention_weights(*qkv, encoding=encoding))(*arrays()[:3])
     assert np.all(weights[:, :, 0] == 0), "the first query sees no key"
     assert 0.5 < float(weights.sum(axis=-1)[:, :, -1].mean()) < 1
 

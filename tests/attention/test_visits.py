@@ -95,9 +95,8 @@ def recorded(request, gradient):
     """The pairs of each block that the forward pass visits, or the gradient."""
     seen = []
     encoding = Recorder(seen)
-    out, pull = jax.vjp(
-        lambda v: blockwise_attention(encoding, request_with(request, v)), request.keys.v
-    )
+    attend = jax.jit(lambda v: blockwise_attention(encoding, request_with(request, v)))
+    out, pull = jax.vjp(attend, request.keys.v)
     if gradient:
         jax.effects_barrier()
         seen.clear()
@@ -116,7 +115,12 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
     length = len(mask.q_indices_L)
     q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
     encoding = Recorder(seen)
-    jax.block_until_ready(blockwise_attention(encoding, request_of(q, k, v, mask)))
+
+    @jax.jit
+    def attend(q, k, v):
+        return blockwise_attention(encoding, request_of(q, k, v, mask))
+
+    jax.block_until_ready(attend(q, k, v))
     jax.effects_barrier()
     dense = np.asarray(mask.dense())[0, 0]
     visits = np.zeros((KEYS, KEYS), int)
@@ -168,7 +172,7 @@ RULED_OUT = {  # the mask, and the keys that no query sees
     ),
     "empty keys": (Mask(INDICES[-4:], np.where(INDICES < 9, -1, INDICES)), slice(None, 4)),
 }
-FEW = ("mask", "empty keys")
+FEW = ("mask",)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cope_jax.training import config_files
-from cope_jax.training.experiment_config import ExperimentConfig
 from tests.commands.commands import CONFIG, Command, Done
-from tests.commands.pretrained import MODELS, write_run
+from tests.commands.pretrained import MODELS, write_model
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +32,8 @@ def compare(start, config) -> Callable[..., Command]:
 
     def begin(workdir, *flags, encodings="cope,rope", seeds=2):
         cells = (f"--encodings={encodings}", f"--seeds={seeds}")
-        return start("compare", f"--config={config}", *cells, f"--workdir={workdir}", *flags)
+        rare = [f"--config.training.{event}_every=8" for event in ("evaluate", "checkpoint")]
+        return start("compare", f"--config={config}", *cells, *rare, f"--workdir={workdir}", *flags)
 
     return begin
 
@@ -52,15 +51,6 @@ def straight(compare, tmp_path_factory) -> tuple[Path, Done]:
 def trained(tmp_path_factory):
     """A run of each model."""
     folder = tmp_path_factory.mktemp("contextual")
-    for name, (task, options, model, encoding) in MODELS.items():
-        settings = config_files.experiment(
-            task,
-            options,
-            model=model,
-            encoding=encoding,
-            evaluation={"examples": 40, "batch_size": 8},
-            job={"mesh": {"data": 1}},
-        )
-        config = ExperimentConfig.from_mapping(settings.to_dict())
-        write_run(folder / name, config, mlm_error=0.75, nsp_error=0.5)
+    for name, described in MODELS.items():
+        write_model(folder / name, *described, mlm_error=0.75, nsp_error=0.5)
     return folder

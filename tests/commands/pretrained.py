@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.workdir import Workdir, write_json
 from cope_jax.storage.checkpoints import Checkpoints
+from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 
 BLOCK = {"model_dim": 8, "num_heads": 2, "mlp_dim": 16, "dropout": 0.0}
@@ -56,6 +58,21 @@ def get_config():
 """
 
 
+def write_model(
+    folder: Path, task: str, options: dict, model: dict, encoding: str, **written: Any
+) -> Experiment:
+    """`write_run` on one device, with few examples to be measured on."""
+    settings = config_files.experiment(
+        task,
+        options,
+        model=model,
+        encoding=encoding,
+        evaluation={"examples": 40, "sweep_examples": 0, "batch_size": 8},
+        job={"mesh": {"data": 1}},
+    )
+    return write_run(folder, ExperimentConfig.from_mapping(settings.to_dict()), **written)
+
+
 def write_run(
     folder: Path,
     config: ExperimentConfig,
@@ -67,7 +84,7 @@ def write_run(
     than training.
     """
     experiment = Experiment(config)
-    Workdir(folder).open(config, seeds)
+    Workdir(folder).open(config, seeds, {"commit": "made up"})
     Workdir(folder).keep_files(experiment.task)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         program, _ = experiment._side_by_side(len(seeds))

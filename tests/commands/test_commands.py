@@ -106,6 +106,7 @@ def test_evaluate_measures_what_train_measured(trained, start):
     ]
 
 
+@pytest.mark.slow
 def test_evaluate_takes_as_many_examples_as_asked_for(trained, start):
     workdir, _ = trained
     done = start("evaluate", f"--model={workdir}", "--examples=50").wait()
@@ -228,21 +229,6 @@ def test_a_stdout_that_lacks_characters_is_enough(encoding, name, given, tmp_pat
         tmp_path / "compiled", name, *given, *folder, around=Surroundings(encoding=encoding)
     ).wait()
     assert (done.status, done.err) == (0, "") and len(done.out) > 100 and "?" in done.out
-
-
-def test_a_command_runs_as_a_module(tmp_path, config):
-    command = [
-        sys.executable,
-        "-m",
-        "cope_jax",
-        "train",
-        f"--config={config}",
-        f"--workdir={tmp_path}",
-        "--seed=-1",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])

@@ -151,7 +151,7 @@ def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(
     assert command.wait().status == -signal.SIGKILL
     assert not (first / "result.json").exists()
     command = compare(tmp_path)
-    command.signal_when((last / "checkpoints" / "4").exists, signal.SIGINT)
+    command.signal_when((last / "checkpoints" / "8").exists, signal.SIGINT)
     done = command.wait()
     assert done.status == 130
     assert "then saving; press Ctrl-C again" in done.err and "Traceback" not in done.err

@@ -146,11 +146,12 @@ def decoder_parameters(vocabulary, width, layers, *, tied, final_norm):
     ("name", "plain", "cope", "learned"),
     [
         # plain model; CoPE: layers · N · head width; learned: longest sequence · width
-        (
+        pytest.param(
             "selective_copy",
             decoder_parameters(16, 64, 2, tied=False, final_norm=True),
             2 * 769 * 32,
             1024 * 64,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "flip_flop",

@@ -11,6 +11,8 @@ CONFIG = ExperimentConfig.from_mapping(
     {
         "task": {"name": "selective_copy", "options": {"num_tokens": 2, "num_blanks": 3}},
         "encoding": "cope+learned",
+        "model": {"block": {"model_dim": 8, "num_heads": 2}},
+        "job": {"mesh": {"data": 1}},
     }
 )
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from cope_jax.runs.workdir import MEASURING, Workdir
-from tests.commands.pretrained import TEXT_CONFIG
+from tests.commands.pretrained import TEXT_CONFIG, write_model
 
 pytestmark = pytest.mark.xdist_group("perplexity_command")
 
@@ -19,30 +19,26 @@ def read(path):
     return json.loads(path.read_text())
 
 
+OPTIONS = {"vocab_size": 300, "length": 8, "sweep": (8, 16, 32)}
+MODEL = {"num_layers": 1, "block": {"model_dim": 8, "num_heads": 2}}
+
+
 @pytest.fixture(scope="module")
-def compared(start, tmp_path_factory):
-    """A comparison with two seeds side by side, and a sweep."""
-    folder = tmp_path_factory.mktemp("perplexity")
-    options = {"vocab_size": 300, "length": 8, "sweep": (8, 16, 32)}
-    model = {"num_layers": 1, "block": {"model_dim": 8, "num_heads": 2}}
-    path = folder / "config.py"
-    path.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="cope"))
+def run(tmp_path_factory):
+    """A run of two seeds side by side."""
+    folder = tmp_path_factory.mktemp("perplexity") / "run"
+    write_model(folder, "text", OPTIONS, MODEL, "learned", seeds=(0, 1))
+    return folder
+
+
+@pytest.mark.slow
+def test_perplexity_is_the_headline_of_a_comparison(start, tmp_path):
+    path, compared = tmp_path / "config.py", tmp_path / "run"
+    path.write_text(TEXT_CONFIG.format(task="text", options=OPTIONS, model=MODEL, encoding="cope"))
     flags = ("--encodings=learned", "--seeds=2", "--config.seeds_side_by_side=2")
     sizes = ("--config.evaluation.examples=1000", "--config.evaluation.sweep_examples=1000")
-    done = start(
-        "compare", f"--config={path}", *flags, *sizes, f"--workdir={folder / 'run'}"
-    ).wait()
+    done = start("compare", f"--config={path}", *flags, *sizes, f"--workdir={compared}").wait()
     assert done.status == 0, done.err
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def cell(compared):
-    (config,) = compared.glob("cells/learned/**/config.json")
-    return config.parent
-
-
-def test_perplexity_is_the_headline_of_a_comparison(compared):
     assert (compared / "table.md").read_text().startswith("**text**, perplexity, lower is better.")
     assert "**text**, bits per byte" in (compared / "table.md").read_text()
     assert (compared / "perplexity_by_length.png").exists()
@@ -62,12 +58,14 @@ def test_perplexity_is_the_headline_of_a_comparison(compared):
     assert any("perplexity" in json.loads(row) for row in rows)
 
 
-def test_windows_of_the_run_give_its_figures(compared, cell, start):
-    done = start("perplexity", f"--model={cell}", "--stride=8", "--lengths=16,8").wait()
-    assert done.status == 0, done.err
-    ours = [r for r in read(cell / "perplexity.json")["records"] if r["length"] == 8]
+def test_windows_of_the_run_give_its_figures(run, start):
+    for command, *flags in (["evaluate", "--examples=1000"], ["perplexity", "--lengths=16,8"]):
+        stride = ["--stride=8"] * (command == "perplexity")
+        done = start(command, f"--model={run}", *flags, *stride).wait()
+        assert done.status == 0, done.err
+    ours = [r for r in read(run / "perplexity.json")["records"] if r["length"] == 8]
     assert [row["seed"] for row in ours] == [0, 1]
-    theirs = read(compared / "results.json")["records"]
+    theirs = read(run / "evaluation.json")["records"]
     for row in ours:
         for metric in ("loss", "perplexity", "token_perplexity", "bits_per_byte"):
             (value,) = [
@@ -76,15 +74,15 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
                 if (r["seed"], r["split"], r["metric"]) == (row["seed"], "test", metric)
             ]
             assert row[metric] == pytest.approx(value, rel=1e-4), metric
-    assert (cell / "loss_by_position.png").exists() and (cell / "perplexity_by_length.png").exists()
+    assert (run / "loss_by_position.png").exists() and (run / "perplexity_by_length.png").exists()
     assert "windows of 8" in done.out
 
     # What is measured is kept; another split is added.
-    before = read(cell / "perplexity.json")["records"]
-    path = cell / "perplexity.json"
+    before = read(run / "perplexity.json")["records"]
+    path = run / "perplexity.json"
     before[0]["loss"] = 1.25
     path.write_text(json.dumps({"records": before}))
-    done = start("perplexity", f"--model={cell}", "--stride=8").wait()
+    done = start("perplexity", f"--model={run}", "--stride=8").wait()
     assert done.status == 0, done.err
     assert read(path)["records"] == before
 
@@ -92,7 +90,7 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--split=dev"], "unknown --split 'dev'"),
+        pytest.param(["--split=dev"], "unknown --split 'dev'", marks=pytest.mark.slow),
         (
             ["--stride=9"],
             "--stride=9 skips tokens between windows of 8 tokens: give a smaller stride",
@@ -104,12 +102,12 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
         ),
     ],
 )
-def test_wrong_input_is_one_line(flags, message, cell, start):
-    before = contents(cell)
-    done = start("perplexity", f"--model={cell}", *flags).wait()
+def test_wrong_input_is_one_line(flags, message, run, start):
+    before = contents(run)
+    done = start("perplexity", f"--model={run}", *flags).wait()
     assert done.status == 2
     assert message in done.error
-    assert contents(cell) == before, "all lengths are looked at before any is measured"
+    assert contents(run) == before, "all lengths are looked at before any is measured"
 
 
 def contents(folder):
@@ -118,9 +116,9 @@ def contents(folder):
 
 @pytest.mark.parametrize("command", ["evaluate", "perplexity"])
 def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(
-    command, cell, start, tmp_path
+    command, run, start, tmp_path
 ):
-    run = shutil.copytree(cell, tmp_path / "run")
+    run = shutil.copytree(run, tmp_path / "run")
     before = contents(run)
     with Workdir(run).locked(MEASURING):
         done = start(command, f"--model={run}").wait()
@@ -138,8 +136,8 @@ def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(cell, start, tmp_path):
-    run = shutil.copytree(cell, tmp_path / "run")
+def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(run, start, tmp_path):
+    run = shutil.copytree(run, tmp_path / "run")
     path = run / "perplexity.json"
     path.unlink(missing_ok=True)
     flags = (f"--model={run}", "--split=train", "--lengths=1,2,3,4,5,6,7,8")

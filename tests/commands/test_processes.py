@@ -186,6 +186,7 @@ def test_wrong_input_ends_both_at_once_with_one_line(launch, tmp_path):
     assert "Traceback" not in ended[1].err
 
 
+@pytest.mark.slow
 def test_a_workdir_in_use_ends_both_at_once_with_one_line(launch, tmp_path):
     workdir = tmp_path / "run"
     workdir.mkdir()

@@ -242,8 +242,8 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(
 
 @pytest.mark.parametrize(
     "text",
-    ['{"config": 3}', "[" * 100_000]
-    + [pytest.param(text, marks=pytest.mark.slow) for text in ("", "\0\1\2", "null")],
+    ['{"config": 3}']
+    + [pytest.param(x, marks=pytest.mark.slow) for x in ("[" * 100_000, "", "\0\1\2", "null")],
 )
 def test_a_damaged_config_json_is_one_line(text, start, compare, workdir):
     cell = workdir / "cells/rope/seed_0"
@@ -287,7 +287,7 @@ def test_of_a_damaged_checkpoint_one_line_tells_and_the_one_before_is_used(
     assert done.status == 0, done.err
     assert (
         f"warning: checkpoint {newest} cannot be read" in done.err
-        and "using that of step 20" in done.err
+        and "using that of step 16" in done.err
     )
     assert newest.exists(), "who only looks moves nothing"
     done = compare(workdir).wait()

@@ -170,7 +170,9 @@ def _built(
     spec: str, seed: int, sizes: Sizes, dtype: Any, x64: bool
 ) -> tuple[nnx.GraphDef, nnx.State]:
     del x64  # part of the key: constants of encodings depend on it
-    encoding = encodings.create(spec, **_arguments(sizes), rngs=nnx.Rngs(seed))
+    encoding = nnx.eval_shape(
+        lambda: encodings.create(spec, **_arguments(sizes), rngs=nnx.Rngs(seed))
+    )
     rng = np.random.default_rng(seed)
     graphdef, state = nnx.split(encoding)
 

@@ -13,7 +13,6 @@ from tests.encodings.cases import (
     CONSECUTIVE,
     FEW,
     FEWEST,
-    FIRSTS,
     GAPPED,
     LENGTH,
     ONE_SEGMENT,
@@ -33,7 +32,6 @@ from tests.encodings.cases import (
 from tests.oracle.differences import slopes
 
 every_case, a_few, fewest = every(), every(few=FEW), every(few=FEWEST)
-first_of_each = every(few=FIRSTS)
 BEYOND = np.array([[11, 12, 13, 24, 25, 36], [10, 11, 12, 14, 23, 40]], np.int32)
 POSITIONS = {
     "gapped": GAPPED,
@@ -195,7 +193,7 @@ def test_bfloat16_is_near_float32(spec):
         assert np.sqrt(np.mean((value - reference) ** 2)) < 0.01 * np.sqrt(np.mean(reference**2))
 
 
-@first_of_each
+@a_few
 def test_float32_is_near_float64_at_extremes(spec):
     """Beyond the length of training, with gates or logits of about ±50: float32 only rounds, also
     the gradients.

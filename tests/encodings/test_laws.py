@@ -155,16 +155,21 @@ def block_of(spec):
     """A block before which nothing, a little, just all or more than all of the table has been
     counted.
     """
-    encoding = nnx.merge(*build(spec))
-    arrays = {name: jnp.asarray(value) for name, value in problem().items()}
-    arrays["x"] = encoding.embed(arrays["x"], GAPPED)
     rng = np.random.default_rng(0)
-    pairs = pairs_of(encoding, arrays, np.tril(rng.random((BATCH, 1, LENGTH, LENGTH)) < 0.8))
-    carry = encoding.initial_carry(pairs.q, pairs.q_features)
-    counted = jax.tree.map(
-        lambda x: x + rng.choice([0.0, 0.7, 1.6, 2.0, 3.0, 63.0, 99.0], x.shape), carry.sums
-    )
-    return Block(encoding, pairs, carry._replace(sums=counted))
+    mask = np.tril(rng.random((BATCH, 1, LENGTH, LENGTH)) < 0.8)
+
+    @jax.jit
+    def block(arrays):
+        encoding = nnx.merge(*build(spec))
+        arrays["x"] = encoding.embed(arrays["x"], GAPPED)
+        pairs = pairs_of(encoding, arrays, mask)
+        carry = encoding.initial_carry(pairs.q, pairs.q_features)
+        counted = jax.tree.map(
+            lambda x: x + rng.choice([0.0, 0.7, 1.6, 2.0, 3.0, 63.0, 99.0], x.shape), carry.sums
+        )
+        return pairs, carry._replace(sums=counted)
+
+    return Block(nnx.merge(*build(spec)), *block(problem()))
 
 
 @fewest
@@ -174,24 +179,23 @@ def test_law_of_rows(spec, x64):
     assert encoding.traits.splits_queries == splits_queries(spec)
     if not splits_queries(spec):
         return
-    logits, after = encoding.score(pairs, carry)
-    for block in (slice(0, 1), slice(1, 4), slice(4, LENGTH)):
-        block_pairs = some_queries(pairs, block)
-        some = encoding.score(
-            block_pairs, jax.tree.map(lambda leaf, block=block: leaf[:, :, block], carry)
-        )
-        expected = jax.tree.map(lambda leaf, block=block: leaf[:, :, block], (logits, after))
-        first = encoding.initial_carry(block_pairs.q, block_pairs.q_features)
-        chex.assert_trees_all_close(some, expected, rtol=0, atol=1e-13)
-        chex.assert_trees_all_close(
-            first,
-            jax.tree.map(
-                lambda leaf, block=block: leaf[:, :, block],
-                encoding.initial_carry(pairs.q, pairs.q_features),
-            ),
-            rtol=0,
-            atol=1e-13,
-        )
+
+    def rows(tree, block):
+        return jax.tree.map(lambda leaf: leaf[:, :, block], tree)
+
+    @jax.jit
+    def results(pairs, carry):
+        first = encoding.initial_carry(pairs.q, pairs.q_features)
+        return encoding.score(pairs, carry), first
+
+    @jax.jit
+    def by_blocks(pairs, carry):
+        return [results(some_queries(pairs, block), rows(carry, block)) for block in blocks]
+
+    blocks = slice(0, 1), slice(1, 4), slice(4, LENGTH)
+    whole = jax.device_get(results(pairs, carry))
+    for block, some in zip(blocks, by_blocks(pairs, carry), strict=True):
+        chex.assert_trees_all_close(some, rows(whole, block), rtol=0, atol=1e-13)
 
 
 @a_few
@@ -229,18 +233,16 @@ def test_forward_mode_equals_reverse_mode(spec, x64):
     rng = np.random.default_rng(1)
 
     def random(leaf):
-        return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+        return np.asarray(rng.normal(size=leaf.shape), leaf.dtype)
 
     tangents = jax.tree.map(random, primals)
-    value, tangent = jax.jvp(logits, primals, tangents)
+    value, tangent = jax.jit(functools.partial(jax.jvp, logits))(primals, tangents)
     cotangent = random(value)
-    pulled = jax.vjp(logits, *primals)[1](cotangent)
-    products = [
-        float(jnp.sum(a * b))
-        for a, b in zip(*map(jax.tree.leaves, (pulled, tangents)), strict=True)
-    ]
+    pulled = jax.jit(lambda cotangent: jax.vjp(logits, *primals)[1](cotangent))(cotangent)
+    pulled, tangents = jax.tree.leaves(jax.device_get(pulled)), jax.tree.leaves(tangents)
+    products = [np.sum(a * b) for a, b in zip(pulled, tangents, strict=True)]
     np.testing.assert_allclose(
-        float(jnp.sum(tangent * cotangent)), sum(products), rtol=1e-10, atol=1e-10
+        np.sum(np.asarray(tangent) * cotangent), sum(products), rtol=1e-10, atol=1e-10
     )
 
 
@@ -280,7 +282,8 @@ def test_the_tail_is_the_score_of_saturated_rows(spec, x64):
         value, pull = jax.vjp(logits, params, arrays, block.carry)
         return value, pull(jnp.asarray(np.random.default_rng(1).normal(size=value.shape)))
 
-    chex.assert_trees_all_close(run("tail"), run("score"), rtol=0, atol=1e-12)
+    both = jax.jit(lambda: (run("tail"), run("score")))()
+    chex.assert_trees_all_close(*both, rtol=0, atol=1e-12)
 
 
 @a_few
@@ -327,14 +330,19 @@ def test_attention_of_one_head(spec, x64):
             encoding.of_head(0)
         return
     arrays = problem()
-    x, q, k, v = (jnp.asarray(arrays[name]) for name in "xqkv")
-    whole = attention.attend(q, k, v, encoding=encoding, x=x, embedded=True)
-    for head in range(SIZES.heads):
-        of_head, group = encoding.of_head(head), head * SIZES.kv_heads // SIZES.heads
-        arrays_of_head = (
-            q[:, :, head : head + 1],
-            k[:, :, group : group + 1],
-            v[:, :, group : group + 1],
-        )
-        alone = attention.attend(*arrays_of_head, encoding=of_head, x=x, embedded=True)
-        np.testing.assert_allclose(alone[:, :, 0], whole[:, :, head], rtol=0, atol=1e-13)
+    x, q, k, v = (arrays[name] for name in "xqkv")
+
+    def attend(encoding, q, k, v):
+        return attention.attend(q, k, v, encoding=encoding, x=x, embedded=True)
+
+    @jax.jit
+    def results():
+        encoding, alone = nnx.merge(*build(spec)), []
+        for head in range(SIZES.heads):
+            group = head * SIZES.kv_heads // SIZES.heads
+            few = (a[:, :, i : i + 1] for a, i in ((q, head), (k, group), (v, group)))
+            alone.append(attend(encoding.of_head(head), *few))
+        return attend(encoding, q, k, v), jnp.concatenate(alone, axis=2)
+
+    whole, alone = results()
+    np.testing.assert_allclose(alone, whole, rtol=0, atol=1e-13)

@@ -35,6 +35,9 @@ SUITES = (
 )
 
 
+COSTLY = (test_blockwise, test_fused, test_generated, test_ring)
+
+
 def logarithm(params, sizes):
     """−w_h log(1 + |i − j|)."""
     del sizes
@@ -107,7 +110,7 @@ LAWS = [
     pytest.param(
         law,
         id=f"{suite.__name__.rpartition('.')[2]}-{name}",
-        marks=[pytest.mark.slow] if suite is test_ring else [],  # as for the other encodings
+        marks=[pytest.mark.slow] if suite in COSTLY else [],
     )
     for suite in SUITES
     for name, law in vars(suite).items()

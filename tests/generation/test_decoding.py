@@ -11,13 +11,14 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.generation import decoding
+from cope_jax.generation import decoding, sampling
 from cope_jax.generation.decoding import generate, generate_stream
-from cope_jax.generation.sampling import keep_top_k, keep_top_p, row_keys, sample
+from cope_jax.generation.sampling import keep_top_k, keep_top_p, row_keys
 from cope_jax.models.decoder import Decoder
 from tests.models.cases import LENGTH, VOCAB, build, config, model
 
 KEY = jax.random.key(0)
+sample = jax.jit(sampling.sample, static_argnames="top_k")
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
 
 

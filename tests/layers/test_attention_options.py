@@ -99,7 +99,7 @@ def test_before_attention(x64):
     parameters = {
         name: np.asarray(leaf) for (name, *_), leaf in nnx.to_flat_state(nnx.state(module))
     }
-    arrays_after = module.before(*map(jnp.asarray, (x, q, k, v)), SEGMENTS)[:3]
+    arrays_after = jax.jit(lambda *arrays: module.before(*arrays, SEGMENTS)[:3])(x, q, k, v)
     k, v = shifted(x, k, parameters["key_shift"]), shifted(x, v, parameters["value_shift"])
     q, k, v = (
         convolved(actual, parameters[f"{name}_convolution"])
@@ -132,7 +132,7 @@ def decoder(encoding, **options):
         block=block,
         num_layers=2,
     )
-    model = Decoder(config, rngs=nnx.Rngs(0))
+    model = nnx.jit(lambda: Decoder(config, rngs=nnx.Rngs(0)))()
     graph, state = nnx.split(model)
     rng = np.random.default_rng(2)
     return graph, jax.tree.map(

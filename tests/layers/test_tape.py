@@ -19,7 +19,8 @@ def _forward(graph, state, places):
 
 
 def test_tape_starts_as_rope():
-    graph, state = nnx.split(Decoder(config("none", tape=3), rngs=nnx.Rngs(0)))
+    model = nnx.jit(lambda: Decoder(config("none", tape=3), rngs=nnx.Rngs(0)))()
+    graph, state = nnx.split(model)
     plain, _ = abstract(config("rope"))
     of_tape = {"mix_HH", "up_HS", "token_DS", "down_SH"}
     same = nnx.from_flat_state(

@@ -42,7 +42,10 @@ def summed(metrics, names):
 
 @pytest.mark.parametrize(
     "encoding",
-    [pytest.param("learned", marks=pytest.mark.newest), "cope_two_sided(npos_max=3)"],
+    [
+        pytest.param("learned", marks=pytest.mark.newest),
+        pytest.param("cope_two_sided(npos_max=3)", marks=pytest.mark.slow),
+    ],
 )
 def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
     """In float64, on ragged rows of two segments; and the gradient, along one random direction."""

@@ -154,7 +154,13 @@ def test_logits_equal_the_oracle(name):
     np.testing.assert_allclose(logits, oracle(name, params), rtol=ROUNDING, atol=ROUNDING)
 
 
-@every_case
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(case[0], marks=[pytest.mark.slow] * (case[0] not in ("shared cope", "tape")))
+        for case in CASES
+    ],
+)
 def test_gradients_equal_differences_of_the_oracle(name):
     """Of each parameter along one random direction."""
     params, _, gradient = result(name)

@@ -105,9 +105,12 @@ def equal(actual, expected, dtype, message=""):
 @pytest.mark.parametrize(
     "name, dtype",
     [
-        *((name, "float64") for name in CASES),
+        *(
+            pytest.param(name, "float64", marks=[pytest.mark.slow] * ("untied" in name))
+            for name in CASES
+        ),
         pytest.param("gpt2", "float32", marks=pytest.mark.slow),
-        ("llama, tied, biased, stretched", "float32"),
+        pytest.param("llama, tied, biased, stretched", "float32", marks=pytest.mark.slow),
     ],
 )
 def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_path):

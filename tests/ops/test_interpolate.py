@@ -214,6 +214,7 @@ def test_second_derivatives_are_those_of_the_formula():
     """Hessian-vector products, forward over reverse, against differences of the gradient."""
     z, p, dy = problem()
 
+    @jax.jit
     def gradient(z, p):
         return jax.grad(lambda z, p: jnp.sum(dy * interpolate(z, p) ** 2), argnums=(0, 1))(z, p)
 

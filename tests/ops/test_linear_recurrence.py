@@ -86,13 +86,11 @@ def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
 def test_calls_in_a_row_give_what_one_call_gives(kind, x64):
     given, outputs, state, first = arrays(kind), [], None, 0
     for size in (1, 4, 1, 5):
-        window = {
-            name: jnp.asarray(array[:, first : first + size]) for name, array in given.items()
-        }
-        out, state = ours(window, SEGMENTS[:, first : first + size], state)
+        window = {name: array[:, first : first + size] for name, array in given.items()}
+        out, state = jax.jit(ours)(window, SEGMENTS[:, first : first + size], state)
         outputs.append(out)
         first += size
-    whole, after = ours({name: jnp.asarray(array) for name, array in given.items()}, SEGMENTS)
+    whole, after = jax.jit(ours)(given, SEGMENTS)
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole, rtol=0, atol=1e-12)
     np.testing.assert_allclose(state.matrix, after.matrix, rtol=0, atol=1e-12)
 
@@ -130,7 +128,7 @@ def test_the_code_of_flash_linear_attention_gives_the_same(kind, folder, functio
     spec.loader.exec_module(theirs)
     given = arrays(kind, length=64)
     given["k"] /= np.linalg.norm(given["k"], axis=-1, keepdims=True)
-    out, _ = ours({name: jnp.asarray(array) for name, array in given.items()})
+    out, _ = jax.jit(ours)(given)
     q, k, v = (torch.tensor(given[name]) for name in "qkv")
     if kind == "linear":
         reference = getattr(theirs, function)(q, k, v)

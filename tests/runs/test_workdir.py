@@ -64,6 +64,7 @@ def test_a_second_run_in_a_workdir_is_refused_with_the_name_of_the_first(holder,
         pass
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_lock(holder, tmp_path):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -243,7 +244,7 @@ def test_of_several_processes_only_the_first_speaks_without_its_number(monkeypat
     assert capsys.readouterr().err == "process 3: error: wrong\n"
 
 
-@pytest.mark.parametrize("platform", ["foo", "cuda"])
+@pytest.mark.parametrize("platform", ["foo", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_an_unknown_backend_is_one_clear_line(platform):
     code = "from cope_jax.cli.run import run; import jax; run(lambda: print(jax.devices()))"
     done = run(code, JAX_PLATFORMS=platform)

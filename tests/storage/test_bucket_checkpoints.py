@@ -283,7 +283,7 @@ def test_the_metadata_of_arrays_without_a_shard_here_are_awaited():
     assert awaited == ["created"]
 
 
-@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("last", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(
     server, monkeypatch, last
 ):

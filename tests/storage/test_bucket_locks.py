@@ -96,7 +96,9 @@ def test_one_of_many_takes_a_lost_lock(server, quick):
     assert len(taken) == 1 and bucket_lock.Lock(Bucket(URL), ".lock", taken[0]).is_held()
 
 
-@pytest.mark.parametrize("count", range(1, 6))
+@pytest.mark.parametrize(
+    "count", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 5))]
+)
 def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
     """The server writes, but its answer is lost: the library asks again, and is refused."""
     monkeypatch.setattr(bucket_lock, "BEAT", 0.1)

@@ -53,7 +53,9 @@ def test_how_often_the_queried_letter_comes(probe, count):
         assert len(values) == len(set(values)) == count
 
 
-@pytest.mark.parametrize("split", ["in_distribution", "longer", "longest"])
+@pytest.mark.parametrize(
+    "split", ["in_distribution", "longer", pytest.param("longest", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("probe", ["fixed_offset", "needle", "induction"])
 def test_chance_is_the_error_of_the_best_constant_answer(probe, split):
     task = tasks.create("probes", probe=probe, symbols=16)

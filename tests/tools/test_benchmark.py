@@ -246,6 +246,7 @@ def measured(start, workdir, *flags):
     return content, done.out
 
 
+@pytest.mark.slow
 def test_the_command(start, tmp_path):
     """It measures, prints and writes."""
     flags = ["--notune", "--only=attention", "--contenders=rope/full", "--npos_max=T"]

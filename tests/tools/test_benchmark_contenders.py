@@ -83,9 +83,8 @@ def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
         np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance(name))
 
 
-@pytest.mark.parametrize(
-    "name", ["alibi+cope/blockwise", pytest.param("cope/fused", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alibi+cope/blockwise", "cope/fused"])
 def test_heads_are_split_over_devices(name, request):
     if name.endswith("fused"):
         request.getfixturevalue("native")

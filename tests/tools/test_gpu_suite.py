@@ -15,9 +15,8 @@ from cope_jax.attention import Reason, attend, fused
 from tools import gpu_suite
 
 
-@pytest.mark.parametrize(
-    "mask", ["packed", *(pytest.param(m, marks=pytest.mark.slow) for m in ("causal", "two_sided"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ["packed", "causal", "two_sided"])
 def test_it_compares_every_implementation_that_can_run(mask):
     records = gpu_suite.check_encoding("cope", "float32", mask, gpu_suite.TOY)
     errors = {record["implementation"]: record["error"] for record in records if "error" in record}
@@ -100,6 +99,7 @@ def test_prefill_that_fails_is_named_and_the_others_count(monkeypatch, tmp_path)
     assert [record["tokens_per_second"] for record in records] == [64.0, None, *[64.0] * 4]
 
 
+@pytest.mark.slow
 def test_a_command_is_stopped_at_its_time(monkeypatch):
     """Politely, then by force; and it does not start if there is no time left."""
     sleep = "import time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"

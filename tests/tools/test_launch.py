@@ -197,6 +197,7 @@ def test_slice_stops_where_a_person_is_needed(stage):
         assert verbs(stage.calls).count("cope_jax train") == number
 
 
+@pytest.mark.slow
 def test_slice_that_is_there_and_fails_again_and_again_is_given_up(stage):
     slice_of(stage, ["ACTIVE"], 1, 143, 1)
     assert stage.run("tpu_slice.sh run", MAX_FAILURES="2").returncode == 1

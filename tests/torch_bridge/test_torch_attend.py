@@ -64,7 +64,7 @@ def in_jax(encoding, q, k, v, **given):
         merged = nnx.merge(graph, nnx.from_flat_state(flat))
         return cj.attend(q, k, v, encoding=merged, **arrays, **options)
 
-    return jax.vjp(call, params, arrays, q, k, v)
+    return jax.vjp(jax.jit(call), params, arrays, q, k, v)
 
 
 @every(CASES, few=())

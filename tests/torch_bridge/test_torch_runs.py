@@ -159,6 +159,7 @@ def test_compiled_by_pytorch(cope):
         torch.testing.assert_close(compiled(q, k, v), expected.detach())
 
 
+@pytest.mark.slow
 def test_compiled_with_numbers_that_change(cope):
     q, k, v, _ = (x.detach() for x in tensors(dtype=torch.float32))
 
@@ -292,7 +293,7 @@ def test_wrong_input_is_one_line(name, cope):
     assert "\n" not in str(error.value)
 
 
-@every(encodings.names(), few={"fox", "learned"})
+@every(encodings.names(), few={"learned"})
 def test_an_encoding_that_lacks_something_says_what(spec):
     encoding = encoding_of(spec, torch.float32)
     facts = encoding.facts()

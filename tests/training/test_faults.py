@@ -90,6 +90,7 @@ def small(folder, size):
     return mounted(folder, f"mount -t tmpfs -o size={size} tmpfs .")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_line_and_earlier_checkpoints_stay_whole(tmp_path):
     report = result(begin("fill", tmp_path, within=small(tmp_path, "1m")))
     assert report["message"] == LINE.format(tmp_path / "checkpoints", "No space left on device")
@@ -113,6 +114,7 @@ def test_metrics_on_a_full_disk_are_one_clear_line_and_what_was_written_is_read(
     assert report["written"] <= report["read"] <= report["written"] + 1 and report["written"] > 10
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_is_one_clear_line_and_can_be_read(tmp_path):
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, faulty.create(1), faulty.PROGRESS)

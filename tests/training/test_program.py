@@ -32,7 +32,7 @@ def assert_same(actual, expected):
         assert actual[name].dtype == array.dtype
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 def test_what_is_placed_is_the_batch(axes, width):
     made = program(axes, width)

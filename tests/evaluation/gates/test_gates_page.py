@@ -124,7 +124,10 @@ result.texts = given.texts.map(line => {
 
 
 @needs_node
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "counting")) for name in MODELS],
+)
 def test_the_page_computes_the_logits_and_maps_of_the_library(name, folder, loaded, library):
     codec = loaded(name).codec
     shown = run(folder, SCRIPT, name=name, texts=TEXTS[name])["texts"]

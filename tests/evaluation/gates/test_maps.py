@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import io
 
 import numpy as np
@@ -16,9 +17,10 @@ VOCABULARY = ("pass;", "a", "++;", "print")
 TOKENS = np.array([1, 2, 0, 0, 3, 1], np.int32)
 
 
+@functools.cache
 def model(encoding="cope"):
     config = DecoderConfig(vocab_size=4, max_length=80, encoding=EncodingConfig.parse(encoding))
-    return Decoder(config, rngs=nnx.Rngs(0))
+    return nnx.jit(lambda: Decoder(config, rngs=nnx.Rngs(0)))()
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,10 @@ def test_strips_show_gates_with_positions_below(seen):
     assert text.splitlines()[-2].split() == list(seen.tokens)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "none", "learned+alibi"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["none", *(pytest.param(e, marks=pytest.mark.slow) for e in ("rope", "learned+alibi"))],
+)
 def test_an_encoding_without_gates_shows_its_attention(encoding, tmp_path):
     seen = maps.inspect(model(encoding), VOCABULARY, TOKENS, layer=0, head=1)
     text = plain(maps.strips(seen, 100))

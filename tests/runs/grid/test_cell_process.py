@@ -77,6 +77,7 @@ def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
     assert (job.folder / FAILED).exists()
 
 
+@pytest.mark.slow
 def test_a_late_stop_is_not_a_failure(program):
     """The time limit passes while a stopped cell saves its checkpoint."""
     job = program(
@@ -99,7 +100,7 @@ def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
     assert run(dataclasses.replace(job, time_limit=1.5)) is None
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_cell_that_is_stopped_or_must_end_at_once_has_not_failed(level, program):
     """At level 2, it does not answer SIGTERM."""
     answer = "lambda *_: sys.exit(143)" if level == 1 else "signal.SIG_IGN"

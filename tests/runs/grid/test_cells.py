@@ -198,7 +198,9 @@ def test_a_file_without_cells_is_one_line(tmp_path):
             grid_file.read(str(path))
 
 
-@pytest.mark.parametrize("name", ["abilities", "abilities_v2"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("abilities", marks=pytest.mark.slow), "abilities_v2"]
+)
 def test_the_grids_of_the_project_are_sound(name, tmp_path):
     cells = grid_file.read(grid_file.find(name))
     Grid(tmp_path, cells).check()

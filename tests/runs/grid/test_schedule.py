@@ -85,7 +85,7 @@ class Limited(engines.Local):
         return self.submitted[-1]
 
 
-@pytest.mark.parametrize("refusals", [0, 4])
+@pytest.mark.parametrize("refusals", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_cells_that_an_engine_refuses_are_tried_again(refusals, tmp_path, capsys, monkeypatch):
     """One refusal more in a row, while no cell runs, would be the last; those of other cells do not
     count.
@@ -219,6 +219,7 @@ def test_a_cell_that_a_signal_to_all_ends_first_is_a_stop(tmp_path):
     assert stopped.value.exit_code == 143
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_cells_at_once(tmp_path):
     """The first only asks them to save a checkpoint."""
     levels = []

@@ -38,6 +38,7 @@ def test_larger_blocks_make_fewer_turns():
     assert sum(turns.values()) == np.mean([1, 1, 2, 2])
 
 
+@pytest.mark.slow
 def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
     near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["diagonal"] for n in (8, 400)]
     # About half of the gates are open: the larger table never settles in 8 strips of 64 queries.
@@ -47,8 +48,8 @@ def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
 @pytest.mark.parametrize(
     "options",
     [
-        {"attention": "full"},
-        {"attention_blocks": (64, LENGTH, 64)},
+        pytest.param({"attention": "full"}, marks=pytest.mark.slow),
+        pytest.param({"attention_blocks": (64, LENGTH, 64)}, marks=pytest.mark.slow),
         {"layout": Layout(length="sequence")},
     ],
 )

@@ -59,7 +59,10 @@ def test_the_newest_kernel_of_a_name_is_read(tmp_path):
             *("cope(npos_max=400)", BlockSizes(64, 64, 128), [1, 3.5, 0, 0]),
             marks=pytest.mark.slow,
         ),
-        ("cope(npos_max=2)", BlockSizes(64, 64, 128), [1, 0.875, None, None]),
+        pytest.param(
+            *("cope(npos_max=2)", BlockSizes(64, 64, 128), [1, 0.875, None, None]),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_turns_of_loops(spec, sizes, turns):
