@@ -156,6 +156,10 @@ class Workdir:
             )
         settings = read_json(path, config=dict)
         check_seeds(settings.get("seeds", [0]), path)
+        if not isinstance(files := settings.get("encoding_files", {}), dict):
+            raise ConfigError(
+                f"{path} is damaged (encoding_files are {json.dumps(files)}): write the digest of each file"
+            )
         return settings
 
     def has_checkpoints(self) -> bool:

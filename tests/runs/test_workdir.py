@@ -165,6 +165,12 @@ def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
         Workdir(tmp_path).settings()
 
 
+def test_digests_of_encodings_are_an_object(tmp_path):
+    (tmp_path / "config.json").write_text('{"config": {}, "encoding_files": [1]}')
+    with pytest.raises(ConfigError, match=r"is damaged \(encoding_files are \[1\]\): write"):
+        Workdir(tmp_path).settings()
+
+
 def test_a_json_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*config.json \(Is a directory\)"):
