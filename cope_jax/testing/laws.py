@@ -35,8 +35,8 @@ def causality(subject: Subject) -> Measure:
 def examples(subject: Subject) -> Measure:
     """No example depends on another one of the batch: f(x, y) = (f(x), f(y))."""
     first, other = subject.draws
-    worst = Measure(0.0, subject.bound)
-    for example in (0, subject.batch - 1):
+    worst = Measure(0.0, subject.leak_bound)
+    for example in range(subject.batch):
         mixed = [a.copy() for a in first]
         for array, replacement in zip(mixed, other, strict=True):
             array[example] = replacement[example]
@@ -44,7 +44,7 @@ def examples(subject: Subject) -> Measure:
         apart[example] = 0
         if apart.max() > worst.error:
             text = f"example {example} changes example {int(apart.max(axis=1).argmax())}"
-            worst = Measure(float(apart.max()), subject.bound, text)
+            worst = Measure(float(apart.max()), subject.leak_bound, text)
     return worst
 
 
@@ -135,7 +135,7 @@ def head_groups(subject: Subject) -> Measure:
         raise Unchecked("pass inputs qkv(4, 2) if heads may share keys")
     heads, groups = subject.inputs.heads
     first, other = subject.draws
-    worst = Measure(0.0, subject.bound)
+    worst = Measure(0.0, subject.leak_bound)
     for group in range(groups):
         k, v = first[1].copy(), first[2].copy()
         k[:, :, group], v[:, :, group] = other[1][:, :, group], other[2][:, :, group]
@@ -144,12 +144,12 @@ def head_groups(subject: Subject) -> Measure:
         change = distance(*by_head).max(axis=0)
         change[group * heads // groups : (group + 1) * heads // groups] = 0
         if change.max() > worst.error:
-            head = int((change > subject.bound).argmax())
+            head = int((change > subject.leak_bound).argmax())
             text = (
                 f"query head {head} reads key head {group}, not {head * groups // heads}: repeat "
                 "each key head, do not tile them"
             )
-            worst = Measure(float(change.max()), subject.bound, text)
+            worst = Measure(float(change.max()), subject.leak_bound, text)
     return worst
 
 

@@ -37,15 +37,15 @@ def leak(
     wrong = [(forbidden_LL | ~tokens).all(axis=1) for tokens in sets]
     apart = np.where(wrong, changes(subject, sets, **data), 0)
     worst = float(apart.max(initial=0))
-    if worst <= subject.bound:
-        return Measure(worst, subject.bound)
-    output = int((apart > subject.bound).any(axis=0).argmax())
+    if worst <= subject.leak_bound:
+        return Measure(worst, subject.leak_bound)
+    output = int((apart > subject.leak_bound).any(axis=0).argmax())
     sources = _smallest(subject, np.flatnonzero(sets[apart[:, output].argmax()]), output, **data)
     change = changes(subject, [_among(subject, sources)], **data)[0, output]
     names = " and ".join(f"{token}{label(token)}" for token in sources[:4])
     return Measure(
         worst,
-        subject.bound,
+        subject.leak_bound,
         f"token {names} changes output {output}{label(output)} by {change:.2g}",
         (int(sources[-1]), output),
     )
@@ -85,7 +85,7 @@ def _smallest(subject: Subject, sources: Array, output: int, **data: Any) -> Arr
         halves = np.array_split(sources, 2)
         sets = [_among(subject, half) for half in halves]
         change = changes(subject, sets, **data)[:, output]
-        if change.max() <= subject.bound:
+        if change.max() <= subject.leak_bound:
             break  # only together
         sources = halves[int(change.argmax())]
     return sources

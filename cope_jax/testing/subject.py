@@ -85,18 +85,34 @@ class Subject:
         bits = {"bfloat16": 7, "float16": 10, "float64": 52}
         return float(2.0 ** -bits.get(kind, 23))
 
+    @property
+    def short(self) -> bool:
+        """Whether results have 16 bits: 100 roundings of bfloat16 are 78 % of a number."""
+        return self.rounding > 1e-4
+
     @functools.cached_property
     def bound(self) -> float:
-        """The largest error of an output: by default 100 roundings of the largest output."""
+        """The largest error of an output: 100 roundings of the largest output, or 20 of 16 bits."""
         if self.tolerance is not None:
             return self.tolerance
-        return 100 * self.rounding * float(np.abs(self.out).max(initial=0))
+        return (20 if self.short else 100) * self.rounding * _largest(self.out)
 
-    def gradient_bound(self, gradient: Array) -> float:
-        """The largest error of an entry of a gradient: ten times that of an output."""
+    @functools.cached_property
+    def leak_bound(self) -> float:
+        """The largest change of an output that must not change at all: of 16 bits, 4 roundings."""
+        if self.tolerance is not None or not self.short:
+            return self.bound
+        return 4 * self.rounding * _largest(self.out)
+
+    def gradient_bound(self, gradient: Array, leak: bool = False) -> float:
+        """The largest error of an entry of a gradient, or the largest that must be 0.
+
+        It is ten times that of an output; of 16 bits, 40 roundings, or 4 of what must be 0.
+        """
         if self.tolerance is not None:
             return 10 * self.tolerance
-        return 1000 * self.rounding * float(np.abs(gradient).max(initial=0))
+        roundings = (4 if leak else 40) if self.short else 1000
+        return roundings * self.rounding * _largest(gradient)
 
     def keywords(self, **data: Any) -> dict[str, Any]:
         """Returns the keywords that pass data of the names of adapters; others are left out."""
@@ -185,6 +201,10 @@ class Subject:
         ]
 
 
+def _largest(values: Array) -> float:
+    return float(np.abs(values).max(initial=0))
+
+
 def checked_subject(hint: str = "", **choices: Any) -> Subject:
     """Creates a subject, and calls its function, so that wrong input is one line.
 
@@ -210,7 +230,7 @@ def checked_subject(hint: str = "", **choices: Any) -> Subject:
             f"{subject.name} is random: two calls with the same inputs differ by {apart:.2g}; turn "
             "dropout off, by eval() or deterministic=True, or fix the random key"
         )
-    if float(distance(first, other).max()) <= subject.bound:
+    if float(distance(first, other).max()) <= subject.leak_bound:
         raise ConfigError(
             f"{subject.name} returns the same for all inputs, so no law says anything about it"
         )

@@ -46,7 +46,17 @@ BROKEN = {
         {},
         "token 15 changes output 0 by",
     ),
+    "causality, in 16 bits": (
+        lambda x: jnp.asarray(x + x.mean(1, keepdims=True), jnp.bfloat16),
+        {},
+        "changes output 0 by",
+    ),
     "examples": (lambda x: x - x.mean(0), {}, "example 0 changes example 1"),
+    "examples, of the middle": (
+        lambda x: x + np.stack([0 * x[0], 0 * x[0], x[1], 0 * x[0]]),
+        {},
+        "example 1 changes example 2",
+    ),
     "packed documents": (
         lambda x, ids=None: x + np.float32(np.arange(x.shape[1])[:, None] / 9),
         ids,
@@ -80,6 +90,11 @@ BROKEN = {
     ),
     "gradients": (steep, {}, "the gradient of x at token"),
     "gradient leaks": (leaks_backward, {}, "has the gradient"),
+    "gradient leaks, of large outputs": (
+        jax.jit(lambda x: 1e3 + x + leaks_backward(1e-3 * x)),
+        {},
+        "has the gradient",
+    ),
     "gradients of documents": (
         lambda x, ids=None: leaks_backward(x),
         ids,
@@ -173,6 +188,11 @@ def test_the_first_wrong_gradient_of_a_long_input_is_a_token():
 
     verdict = check(layer, vectors(3), length=40)["gradients"]
     assert "the gradient of x at token 21 gives slope 0" in verdict.counterexample
+
+
+def test_slopes_of_16_bits_are_not_checked():
+    verdict = check(jax.jit(lambda x: x.astype(jnp.bfloat16)), vectors(3))["gradients"]
+    assert verdict.verdict == "not checked" and "check it in float32" in verdict.counterexample
 
 
 def test_two_draws_differ_in_every_entry():
