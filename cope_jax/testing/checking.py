@@ -80,15 +80,16 @@ def check(
       blocks: dicts of keywords for other sizes of blocks, or functions of the same arguments.
       devices: a function of the same arguments that computes on several devices.
       reference: a function of the same arguments that is right.
-      gradients: (arrays, dout, **keywords) -> gradients of Σ dout·out by the arrays in order; or a
-        dict of those of parameters by name. If None, JAX computes them; `from_torch` has its own.
+      gradients: (arrays, dout, **keywords) -> a list of the gradients of Σ dout·out by each array,
+        None for integers; or a dict of those of parameters by name. If None, JAX computes them;
+        `from_torch` has its own.
       shift: a number that positions may be shifted by without effect.
       lengths: lengths to try, for the law of length. If None, 1 and ⌊`length`/2⌋ + 1.
       bfloat16: whether to compare inputs in bfloat16 with float64.
       length: the number of tokens.
       batch: the number of examples of a call, at least 2.
       tolerance: the largest error of an output; of a gradient ten times this. If None, 100 roundings
-        of the largest output, or of 16 bits 20; where nothing may change at all, of 16 bits 4.
+        of the largest output, or of 16 bits 20; where nothing may change at all, 4.
       seed: the seed of all random numbers.
       laws: names of laws, if not all.
 

@@ -87,7 +87,7 @@ class Subject:
 
     @property
     def short(self) -> bool:
-        """Whether results have 16 bits: 100 roundings of bfloat16 are 78 % of a number."""
+        """Results have 16 bits: 100 roundings of bfloat16 are 78 % of a number."""
         return self.rounding > 1e-4
 
     @functools.cached_property
@@ -151,11 +151,21 @@ class Subject:
         given = self.gradients if function is None else None
         return given or getattr(function or self.function, "gradients", None)
 
-    def differentiable(self, function: Callable[..., Any] | None = None) -> bool:
-        """Returns whether `pull` can compute gradients."""
-        some = any(np.issubdtype(array.dtype, np.floating) for array in self.draws[0])
-        in_jax = self.gradients is None and isinstance(self.result, jax.Array)
-        return self.callback(function) is not None or (some and in_jax)
+    def differentiable(
+        self,
+        function: Callable[..., Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        **data: Any,
+    ) -> bool:
+        """Returns whether `pull` can compute gradients: of another function, by its result."""
+        if self.callback(function) is not None:
+            return True
+        if not any(np.issubdtype(array.dtype, np.floating) for array in self.draws[0]):
+            return False
+        result = self.result
+        if function is not None:
+            result = output(function(*self.draws[0], **self.keywords(**data), **dict(more or {})))
+        return isinstance(result, jax.Array)
 
     def pull(
         self,
@@ -172,15 +182,31 @@ class Subject:
             if callback is None:
                 return self._pull_in_jax(arrays, dout, function or self.function, keywords)
             results = callback(arrays, dout, **keywords)
-            named = results.items() if isinstance(results, Mapping) else enumerate(results)
-            values = {name: to_numpy(result) for name, result in named}
-        kinds = [(array.shape, np.issubdtype(array.dtype, np.floating)) for array in arrays]
-        return [
-            Gradient(self.inputs.name(name), name, gradient)
-            if isinstance(name, int) and kinds[name : name + 1] == [(gradient.shape, True)]
-            else Gradient(f"parameter {name}", None, gradient)
-            for name, gradient in values.items()
-        ]
+            if isinstance(results, Mapping):
+                return [Gradient(f"parameter {n}", None, to_numpy(g)) for n, g in results.items()]
+            return self._by_inputs(arrays, results)
+
+    def _by_inputs(self, arrays: Sequence[Array], results: Any) -> list[Gradient]:
+        """Returns what a callback gives as gradients of the arrays."""
+        if not isinstance(results, tuple | list) or len(results) != len(arrays):
+            count = f" of {len(results)}" if isinstance(results, tuple | list) else ""
+            raise CallError(
+                f"gradients returned a {type(results).__name__}{count} for {len(arrays)} arrays: "
+                "return a list of one gradient for each, None for integers, or a dict of parameters"
+            )
+        pulled = []
+        for index, (array, result) in enumerate(zip(arrays, results, strict=True)):
+            if not np.issubdtype(array.dtype, np.floating):
+                continue
+            shape = None if result is None else list(to_numpy(result).shape)
+            if shape != list(array.shape):
+                words = "None" if shape is None else f"shape {shape}"
+                raise CallError(
+                    f"gradients returned {words} for {self.inputs.name(index)}: return an array of "
+                    f"its shape {list(array.shape)}"
+                )
+            pulled.append(Gradient(self.inputs.name(index), index, to_numpy(result)))
+        return pulled
 
     def _pull_in_jax(
         self, arrays: Sequence[Array], dout: Array, function: Any, keywords: Any

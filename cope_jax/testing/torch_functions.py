@@ -49,10 +49,11 @@ class from_torch:
             return {}
         out, some = output(result), list(learned.values())
         pulled = torch.autograd.grad(out, some, _tensor(dout).to(out.dtype), allow_unused=True)
-        return {
+        gradients = {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(learned.items(), pulled, strict=True)
         }
+        return [gradients.get(n) for n in range(len(tensors))] if floats else gradients
 
 
 def wrapped(function: Any) -> Any:

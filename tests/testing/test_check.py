@@ -256,6 +256,27 @@ def test_a_wrong_step_is_one_clear_line(step, message):
     assert "\n" not in verdict.counterexample
 
 
+@pytest.mark.parametrize(
+    "gradients, message",
+    [
+        (lambda arrays, dout: dout, "gradients returned a ndarray for 1 arrays"),
+        (lambda arrays, dout: [], "gradients returned a list of 0 for 1 arrays: return a list of"),
+        (lambda arrays, dout: [None], "gradients returned None for x: return an array of its"),
+        (lambda arrays, dout: [0 * dout[0]], "gradients returned shape [16, 3] for x: return"),
+    ],
+)
+def test_wrong_shapes_of_gradients_are_one_clear_line(gradients, message):
+    verdict = check(lambda x: x, vectors(3), gradients=gradients)["gradients"]
+    assert verdict.verdict == "failed" and message in verdict.counterexample
+
+
+def test_a_reference_without_gradients_is_compared_by_values():
+    reference = check(jax.jit(lambda x: 2.0 * x), vectors(3), reference=lambda x: np.multiply(2, x))
+    assert reference["reference"].verdict == "holds"
+    wrong = check(jax.jit(lambda x: 2.0 * x), vectors(3), reference=lambda x: np.multiply(3, x))
+    assert wrong["reference"].verdict == "BROKEN"
+
+
 def so_far_of_documents(x):
     return so_far(x)
 
@@ -291,6 +312,10 @@ def test_modules_of_torch_are_taken_as_they_are_and_functions_are_wrapped():
     assert report["gradients"].verdict == report["causality"].verdict == "holds"
     report = check(torch.nn.Embedding(9, 3), tokens(9))
     assert report and report["gradient leaks"].verdict == "not checked"
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 3))
+    deeper = torch.nn.Sequential(*model, torch.nn.Linear(3, 3, bias=False))
+    torch.nn.init.eye_(deeper[1].weight)  # the same function with more parameters
+    assert check(model, tokens(9), reference=deeper)["reference"].verdict == "holds"
     one_hot = from_torch(lambda x: torch.nn.functional.one_hot(x, 9).float())
     assert check(one_hot, tokens(9))["gradients"].verdict == "not checked"
     with pytest.raises(ConfigError, match=r"pass tokens\(vocab\) for a language model"):
