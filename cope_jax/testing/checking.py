@@ -99,15 +99,28 @@ def check(
     Raises:
       ConfigError: the function cannot be called, is random, or ignores its inputs; a law is unknown.
     """
+    if isinstance(laws, str):
+        raise ConfigError(f"laws must be a list of names, got {laws!r}: pass [{laws!r}]")
     names = list(LAWS) if laws is None else list(laws)
+    if not names:
+        raise ConfigError("laws must be a list of at least one name, or None for all")
     for name in names:
         if name not in LAWS:
             raise unknown("law", name, LAWS)
     if not callable(function):
         raise ConfigError(f"check takes a function, got {type(function).__name__}")
+    if not (inputs is None or isinstance(inputs, Inputs) or callable(inputs)):
+        raise ConfigError(
+            "inputs must be qkv(…), vectors(width), tokens(vocab), or a function (generator, batch, "
+            f"length) -> arrays, got {type(inputs).__name__}"
+        )
+    if blocks is not None and (not isinstance(blocks, list | tuple) or not blocks):
+        raise ConfigError(
+            f"blocks must be a list of at least one dict of keywords or function, got {blocks!r}"
+        )
     hint = "; pass tokens(vocab) for a language model, vectors(width) for a layer"
     subject = checked_subject(
-        hint="" if inputs else hint,
+        hint=hint if inputs is None else "",
         function=wrapped(function),
         inputs=inputs
         if isinstance(inputs, Inputs)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from cope_jax.errors import ConfigError, first_line
+
 Arrays = tuple[np.ndarray[Any, Any], ...]
 Draw = Callable[[np.random.Generator, int, int], Arrays]
 
@@ -31,13 +33,35 @@ class Inputs:
     def two(self, seed: int, batch: int, length: int) -> tuple[Arrays, Arrays]:
         """Returns two draws that differ in every entry."""
         rng = np.random.default_rng(seed)
-        first, other = self.draw(rng, batch, length), self.draw(rng, batch, length)
+        first, other = self._drawn(rng, batch, length), self._drawn(rng, batch, length)
         for _ in range(99):  # few integers may be equal by chance
             other = tuple(
                 np.where(a == b, again, b)
-                for a, b, again in zip(first, other, self.draw(rng, batch, length), strict=True)
+                for a, b, again in zip(first, other, self._drawn(rng, batch, length), strict=True)
             )
         return first, other
+
+    def _drawn(self, rng: np.random.Generator, batch: int, length: int) -> Arrays:
+        """Draws arrays, and checks their shapes."""
+        try:
+            arrays = self.draw(rng, batch, length)
+        except Exception as error:
+            raise ConfigError(
+                f"inputs(generator, {batch}, {length}) raised {type(error).__name__}: "
+                f"{first_line(error)}"
+            ) from error
+        if not isinstance(arrays, tuple | list) or not arrays:
+            raise ConfigError(
+                "inputs(generator, batch, length) must return a tuple of arrays, got "
+                + (type(arrays).__name__ if np.size(arrays) else "none")
+            )
+        for index, array in enumerate(arrays):
+            if np.shape(array)[:2] != (batch, length):
+                raise ConfigError(
+                    f"inputs(generator, batch, length) returned shape {list(np.shape(array))} for "
+                    f"{self.name(index)}: it must be [{batch}, {length}, …]"
+                )
+        return tuple(np.asarray(array) for array in arrays)
 
 
 def qkv(

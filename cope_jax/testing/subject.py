@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -231,6 +232,28 @@ def _largest(values: Array) -> float:
     return float(np.abs(values).max(initial=0))
 
 
+def _check_numbers(subject: Subject) -> None:
+    for name in ("length", "batch", "seed", "shift"):
+        number = getattr(subject, name)
+        if not (isinstance(number, numbers.Integral) or (name == "shift" and number is None)):
+            raise ConfigError(f"{name} must be a whole number, got {number!r}")
+    if subject.seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {subject.seed}")
+    most = subject.tolerance
+    if most is not None and not (isinstance(most, numbers.Real) and most >= 0):
+        raise ConfigError(f"tolerance must be a number of at least 0, got {most!r}")
+    sizes = subject.lengths
+    if sizes is not None and not (
+        isinstance(sizes, list | tuple | range)
+        and len(sizes) > 0
+        and all(isinstance(n, numbers.Integral) and 1 <= n < subject.length for n in sizes)
+    ):
+        raise ConfigError(
+            f"lengths must be a list of whole numbers from 1 to length - 1 = {subject.length - 1}, "
+            f"got {sizes!r}"
+        )
+
+
 def checked_subject(hint: str = "", **choices: Any) -> Subject:
     """Creates a subject, and calls its function, so that wrong input is one line.
 
@@ -238,6 +261,7 @@ def checked_subject(hint: str = "", **choices: Any) -> Subject:
       ConfigError: the function cannot be called, is random, or ignores its input.
     """
     subject = Subject(**choices)
+    _check_numbers(subject)
     if subject.batch < 2 or subject.length < 4:
         raise ConfigError(
             f"batch must be at least 2 and length at least 4, got {subject.batch} and "

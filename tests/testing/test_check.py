@@ -218,6 +218,38 @@ MISTAKES = {
     "not finite": (lambda: check(lambda q, k, v: q / 0), "values that are not finite"),
     "no function": (lambda: check(3), "check takes a function, got int"),
     "law": (lambda: check(so_far, vectors(3), laws=["casuality"]), "did you mean 'causality'"),
+    "inputs of arrays": (
+        lambda: check(so_far, np.ones((4, 16, 3))),
+        "inputs must be qkv(…), vectors(width), tokens(vocab), or a function (generator, batch, length)",
+    ),
+    "draws an array": (
+        lambda: check(so_far, lambda rng, *size: rng.normal(size=(*size, 3))),
+        "must return a tuple of arrays, got ndarray",
+    ),
+    "draws a shape": (
+        lambda: check(so_far, lambda rng, batch, length: [np.ones((length, batch))]),
+        "returned shape [16, 4] for input 0: it must be [4, 16, …]",
+    ),
+    "draw raises": (lambda: check(so_far, vectors), "inputs(generator, 4, 16) raised TypeError"),
+    "laws of a string": (lambda: check(so_far, vectors(3), laws="causality"), "['causality']"),
+    "no laws": (lambda: check(so_far, vectors(3), laws=[]), "at least one name, or None for all"),
+    "tolerance": (
+        lambda: check(so_far, vectors(3), tolerance=-1.0),
+        "tolerance must be a number of at least 0, got -1.0",
+    ),
+    "tolerance of a word": (lambda: check(so_far, vectors(3), tolerance="a"), "least 0, got 'a'"),
+    "length": (
+        lambda: check(so_far, vectors(3), length=16.0),
+        "length must be a whole number, got 16.0",
+    ),
+    "seed": (lambda: check(so_far, vectors(3), seed=-1), "seed must be at least 0, got -1"),
+    "long lengths": (
+        lambda: check(so_far, vectors(3), lengths=[32]),
+        "lengths must be a list of whole numbers from 1 to length - 1 = 15, got [32]",
+    ),
+    "lengths": (lambda: check(so_far, vectors(3), lengths=5), "1 = 15, got 5"),
+    "no blocks": (lambda: check(so_far, vectors(3), blocks=[]), "at least one dict of keywords"),
+    "blocks of a dict": (lambda: check(so_far, vectors(3), blocks={"b": 3}), "got {'b': 3}"),
     "one example": (lambda: check(so_far, vectors(3), batch=1), "batch must be at least 2"),
 }
 
