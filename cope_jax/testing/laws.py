@@ -104,6 +104,17 @@ def left_padding(subject: Subject) -> Measure:
     return aligned(measure, subject, subject.call(arrays, **padded(mask)), mask)
 
 
+@law("mask", "mask")
+def mask(subject: Subject) -> Measure:
+    """No output depends on a token that its mask hides: even tokens see even ones, odd see odd.
+
+    So in several layers too, no token passes on what another must not see.
+    """
+    odd = np.arange(subject.length) % 2
+    see = odd[:, None] == odd
+    return leak(subject, ~see, mask=see[None, None])
+
+
 @law("shift", "positions", "shift")
 def shift(subject: Subject) -> Measure:
     """Only distances of positions matter: f(x, p + s) = f(x, p)."""

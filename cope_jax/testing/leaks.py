@@ -24,7 +24,7 @@ def leak(
       subject: the function.
       forbidden_LL: bool, True at [i, j] if output i must not depend on token j.
       label: words that follow the number of a token, such as " (document 1)".
-      **data: arrays `[1, L]` for adapters.
+      **data: arrays `[1, …]` for adapters.
 
     Returns:
       the largest change. A broken law names two tokens: bisection divides the replaced tokens until

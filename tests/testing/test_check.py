@@ -78,6 +78,7 @@ BROKEN = {
         "(padding) changes output 8 by",
     ),
     "decoding": (so_far, {"step": lambda cache, x: (x, None)}, "output 1 of example 0"),
+    "mask": (lambda x, mask=None: so_far(x), {"mask": "mask"}, "changes output 1 by"),
     "shift": (
         lambda x, places=0: x + np.float32(places)[..., None],
         {"positions": "places", "shift": 7},
