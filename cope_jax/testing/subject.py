@@ -120,8 +120,15 @@ class Subject:
         given: dict[str, Any] = {}
         for name, array in data.items():
             adapter = getattr(self, name)
-            if adapter is not None:
-                given |= {adapter: array} if isinstance(adapter, str) else adapter(array)
+            if adapter is None:
+                continue
+            with clear_errors(f"the adapter {name}", [array], {}):
+                more = {adapter: array} if isinstance(adapter, str) else adapter(array)
+            if not isinstance(more, Mapping):
+                raise CallError(
+                    f"the adapter {name} must return a dict of keywords, got {type(more).__name__}"
+                )
+            given |= more
         return given
 
     def call(
@@ -232,7 +239,15 @@ def _largest(values: Array) -> float:
     return float(np.abs(values).max(initial=0))
 
 
-def _check_numbers(subject: Subject) -> None:
+def _check_choices(subject: Subject) -> None:
+    for name in ("segments", "positions", "padding", "mask"):
+        adapter = getattr(subject, name)
+        if not (adapter is None or isinstance(adapter, str) or callable(adapter)):
+            raise ConfigError(f"{name} must be a keyword's name or a function, got {adapter!r}")
+    for name in ("step", "devices", "reference", "gradients"):
+        function = getattr(subject, name)
+        if not (function is None or callable(function)):
+            raise ConfigError(f"{name} must be a function, got {function!r}")
     for name in ("length", "batch", "seed", "shift"):
         number = getattr(subject, name)
         if not (isinstance(number, numbers.Integral) or (name == "shift" and number is None)):
@@ -246,7 +261,7 @@ def _check_numbers(subject: Subject) -> None:
     if sizes is not None and not (
         isinstance(sizes, list | tuple | range)
         and len(sizes) > 0
-        and all(isinstance(n, numbers.Integral) and 1 <= n < subject.length for n in sizes)
+        and all(isinstance(n, int | np.integer) and 1 <= n < subject.length for n in sizes)
     ):
         raise ConfigError(
             f"lengths must be a list of whole numbers from 1 to length - 1 = {subject.length - 1}, "
@@ -261,7 +276,7 @@ def checked_subject(hint: str = "", **choices: Any) -> Subject:
       ConfigError: the function cannot be called, is random, or ignores its input.
     """
     subject = Subject(**choices)
-    _check_numbers(subject)
+    _check_choices(subject)
     if subject.batch < 2 or subject.length < 4:
         raise ConfigError(
             f"batch must be at least 2 and length at least 4, got {subject.batch} and "

@@ -251,6 +251,8 @@ MISTAKES = {
     "lengths": (lambda: check(so_far, vectors(3), lengths=5), "1 = 15, got 5"),
     "no blocks": (lambda: check(so_far, vectors(3), blocks=[]), "at least one dict of keywords"),
     "blocks of a dict": (lambda: check(so_far, vectors(3), blocks={"b": 3}), "got {'b': 3}"),
+    "adapter": (lambda: check(so_far, vectors(3), segments=3), "segments must be a keyword's name"),
+    "reference": (lambda: check(so_far, vectors(3), reference=3), "must be a function, got 3"),
     "one example": (lambda: check(so_far, vectors(3), batch=1), "batch must be at least 2"),
 }
 
@@ -261,6 +263,11 @@ def test_a_mistake_is_one_clear_line(call, message):
     with pytest.raises(ConfigError) as error:
         call()
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_adapter_that_returns_no_dict_is_one_clear_line():
+    verdict = check(so_far, vectors(3), segments=lambda ids: ids)["packed documents"]
+    assert verdict.verdict == "failed" and "must return a dict of" in verdict.counterexample
 
 
 def test_a_wrong_keyword_is_a_failed_law_and_not_a_broken_one():
