@@ -55,6 +55,9 @@ interrupt.
 """
 
 
+RARE = ("--config.training.evaluate_every=8", "--config.training.checkpoint_every=8")
+"""Flags of the comparisons that tests share."""
+
 SEVERAL_RUNS = ("compare", "tag", "classify")
 """Commands that would start a process for each run, which takes seconds."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.commands import CONFIG, Command, Done
+from tests.commands.commands import CONFIG, RARE, Command, Done
 from tests.commands.pretrained import MODELS, write_model
 
 
@@ -32,8 +32,7 @@ def compare(start, config) -> Callable[..., Command]:
 
     def begin(workdir, *flags, encodings="cope,rope", seeds=2):
         cells = (f"--encodings={encodings}", f"--seeds={seeds}")
-        rare = [f"--config.training.{event}_every=8" for event in ("evaluate", "checkpoint")]
-        return start("compare", f"--config={config}", *cells, *rare, f"--workdir={workdir}", *flags)
+        return start("compare", f"--config={config}", *cells, *RARE, f"--workdir={workdir}", *flags)
 
     return begin
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.commands import RARE
+
 QUICK = "cope_jax/configs/quick.py"
 
 pytestmark = pytest.mark.xdist_group("compare")  # what `straight` trains is shared
@@ -221,7 +223,7 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(
         in done.error
     )
     cell = workdir / "cells/cope/seed_0"
-    same = (f"--config={config}", "--config.encoding=cope", f"--workdir={cell}")
+    same = (f"--config={config}", *RARE, "--config.encoding=cope", f"--workdir={cell}")
     done = start("train", *same, "--seed=1").wait()
     assert done.status == 2, done.err
     assert f"{cell} holds a run with other settings, seeds ([0], not [1])" in done.error
