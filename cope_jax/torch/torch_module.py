@@ -88,11 +88,11 @@ class Encoding(nn.Module):
         tensors = {"x_BLD": x_BLD, "positions_BL": positions_BL.to(x_BLD.device, torch.int32)}
         return _call("embed", self, tensors, {})
 
-    def facts(self) -> Any:
+    def facts(self, crops: bool = False) -> Any:
         """Returns what a model must know of the encoding, a `torch_program.Facts`."""
         from cope_jax.torch import torch_program
 
-        return torch_program.facts(self.spec)
+        return torch_program.facts(self.spec, crops)
 
     def extra_repr(self) -> str:
         return "+".join(f"{name}({options or ''})" for name, options in self.parts)
