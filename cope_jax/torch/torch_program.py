@@ -223,9 +223,13 @@ def facts(encoding: str, crops: bool) -> Facts:
         """The result of the last query from the keys of its window alone."""
         positions = first + jnp.arange(window, dtype=jnp.int32)[None]
         return attend(
-            *(y[:, -count:] for y, count in ((q, 1), (k, window), (v, window))),
-            **{"encoding": created, "embedded": True},
-            **{"q_positions": positions[:, -1:], "k_positions": positions},
+            q[:, -1:],
+            k[:, -window:],
+            v[:, -window:],
+            encoding=created,
+            embedded=True,
+            q_positions=positions[:, -1:],
+            k_positions=positions,
         )
 
     def differ(a: Array, b: Array, atol: float) -> bool:
