@@ -1,6 +1,6 @@
 """Every position encoding for PyTorch and transformers: `attend` on tensors, with JAX inside.
 
-`import cope_jax.torch` imports PyTorch only. The first call imports JAX and starts its backend.
+`import cope_jax.torch` imports PyTorch only. The first `Encoding` imports JAX and starts its backend.
 """
 
 from cope_jax.errors import not_installed

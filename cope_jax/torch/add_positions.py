@@ -44,7 +44,7 @@ def add_positions(model: Any, name: str, **options: Any) -> Any:
         )
         for layer in layers
     ]
-    facts = encodings[0].facts()
+    facts = encodings[0].facts(crops=getattr(config, "sliding_window", None) is not None)
     if facts.embeds_input:
         raise ConfigError(
             f"{name} acts on the input embeddings, which add_positions leaves alone: choose an encoding of attention"
@@ -56,6 +56,7 @@ def add_positions(model: Any, name: str, **options: Any) -> Any:
         )
     for layer, encoding in zip(layers, encodings, strict=True):
         layer.positions = encoding.to(model.device, model.dtype)
+        layer.positions_facts = facts
         if facts.reads_x:
             layer.register_forward_pre_hook(_keep_input, with_kwargs=True)
     _register()
@@ -141,8 +142,9 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _keep_input(layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Keeps the input of an attention layer for encodings that read it."""
-    layer.positions_input = arguments[0] if arguments else keywords["hidden_states"]
+    """Keeps the input of an attention layer for encodings that read it, until `attention` takes it."""
+    if layer.config._attn_implementation == NAME:
+        layer.positions_input = arguments[0] if arguments else keywords["hidden_states"]
 
 
 def _register() -> None:

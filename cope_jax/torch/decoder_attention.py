@@ -58,6 +58,8 @@ def attention(
         raise ConfigError(
             "this encoding reads the input of the layer, which the cache does not keep: pass use_cache=False"
         )
+    if length != keys:
+        _check_cache(layer.positions_facts, length, keys, sliding_window, attention_mask)
     given: dict[str, Any] = {"window": sliding_window, "logits_soft_cap": softcap}
     if scaling is not None and not math.isclose(scaling, query.shape[-1] ** -0.5):
         given["scale"] = scaling
@@ -79,17 +81,34 @@ def attention(
     return out_BLHK[:, q_BLHK.shape[1] - length :], None
 
 
-def _seen(seen_BM: Tensor | None, more: int, q_BLHK: Tensor, k_BMGK: Tensor) -> dict[str, Any]:
+def _check_cache(
+    facts: Any, length: int, keys: int, window: int | None, mask: Tensor | None
+) -> None:
+    """Refuses encodings that need what a cache does not keep."""
+    if facts.reads_queries:
+        raise ConfigError(
+            "this encoding reads earlier queries, which the cache does not keep: pass use_cache=False"
+        )
+    cropped = window is not None and keys >= window - 1 + length
+    unknown = facts.absolute and mask is not None and mask.ndim == 4
+    if cropped and (facts.remembers or unknown):
+        raise ConfigError(
+            f"this encoding reads {'all earlier tokens' if facts.remembers else 'true positions'}, but the cache keeps "
+            f"only the window of {window} tokens: pass use_cache=False"
+        )
+
+
+def _seen(count_BM: Tensor | None, more: int, q_BLHK: Tensor, k_BMGK: Tensor) -> dict[str, Any]:
     """Returns the positions and segments of queries and keys: hidden tokens are a segment of their
     own, and positions count the others.
 
     `more` tokens were put before the first.
     """
     length, (batch, keys) = q_BLHK.shape[1], k_BMGK.shape[:2]
-    if seen_BM is None:
-        seen_BM = _ones(batch, keys - more, k_BMGK.device)
-    ids_BM = pad(seen_BM.to(torch.int32), (more, 0))
-    positions_BM = (ids_BM.cumsum(1, dtype=torch.int32) - 1).clamp(min=0)
+    if count_BM is None:
+        count_BM = _counts(batch, 0, keys - more, k_BMGK.device)
+    count_BM = pad(count_BM, (more, 0))
+    ids_BM, positions_BM = (count_BM > 0).to(torch.int32), (count_BM - 1).clamp(min=0)
     return {
         **{"k_positions": positions_BM, "q_positions": positions_BM[:, -length:]},
         **{"k_segment_ids": ids_BM, "q_segment_ids": ids_BM[:, -length:]},
@@ -121,8 +140,8 @@ def mask(
       **options: other arguments of a mask function.
 
     Returns:
-      None if causality and the window say all; `[B, M]`, False for padding; or `[B, 1, L, M]`, True
-      where a query may see a key.
+      None if causality and the window say all; integers `[B, M]`, 0 for padding and else the number
+      of tokens up to this; or `[B, 1, L, M]`, True where a query may see a key.
     """
     if cache_position is not None:
         q_length, q_offset = len(cache_position), cache_position[0]
@@ -140,16 +159,21 @@ def mask(
         }
         given |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
         return sdpa_mask(**given, **queries, **options)[..., :end]
+    whole = end == kv_length and not kv_offset
     if attention_mask is None:
-        return None if end == kv_length else _ones(batch_size, end, options.get("device"))
-    seen_BM = attention_mask[:, kv_offset : kv_offset + end].bool()
-    seen_BM = pad(seen_BM, (0, end - seen_BM.shape[1]))
+        device = options.get("device")
+        return None if whole else _counts(batch_size, kv_offset, end, device)
+    seen_BM = attention_mask[:, : kv_offset + end].bool()
+    seen_BM = pad(seen_BM, (0, kv_offset + end - seen_BM.shape[1]))
     everything = not torch.compiler.is_compiling() and bool(seen_BM.all())
-    return None if everything and end == kv_length else seen_BM
+    count_BM = seen_BM.cumsum(1, dtype=torch.int32) * seen_BM
+    return None if everything and whole else count_BM[:, kv_offset:]
 
 
-def _ones(batch: int, length: int, device: Any) -> Tensor:
-    return torch.ones(batch, length, dtype=torch.bool, device=device)
+def _counts(batch: int, before: int, length: int, device: Any) -> Tensor:
+    """Returns the number of tokens up to each, with `before` tokens before the first."""
+    counts = torch.arange(before + 1, before + length + 1, dtype=torch.int32, device=device)
+    return counts.expand(batch, length)
 
 
 def rounded(length: int) -> int:

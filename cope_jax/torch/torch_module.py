@@ -62,11 +62,10 @@ class Encoding(nn.Module):
         from cope_jax.torch import torch_program
 
         super().__init__()
-        self.parts = torch_program.parts(name, options)
+        self.parts = torch_program.parts(name, _fixed(name, options))
         sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
-        self.spec = json.dumps(
-            [self.parts, {**sizes, "model_dim": model_dim, "max_length": max_length}]
-        )
+        sizes |= {"model_dim": model_dim, "max_length": max_length}
+        self.spec = json.dumps([self.parts, _fixed(name, sizes)])
         seed = int(torch.randint(2**31 - 1, (), device="cpu"))
         initial = torch_program.initial_parameters(self.spec, seed)
         self.paths = tuple(initial)
@@ -85,14 +84,16 @@ class Encoding(nn.Module):
 
     def embed(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
         """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
-        tensors = {"x_BLD": x_BLD, "positions_BL": positions_BL.to(x_BLD.device, torch.int32)}
+        tensors = {"x_BLD": x_BLD, "positions_BL": positions_BL}
+        _check_tensors(tensors)
+        tensors["positions_BL"] = positions_BL.to(x_BLD.device, torch.int32)
         return _call("embed", self, tensors, {})
 
-    def facts(self) -> Any:
+    def facts(self, crops: bool = False) -> Any:
         """Returns what a model must know of the encoding, a `torch_program.Facts`."""
         from cope_jax.torch import torch_program
 
-        return torch_program.facts(self.spec)
+        return torch_program.facts(self.spec, crops)
 
     def extra_repr(self) -> str:
         return "+".join(f"{name}({options or ''})" for name, options in self.parts)
@@ -174,19 +175,25 @@ def attend(
         **{"logits_soft_cap": logits_soft_cap, "implementation": implementation},
         **{"dropout_rate": dropout_rate, "blocks": blocks},
     }
-    return _call("attend", encoding, {n: x for n, x in given.items() if x is not None}, options)
+    tensors = {name: x for name, x in given.items() if x is not None}
+    _check_tensors(tensors)
+    return _call("attend", encoding, tensors, _fixed("attend", options))
+
+
+def _check_tensors(tensors: dict[str, Any]) -> None:
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise ConfigError(
+                f"{name} must be a tensor, got {abridged(x)} of type {type(x).__name__}"
+            )
+        if x.layout != torch.strided:
+            raise ConfigError(f"{name} has the layout {x.layout}: pass {name}.to_dense()")
 
 
 def _call(
     hook: str, encoding: Encoding, tensors: dict[str, Any], options: dict[str, Any]
 ) -> Tensor:
     """Runs a hook; `tensors` are its arguments by name."""
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise ConfigError(
-                f"{name} must be a tensor, got {abridged(x)} of type {type(x).__name__}"
-            )
-    options = {name: _fixed(name, x) for name, x in options.items()}
     device = next(iter(tensors.values())).device
     autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
     for path in encoding.paths:
@@ -215,16 +222,25 @@ def _call(
 
 
 def _fixed(name: str, value: Any) -> Any:
-    """Returns an option; torch.compile makes a symbolic number constant when a set contains it."""
+    """Returns an option as JSON has it; torch.compile makes a symbolic number constant when a set
+    contains it.
+    """
+    if isinstance(value, dict):
+        return {key: _fixed(key, x) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_fixed(name, x) for x in value]
     if isinstance(value, Tensor):
+        learned = "; multiply q by a learned scale" if name == "scale" else ""
         raise ConfigError(
-            f"{name} must not be a tensor, as it gets no gradient: pass {name}.item(); multiply q by a learned scale"
+            f"{name} must not be a tensor, as it gets no gradient: pass {name}.item(){learned}"
         )
     value = value.item() if isinstance(value, np.generic) else value
-    return {value}.pop() if isinstance(value, (int, float)) else value
+    if isinstance(value, (int, float)):
+        return {value}.pop()
+    return value if value is None or isinstance(value, str) else checked(value, float, name)
 
 
 @torch.compiler.assume_constant_result
 def _key(*call: Any) -> str:
     """Returns a call as text; the arguments are those of `torch_program.Call`."""
-    return json.dumps(call, default=lambda x: checked(x, float, "an option"))
+    return json.dumps(call)

@@ -157,11 +157,17 @@ class Facts(NamedTuple):
       embeds_input: whether it acts on the input embeddings.
       reads_x: whether it reads the input of the layer.
       changes: whether it changes attention while its parameters are the initial ones.
+      reads_queries: whether a row of the logits depends on earlier queries.
+      remembers: whether tokens outside the window change the result.
+      absolute: whether the result changes when all positions move.
     """
 
     embeds_input: bool
     reads_x: bool
     changes: bool
+    reads_queries: bool
+    remembers: bool
+    absolute: bool
 
 
 def parts(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, dict[str, Any]], ...]:
@@ -192,10 +198,15 @@ def initial_parameters(encoding: str, seed: int) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def facts(encoding: str) -> Facts:
-    """Returns the facts of an encoding, found out with a few random tokens."""
+def facts(encoding: str, crops: bool) -> Facts:
+    """Returns the facts of an encoding, found out with a few random tokens.
+
+    `crops` says whether a cache may keep a window only; without it `remembers` and `absolute` are
+    not computed.
+    """
     created = create(encoding, 0)
-    shape, tokens, normal = created.shape, 24, np.random.default_rng(0).standard_normal
+    shape, tokens, window = created.shape, 24, 6
+    normal = np.random.default_rng(0).standard_normal
     x, q, k, v = (
         jnp.asarray(normal((1, tokens, *size)), jnp.float32)
         for size in (
@@ -205,17 +216,44 @@ def facts(encoding: str) -> Facts:
         )
     )
 
-    def result(encoding: encodings.Encoding, x: Any) -> Array:
-        return attend(q, k, v, encoding=encoding, x=x, embedded=True)
+    def result(encoding: encodings.Encoding, x: Any, **options: Any) -> Array:
+        return attend(q, k, v, encoding=encoding, x=x, embedded=True, **options)
+
+    def cropped(first: int) -> Array:
+        """The result of the last query from the keys of its window alone."""
+        positions = first + jnp.arange(window, dtype=jnp.int32)[None]
+        return attend(
+            q[:, -1:],
+            k[:, -window:],
+            v[:, -window:],
+            encoding=created,
+            embedded=True,
+            q_positions=positions[:, -1:],
+            k_positions=positions,
+        )
+
+    def differ(a: Array, b: Array, atol: float) -> bool:
+        return not np.allclose(a, b, rtol=0, atol=atol)
 
     plain = encodings.Encoding(encodings.Encoding.Config(), shape, rngs=nnx.Rngs(0))
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        same = np.allclose(result(created, x), result(plain, x), atol=1e-5)
     try:
         jax.eval_shape(lambda: result(created, None))
+        reads_x = False
     except ConfigError:
-        return Facts(created.traits.embeds_input, True, not same)
-    return Facts(created.traits.embeds_input, False, not same)
+        reads_x = True
+    reads_queries = not created.traits.splits_queries
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        changes = differ(result(created, x), result(plain, x), 1e-5)
+        remembers = absolute = False
+        if crops and not reads_x and not reads_queries:
+            state = nnx.state(created)
+            nnx.update(
+                created, jax.tree.map(lambda y: jnp.asarray(normal(y.shape), y.dtype), state)
+            )
+            last = cropped(tokens - window)
+            remembers = differ(result(created, x, window=window)[:, -1:], last, 1e-3)
+            absolute = differ(cropped(8192), last, 1e-2)  # float32 rounds angles of 8192
+    return Facts(created.traits.embeds_input, reads_x, changes, reads_queries, remembers, absolute)
 
 
 def _evaluate(call: Call, arrays: Sequence[Array]) -> Array:

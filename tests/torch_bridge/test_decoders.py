@@ -118,6 +118,45 @@ def test_a_cache_and_padding_change_nothing(name):
         same(torch.cat(steps, 1)[seen], whole[seen])
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_cache_of_the_window_keeps_true_positions(padding):
+    model = trained("mistral", "fire", threshold=2.0)
+    ids = torch.randint(3, 50, (1, 14))
+    mask = (torch.arange(14) >= padding)[None].long()
+
+    def logits(begin, end, **options):
+        given = {"attention_mask": mask[:, :end], "position_ids": mask.cumsum(1)[:, begin:end]}
+        return model(ids[:, begin:end], **given, **options).logits
+
+    with torch.no_grad():
+        whole = logits(0, 14, use_cache=False)
+        cache = transformers.DynamicCache(config=model.config)
+        steps = [
+            logits(begin, end, past_key_values=cache)
+            for begin, end in ((0, 8), (8, 10), *((n, n + 1) for n in range(10, 14)))
+        ]
+    # Mistral's norms round to float32.
+    same(torch.cat(steps, 1)[:, padding:], whole[:, padding:], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "static", "message"),
+    [
+        ("ssmax", "mistral", False, "reads all earlier tokens, but the cache keeps only"),
+        ("fire", "mistral", True, "reads true positions, but the cache keeps only"),
+        ("selective", "llama", False, "reads earlier queries, which the cache does not keep"),
+    ],
+)
+def test_what_a_cache_does_not_keep_is_refused(encoding, name, static, message):
+    model = trained(name, encoding)
+    options = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": None}
+    if static:
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    ids = torch.randint(3, 50, (1, 9))
+    with pytest.raises(ConfigError, match=f"{message}.*use_cache=False"):
+        model.generate(ids, **options)
+
+
 @every_decoder("gpt2")
 def test_generation_with_a_cache_is_generation_without(name):
     model, given = trained(name, npos_max=8), padded_tokens()
@@ -189,6 +228,9 @@ def test_an_encoding_that_reads_the_input_runs_without_a_cache():
         model.generate(ids, **options)
     model(ids).logits.sum().backward()
     copy.deepcopy(model)  # no layer keeps its input, which has a graph
+    model.set_attn_implementation("sdpa")
+    model(ids)
+    copy.deepcopy(model)
 
 
 def bert():

@@ -240,9 +240,19 @@ def test_what_has_no_derivative_is_one_line(cope):
         first.sum().backward()
 
 
+def test_numbers_of_numpy_are_options():
+    module = Encoding("cope", num_heads=np.int64(2), head_dim=4, npos_max=np.int32(8))
+    assert module.spec == Encoding("cope", num_heads=2, head_dim=4, npos_max=8).spec
+    for options, name in (({"npos_max": torch.tensor(8)}, "npos_max"), ({}, "head_dim")):
+        with pytest.raises(ConfigError, match=rf"^{name} must not be a .* pass {name}\.item\(\)$"):
+            Encoding("cope", num_heads=2, **{"head_dim": torch.tensor(4)} | options)
+
+
 def test_an_encoding_of_the_input():
     learned = Encoding("learned", num_heads=2, head_dim=4, max_length=5)
     x, positions = torch.zeros(1, 3, 8), torch.tensor([[0, 4, 1]])
+    with pytest.raises(ConfigError, match=r"positions_BL must be a tensor, got \[0, 4, 1\]"):
+        learned.embed(x, [0, 4, 1])
     embedded = learned.embed(x, positions)
     assert torch.equal(embedded, learned.table[positions])
     (gradient,) = gradients(embedded, learned.table)
@@ -282,6 +292,10 @@ WRONG = {
     "other heads": ((K, K, V), {}, "but q and k have"),
     "no such implementation": ((Q, K, V), {"implementation": "flash"}, "unknown attention impl"),
     "text": ((Q, K, V), {"window": "3"}, "window must be int or None"),
+    "a complex number": ((Q, K, V), {"scale": 1j}, "scale must be float, got 1j of type complex"),
+    "a tensor in a list": ((Q, K, V), {"blocks": [torch.tensor(4)] * 3}, "blocks must not be a t"),
+    "a sparse tensor": ((Q.to_sparse(), K, V), {}, r"layout torch\.sparse_coo: pass q_BLHK\.to_de"),
+    "another layout": ((Q, K.to_mkldnn(), V), {}, r"layout torch\._mkldnn: pass k_BMGK\.to_dense"),
 }
 
 
