@@ -84,7 +84,7 @@ def _key_of_pull(tensors: Sequence[torch.Tensor], key: str) -> str:
     return json.dumps([key, kind, shapes])
 
 
-@functools.cache
+@functools.lru_cache(256)  # a program that was dropped is traced again, with the same residuals
 def _program(key: str) -> Any:
     from cope_jax.torch.torch_program import program
 

@@ -240,6 +240,14 @@ def test_what_has_no_derivative_is_one_line(cope):
         first.sum().backward()
 
 
+def test_a_dropped_program_is_made_again(cope):
+    q, k, v, _ = tensors(dtype=torch.float32)
+    expected = gradients(attend(q, k, v, encoding=cope), q, k, v, cope.table)
+    out = attend(q, k, v, encoding=cope)
+    torch_op._program.cache_clear()
+    torch.testing.assert_close(gradients(out, q, k, v, cope.table), expected)
+
+
 def test_numbers_of_numpy_are_options():
     module = Encoding("cope", num_heads=np.int64(2), head_dim=4, npos_max=np.int32(8))
     assert module.spec == Encoding("cope", num_heads=2, head_dim=4, npos_max=8).spec
