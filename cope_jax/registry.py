@@ -89,6 +89,21 @@ class Registry(Generic[T]):
             raise ConfigError(f"{unknown(self.kind, name, self._entries)}{self.hint}")
         return self._entries[name]
 
+    def forget(self, module: str) -> None:
+        """Removes the entries of a module."""
+        entries = self._entries.items()
+        self._entries = {name: entry for name, entry in entries if _module(entry) != module}
+
+    @contextlib.contextmanager
+    def kept_after_errors(self) -> Iterator[None]:
+        """Restores the entries if the `with` block raises."""
+        entries = dict(self._entries)
+        try:
+            yield
+        except BaseException:
+            self._entries = entries
+            raise
+
     def names(self) -> tuple[str, ...]:
         """Returns all names, sorted."""
         return tuple(sorted(self._entries))
@@ -100,8 +115,12 @@ class Registry(Generic[T]):
         return iter(self.names())
 
 
+def _module(entry: Any) -> str:
+    return str(entry.__module__)
+
+
 def _origin(entry: Any) -> str:
-    return f"{entry.__module__}.{entry.__qualname__}"
+    return f"{_module(entry)}.{entry.__qualname__}"
 
 
 C = TypeVar("C")

@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.0, help="largest difference of errors")
     parser.add_argument("--workdir", type=Path, required=True, help="new folder of the cells")
     given = parser.parse_args()
+    if given.workdir.exists():
+        sys.exit(f"{given.workdir} exists: give a new folder")
     cells = grid_file.read(grid_file.find(given.grid))
     if given.encoding:
         cells = entries(cells, encodings.load(given.encoding))
@@ -51,6 +53,10 @@ def main() -> None:
         (unpacked,) = Path(folder).iterdir()
         recorded = Grid(unpacked, cells)
         finished = recorded.state().finished
+        if given.encoding and len(finished) < len(cells):
+            sys.exit(
+                f"{given.records} has {len(finished)} of the {len(cells)} cells: train the others"
+            )
         chosen = random.Random(given.seed).sample(finished, math.ceil(given.share * len(finished)))
         print(f"{len(chosen)} of {len(finished)} cells", flush=True)
         again = Grid(given.workdir, chosen)

@@ -64,10 +64,6 @@ def run(
                 )
             _allow_open_files()
             prepare()
-            if "encoding" in flags.FLAGS and (file := flags.FLAGS["encoding"].value) is not None:
-                from cope_jax import encodings
-
-                encodings.load(file)
             if "jax" in sys.modules:
                 from cope_jax.storage.programs import keep_programs
 
@@ -87,6 +83,7 @@ def run(
                 _check_text(argv)
                 argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
                 _check_names(argv)
+                _load_encoding(argv)
                 argv = config_flags.with_defaults(argv)
                 rest = flags.FLAGS(argv)
                 _check_numbers(argv)
@@ -153,6 +150,16 @@ def _check_names(argv: Sequence[str]) -> None:
         define(name, None, "", flag_values=known)
     fields = tuple(f"{name}." for name in config_flags.names())
     known([word for word in argv if not word.lstrip("-").removeprefix("no").startswith(fields)])
+
+
+def _load_encoding(argv: Sequence[str]) -> None:
+    """Loads the file of --encoding before flags are read, because a config may name its encodings."""
+    for word, following in itertools.pairwise([*argv[1:], ""]):
+        name, equals, text = word.lstrip("-").partition("=")
+        if name == "encoding" and word.startswith("-"):
+            from cope_jax import encodings
+
+            encodings.load(text if equals else following)
 
 
 def _check_lists() -> None:

@@ -54,6 +54,7 @@ def main() -> None:
     cells, workdir = grid_file.read(grid_file.find(_GRID.value)), Path(_WORKDIR.value)
     entered = [] if _ENCODING.value is None else encodings.load(_ENCODING.value)
     if entered:
+        cells = [cell for cell in cells if cell.label not in entered]
         finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
         cells = [*finished, *entries(cells, entered)]
     Grid(workdir, cells).check()

@@ -385,5 +385,6 @@ def _of_head(variable: nnx.Variable[Any], index: Mapping[str, int]) -> nnx.Varia
 
 
 ENCODINGS: Registry[type[Encoding]] = Registry(
-    "encoding", "; an encoding of your own needs its file, --encoding=NAME.py"
+    "encoding",
+    "; an encoding of your own needs its file: cj.encodings.load, or --encoding=NAME.py of a command",
 )

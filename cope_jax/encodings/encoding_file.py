@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import traceback
-from importlib import util
+import types
 from pathlib import Path
 
 from cope_jax.encodings.base import ENCODINGS, Encoding
@@ -26,36 +26,52 @@ def load(path: str | os.PathLike[str]) -> tuple[str, ...]:
     >>> load("mine.py")
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: mine.py does not exist: give a file NAME.py that registers an \
+    cope_jax.errors.ConfigError: 'mine.py' does not exist: give a file NAME.py that registers an \
 encoding of your own
 
     Raises:
       ConfigError: the file is missing, fails, or registers no encoding.
     """
-    file = Path(checked(path, str | os.PathLike, "encoding")).resolve()
+    file = Path(checked(path, str | os.PathLike, "encoding"))
     if not file.is_file() or file.suffix != ".py":
         kind = "is no Python file" if file.exists() else "does not exist"
-        hint = "; --config.encoding or --encodings choose it" if str(path) in ENCODINGS else ""
-        raise ConfigError(
-            f"{path} {kind}: give a file NAME.py that registers an encoding of your own{hint}"
+        known = (
+            "" if file.suffix == ".py" else "; --config.encoding or --encodings choose a known one"
         )
-    name = str(file)  # as the name of the module, so that it hides no other
-    spec = util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    try:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        if getattr(sys.modules.get(name), _DIGEST, None) != digest:
-            module = sys.modules[name] = util.module_from_spec(spec)
-            setattr(module, _DIGEST, digest)
-            spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"the encoding of {path} fails: {_reason(error, file)}") from error
-    entries = {entry: ENCODINGS.get(entry) for entry in ENCODINGS}
-    names = tuple(entry for entry, kind in entries.items() if kind.__module__ == name)
-    for entry in names:
-        if not re.fullmatch(r"[\w-]+", entry) or not issubclass(entries[entry], Encoding):
+        raise ConfigError(
+            f"{str(path)!r} {kind}: give a file NAME.py that registers an encoding of your own{known}"
+        )
+    data, name = file.read_bytes(), str(file.resolve())  # a module of this name hides no other
+    digest, before = hashlib.sha256(data).hexdigest(), sys.modules.get(name)
+    if getattr(before, _DIGEST, None) == digest:
+        return _names(name)
+    with ENCODINGS.kept_after_errors():
+        ENCODINGS.forget(name)
+        module = sys.modules[name] = types.ModuleType(name)
+        vars(module).update({"__file__": name, _DIGEST: digest})
+        try:
+            # What was read, which a file in __pycache__ need not be.
+            exec(compile(data, name, "exec"), vars(module))
+            return _checked_names(name, path)
+        except (Exception, SystemExit) as error:
+            if before is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = before
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"the encoding of {path} fails: {_reason(error, name)}") from error
+
+
+def _names(module: str) -> tuple[str, ...]:
+    return tuple(name for name in ENCODINGS if ENCODINGS.get(name).__module__ == module)
+
+
+def _checked_names(module: str, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    for name in (names := _names(module)):
+        if not re.fullmatch(r"[\w-]+", name) or not issubclass(ENCODINGS.get(name), Encoding):
             raise ConfigError(
-                f"{path} registers {entry!r}: register a subclass of Encoding, by a name of letters and digits"
+                f"{path} registers {name!r}: register a subclass of Encoding, by a name of letters and digits"
             )
     if not names:
         raise ConfigError(
@@ -75,11 +91,11 @@ def files(encoding: str) -> dict[str, str]:
     }
 
 
-def _reason(error: Exception, file: Path) -> str:
+def _reason(error: BaseException, file: str) -> str:
     """The error in one line, with the line of the file."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
-    if isinstance(error, SyntaxError) and error.filename == str(file):
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
         lines = [error.lineno]
     line = f"line {lines[-1]}: " if lines else ""
     return f"{line}{type(error).__name__}: {' '.join(str(error).split())}"

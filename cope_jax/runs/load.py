@@ -15,7 +15,7 @@ from cope_jax import models, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, formats, safetensors_io
 from cope_jax.registry import checked
-from cope_jax.runs.workdir import Workdir, check_seeds, read_json
+from cope_jax.runs.workdir import Workdir, check_encoding_files, check_seeds, read_json
 from cope_jax.storage.checkpoint_io import step_of
 from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.storage.files import read_object
@@ -305,6 +305,8 @@ def load_run(folder: str | Path) -> LoadedRun:
             f"{folder} holds no training run: give the --workdir of cope-jax train, or a cell of compare"
         )
     config = ExperimentConfig.from_mapping(settings["config"])
+    if trained and not converted:
+        check_encoding_files(settings, config, folder)
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
     kind = ConvertedRun if converted else LoadedRun
     return kind(folder, "run", config, tuple(settings["seeds"]))

@@ -134,16 +134,13 @@ class Workdir:
                 f"{self.path} is a comparison, not a run of cope-jax train: choose another --workdir"
             )
         known = _settings(ExperimentConfig.from_mapping(stored["config"]), stored.get("seeds"))
-        if [*stored.get("encoding_files", {}).values()] != [*files.values()]:
-            raise ConfigError(
-                f"{self.path} holds a run of another version of the encoding {config.encoding}: choose another "
-                "--workdir, or give its file as it was"
-            )
         if other := difference(known, settings):
             raise ConfigError(
                 f"{self.path} holds a run with other settings, {other}: choose another --workdir, or use the same "
                 "config"
             )
+        if seeds is not None:
+            check_encoding_files(stored, config, self.path)
         if environment is not None:
             write_json(self.path / "environment.json", environment)
 
@@ -236,6 +233,16 @@ def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str
     if seeds is None:
         return {"config": config.recipe(with_encoding=False)}
     return {"config": config.recipe(), "seeds": list(seeds)}
+
+
+def check_encoding_files(settings: Mapping[str, Any], config: ExperimentConfig, path: Path) -> None:
+    """Raises ConfigError if the encoding of a run in the folder `path` is from another file now."""
+    digests = encoding_files(config.encoding)
+    if sorted(settings.get("encoding_files", {}).values()) != sorted(digests.values()):
+        raise ConfigError(
+            f"{path} holds a run of another version of the encoding {config.encoding}: give its file as it was"
+            f"{f', not {next(iter(digests))}' if digests else ''}, or choose another folder"
+        )
 
 
 def check_seeds(seeds: Any, path: Path) -> None:

@@ -79,6 +79,9 @@ def test_an_encoding_of_a_file_enters_a_grid(start, tmp_path):
     done = start("sweep", *entered).wait()
     assert done.status == 0, done.err
     assert done.err.startswith("16 cells, 12 finished, 0 failed, 4 to train"), done.err
+    named = write_grid(tmp_path, MOCKED.replace('"rope")', '"rope", "my-encoding")'))
+    again = start("sweep", f"--grid={named}", *entered[1:]).wait()
+    assert again.err.startswith("16 cells, 16 finished"), again.err
     rank = "my-encoding, in distribution: mean rank 3.00 of 4 over 2 columns, 95 % interval"
     assert done.out.startswith(rank), done.out
     with tarfile.open(tmp_path / "run" / "my-encoding.tar.xz") as archive:
@@ -89,6 +92,6 @@ def test_an_encoding_of_a_file_enters_a_grid(start, tmp_path):
     changed = start("sweep", *entered).wait()
     assert changed.status == 2
     assert changed.error.endswith(
-        "holds a run of another version of the encoding my-encoding: choose another --workdir, or "
-        "give its file as it was"
+        f"holds a run of another version of the encoding my-encoding: give its file as it was, not {file}, or choose "
+        "another folder"
     )

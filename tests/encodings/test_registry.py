@@ -206,10 +206,23 @@ def test_a_file_registers_encodings_and_is_known_by_its_digest(tmp_path, registr
     assert encodings.load(str(file)) == ("mine",) and ENCODINGS.get("mine") is kind
     assert encoding_file.files("rope") == {}
     (before,) = encoding_file.files("mine+rope").items()
-    file.write_text(f"{OWN}# changed\n")
-    assert encodings.load(file) == ("mine",) and ENCODINGS.get("mine") is not kind
+    file.write_text(OWN.replace("No positions", "No position "))  # of the same size, at once
+    assert encodings.load(file) == ("mine",) and ENCODINGS.get("mine").__doc__ == "No position ."
+    assert ENCODINGS.get("mine") is not kind
     (after,) = encoding_file.files("mine+rope").items()
     assert before[0] == after[0] == str(file) and before[1] != after[1]
+    changed = file.read_text()
+    for _ in range(2):
+        file.write_text(f"{OWN}x = 1 / 0")
+        with pytest.raises(ConfigError, match="line 7: ZeroDivisionError"):
+            encodings.load(file)
+    file.write_text(changed)
+    assert encodings.load(file) == ("mine",)
+    assert dict([after]) == encoding_file.files("mine")
+    file.write_text(changed.replace('"mine"', '"ours"'))
+    assert encodings.load(file) == ("ours",) and "mine" not in ENCODINGS
+    file.write_text(changed)
+    encodings.load(file)
     other = tmp_path / "other.py"
     other.write_text(OWN)
     with pytest.raises(ConfigError, match=r"'mine' is registered already, by .*json\.py"):
@@ -222,6 +235,7 @@ def test_a_file_registers_encodings_and_is_known_by_its_digest(tmp_path, registr
         ("x = 1", r"mine.py registers no encoding: write @ENCODINGS.register\('NAME'\)"),
         ("x = 1\nx = 1 / 0", r"mine.py fails: line 2: ZeroDivisionError: division by zero"),
         ("x = 1\nx = (", r"mine.py fails: line 2: SyntaxError"),
+        ("import sys\nsys.exit()", r"mine.py fails: line 2: SystemExit"),
         ("import nothing_of_this_name", r"mine.py fails: line 1: ModuleNotFoundError"),
         (OWN.replace('"mine"', '"rope"'), r"mine.py fails: line 4: ValueError: encoding 'rope'"),
         (OWN.replace('"mine"', '"my own"'), "mine.py registers 'my own': register a subclass"),
@@ -234,6 +248,7 @@ def test_a_wrong_file_is_one_line(text, message, tmp_path, registry):
     with pytest.raises(ConfigError, match=message) as error:
         encodings.load(file)
     assert "\n" not in str(error.value)
+    assert not {"mine", "my own"} & {*ENCODINGS}
 
 
 def test_no_python_file_is_one_line(tmp_path):
@@ -241,5 +256,7 @@ def test_no_python_file_is_one_line(tmp_path):
     for path in (tmp_path, tmp_path / "mine.txt"):
         with pytest.raises(ConfigError, match=r"is no Python file: give a file NAME\.py"):
             encodings.load(path)
-    with pytest.raises(ConfigError, match=r"rope does not exist.*; --config\.encoding or "):
-        encodings.load("rope")
+    with pytest.raises(
+        ConfigError, match=r"'rope\(base=2.0\)' does not exist.*; --config\.encoding or "
+    ):
+        encodings.load("rope(base=2.0)")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from cope_jax.encodings.encoding_file import files
 from cope_jax.evaluation.report import grid_cells, page, results_picture, results_table
 from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.evaluation.report.plot_style import save
@@ -87,7 +88,8 @@ def command(grid: Grid, cell: Cell) -> str:
     words = [*sys.argv[0].split(), *sys.argv[1:]]
     if len(cell.seeds) == 1 and (folder / "config.json").exists():
         given = {"config": folder / "config.json", "seed": cell.seeds[0], "workdir": folder}
-        words = ["cope-jax", "train", *(f"--{name}={value}" for name, value in given.items())]
+        flags = [*given.items(), *(("encoding", file) for file in files(cell.config.encoding))]
+        words = ["cope-jax", "train", *(f"--{name}={value}" for name, value in flags)]
     return shlex.join(words)
 
 

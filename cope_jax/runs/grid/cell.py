@@ -81,15 +81,17 @@ class Cell:
 
     def to_json(self) -> str:
         """The cell as text, for the process that trains it, with the files of its encoding."""
-        files = {"encoding_files": list(encoding_files(self.config.encoding))}
+        files = {"encoding_files": encoding_files(self.config.encoding)}
         return json.dumps(dataclasses.asdict(self) | files)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Cell":
         """Loads the files of the encoding, and returns the cell."""
         fields = json.loads(text)
-        for file in fields.pop("encoding_files"):
+        for file, digest in fields.pop("encoding_files").items():
             encodings.load(file)
+            if encoding_files(fields["config"]["encoding"]).get(file) != digest:
+                raise ConfigError(f"{file} has changed since the command started: start it again")
         config = ExperimentConfig.from_mapping(fields["config"])
         return cls(**fields | {"config": config, "seeds": tuple(fields["seeds"])})
 
@@ -141,22 +143,27 @@ def plan(
     return cells
 
 
-def entries(cells: Iterable[Cell], encodings: Iterable[str]) -> list[Cell]:
-    """Returns the cells of other encodings in a grid: one for each of its settings and seeds.
+def entries(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:
+    """Returns the cells of other encodings in a grid, in its order: one for each of its settings and
+    seeds, with the first config that the grid has for them.
 
     >>> import cope_jax as cj
     >>> grid = [Cell(cj.config("quick", encoding=name), (0,), "copy") for name in ("cope", "rope")]
     >>> [cell.name for cell in entries(grid, ["fox"])]
     ['copy, fox, seed 0']
     """
-    slots = {(cell.setting, cell.seeds): cell for cell in reversed(list(cells))}
-    return [
-        dataclasses.replace(
-            cell, config=dataclasses.replace(cell.config, encoding=name), label=name
-        )
-        for cell in reversed(slots.values())
-        for name in encodings
-    ]
+    known: set[tuple[str, int]] = set()
+    entered = []
+    for cell in cells:
+        slots = {(cell.setting, seed) for seed in cell.seeds}
+        if known.isdisjoint(slots):
+            known |= slots
+            configs = {name: dataclasses.replace(cell.config, encoding=name) for name in names}
+            entered += [
+                dataclasses.replace(cell, config=config, label=name)
+                for name, config in configs.items()
+            ]
+    return entered
 
 
 def seeds_of(folder: Path) -> tuple[int, ...]:

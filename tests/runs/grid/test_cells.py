@@ -19,7 +19,7 @@ from cope_jax.encodings import ENCODINGS
 from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import grid_file
-from cope_jax.runs.grid.cell import Cell, plan
+from cope_jax.runs.grid.cell import Cell, entries, plan
 from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.training import config_files
@@ -83,6 +83,19 @@ def test_a_cell_takes_the_file_of_its_encoding_along(tmp_path, monkeypatch):
     del ENCODINGS._entries["mine"], sys.modules[str(file)]  # another process
     assert Cell.from_json(text).config.encoding == "mine+rope"
     assert "mine" in ENCODINGS
+    file.write_text(f"{OWN}# changed")
+    with pytest.raises(ConfigError, match=r"mine\.py has changed since the command started"):
+        Cell.from_json(text)
+
+
+def test_an_entry_has_each_seed_of_a_setting_once_in_the_order_of_the_grid():
+    rows = [("rope", 0), ("cope", 0), ("rope", 1), ("cope", 1)]
+    grid = [cell(name, seed, setting) for name, seed in rows for setting in ("near", "far")]
+    grid += [Cell(QUICK, (1, 2), "near", label="two seeds"), Cell(QUICK, (2,), "near", label="b")]
+    assert [entry.name for entry in entries(grid, ["fox"])] == [
+        *(f"{setting}, fox, seed {seed}" for seed in (0, 1) for setting in ("near", "far")),
+        "near, fox, seed 2",
+    ]
 
 
 def test_a_cell_is_the_same_after_json():
