@@ -81,7 +81,7 @@ def check(
       devices: a function of the same arguments that computes on several devices.
       reference: a function of the same arguments that is right.
       gradients: (arrays, dout, **keywords) -> a list of the gradients of Σ dout·out by each array,
-        None for integers; or a dict of those of parameters by name. If None, JAX computes them;
+        None for integers; or a dict, also of parameters by name. If None, JAX computes them;
         `from_torch` has its own.
       shift: a number that positions may be shifted by without effect.
       lengths: lengths to try, for the law of length. If None, 1 and ⌊`length`/2⌋ + 1.

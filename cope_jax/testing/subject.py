@@ -191,7 +191,13 @@ class Subject:
                 return self._pull_in_jax(arrays, dout, function or self.function, keywords)
             results = callback(arrays, dout, **keywords)
             if isinstance(results, Mapping):
-                return [Gradient(f"parameter {n}", None, to_numpy(g)) for n, g in results.items()]
+                of_arrays = [results.get(index) for index in range(len(arrays))]
+                given = [i for i, result in enumerate(of_arrays) if result is not None]
+                named = {n: g for n, g in results.items() if n not in given}
+                return [
+                    *(self._of_array(arrays, index, of_arrays[index]) for index in given),
+                    *(Gradient(f"parameter {n}", None, to_numpy(g)) for n, g in named.items()),
+                ]
             return self._by_inputs(arrays, results)
 
     def _by_inputs(self, arrays: Sequence[Array], results: Any) -> list[Gradient]:
@@ -206,15 +212,19 @@ class Subject:
         for index, (array, result) in enumerate(zip(arrays, results, strict=True)):
             if not np.issubdtype(array.dtype, np.floating):
                 continue
-            shape = None if result is None else list(to_numpy(result).shape)
-            if shape != list(array.shape):
-                words = "None" if shape is None else f"shape {shape}"
-                raise CallError(
-                    f"gradients returned {words} for {self.inputs.name(index)}: return an array of "
-                    f"its shape {list(array.shape)}"
-                )
-            pulled.append(Gradient(self.inputs.name(index), index, to_numpy(result)))
+            pulled.append(self._of_array(arrays, index, result))
         return pulled
+
+    def _of_array(self, arrays: Sequence[Array], index: int, result: Any) -> Gradient:
+        """Returns the gradient of an array; CallError: it does not have its shape."""
+        shape = None if result is None else list(to_numpy(result).shape)
+        if shape != list(arrays[index].shape):
+            words = "None" if shape is None else f"shape {shape}"
+            raise CallError(
+                f"gradients returned {words} for {self.inputs.name(index)}: return an array of "
+                f"its shape {list(arrays[index].shape)}"
+            )
+        return Gradient(self.inputs.name(index), index, to_numpy(result))
 
     def _pull_in_jax(
         self, arrays: Sequence[Array], dout: Array, function: Any, keywords: Any
