@@ -62,10 +62,9 @@ def token_count(params, sizes, npos_max=64):
 
 
 def readme(names):
-    """Runs the code of README.md, and registers the encoding by the line that it gives."""
+    """Runs the code of README.md, which registers the encoding."""
     text = (ROOT / "README.md").read_text()
     exec("\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)), names)
-    ENCODINGS.register(re.search(r'@ENCODINGS\.register\("(\w+)"\)', text)[1])(names["Logarithm"])
 
 
 def notebook(names):

@@ -229,6 +229,14 @@ def test_a_file_registers_encodings_and_is_known_by_its_digest(tmp_path, registr
         encodings.load(other)
 
 
+def test_the_file_printed_in_the_readme(tmp_path, registry):
+    text = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    block = next(block for block in text.split("```python\n") if block.startswith("# mine.py"))
+    (tmp_path / "mine.py").write_text(block.partition("```")[0])
+    assert encodings.load(tmp_path / "mine.py") == ("logarithm",)
+    encodings.create("logarithm(weight=2.0)", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
