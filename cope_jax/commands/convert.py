@@ -38,6 +38,7 @@ from cope_jax.tokenizers.word_level import Words
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 
+common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model(
     "Folder to read: a training run, or a model in one of the formats that --format accepts (required)."
 )

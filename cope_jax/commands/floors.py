@@ -22,6 +22,7 @@ from cope_jax.evaluation.contextual import task_baselines
 from cope_jax.evaluation.report.table import console
 from cope_jax.runs.load import load_run
 
+common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model(
     "Folder of the training run to compute baselines for (required)."
 )

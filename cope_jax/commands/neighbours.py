@@ -48,6 +48,7 @@ _TASK = flags.DEFINE_enum(
     ["neighbours", "senses"],
     "Find the neighbours of --word, or predict the senses of words.",
 )
+common_flags.DEFINE_encoding()
 _MODELS = common_flags.DEFINE_models()
 _CORPORA_DIR = common_flags.DEFINE_corpora_dir()
 _WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")

@@ -37,6 +37,7 @@ from cope_jax.evaluation.report.table import console
 from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 
+common_flags.DEFINE_encoding()
 _MODELS = common_flags.DEFINE_models()
 _CORPORA_DIR = common_flags.DEFINE_corpora_dir()
 _WORKDIR = common_flags.DEFINE_workdir("Folder for tables and plots (required).")
