@@ -58,7 +58,8 @@ def main() -> None:
         finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
         cells = [*finished, *entries(cells, entered)]
     Grid(workdir, cells).check()
-    trials = Grid(workdir, search.trials(cells))
+    searched = [cell for cell in cells if not entered or cell.label in entered]
+    trials = Grid(workdir, search.trials(searched))
     trials.check()
     engine = engine_flags.choose(workdir)
     with contextlib.nullcontext() if _DRY_RUN.value else Workdir(workdir).locked():
@@ -68,7 +69,7 @@ def main() -> None:
             print(f"{len(trials.cells)} trials ({search.budget(cells)}): {line}", file=sys.stderr)
             stopped = train(trials, missing, engine)
         tried = State([], {}, []) if _DRY_RUN.value else trials.state()
-        blocked = search.blocked(cells, tried, workdir)
+        blocked = search.blocked(searched, tried, workdir)
         waiting = {*blocked.failed, *blocked.left}
         free = [cell for cell in cells if cell not in waiting]
         for line in () if search.left(trials) else search.choices(free, workdir):
