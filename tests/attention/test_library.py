@@ -58,9 +58,8 @@ def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler, m
     path.write_text("lib")
     assert library._compiled() == path and path.read_text() == "library\n"
     assert times_compiled(compiler) == 2
-    assert caplog.messages == [
-        f"attention: compiling C++, once for this machine, into {path.parent}"
-    ]
+    line = f"attention: compiling {path.name} in C++, once, into {path.parent}"
+    assert caplog.messages == [line]
     compiler.with_name("macros").write_text("#define __AVX2__ 1\n#define __AVX512F__ 1")
     assert library._compiled() != path
     assert times_compiled(compiler) == 3

@@ -195,9 +195,8 @@ def _compiled_with(compiler: list[str], folder: Path, text: str | None) -> Path:
     with open_lock(path.with_suffix(".lock")) as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
-            line = "attention: compiling C++, once for this machine, into %s"
-            warn = functools.partial(logging.getLogger("cope_jax").warning, line, folder)
-            timer = threading.Timer(QUIET, warn)
+            line = f"attention: compiling {path.name} in C++, once, into {folder}"
+            timer = threading.Timer(QUIET, logging.getLogger("cope_jax").warning, [line])
             timer.daemon = True
             timer.start()
             try:
