@@ -46,6 +46,19 @@ def tolerance(name):
     return 1e-5 if name in ("cope/x-transformers", "rope/jax.nn") else 1e-10
 
 
+def test_the_tangent_is_that_of_growing_inputs(x64):
+    tasks = contenders.find("rope/full")(dataclasses.replace(PROBLEM, jvp=True))
+    out, tangent = tasks["jvp"]()
+    np.testing.assert_array_equal(out, tasks["forward"]())
+    step, arrays = 1e-6, PROBLEM.arrays()
+    ends = []
+    for factor in (1 - step, 1 + step):
+        grown = [factor * array.astype(np.float64) for array in arrays]
+        with mock.patch.object(Problem, "arrays", return_value=grown):
+            ends.append(contenders.find("rope/full")(PROBLEM)["forward"]())
+    np.testing.assert_allclose(tangent, (ends[1] - ends[0]) / (2 * step), rtol=0, atol=1e-8)
+
+
 def check_against_oracle(name, devices=1):
     out, *gradients = computed(name, devices)
     heads, width, near = PROBLEM.heads, PROBLEM.head_dim, {"rtol": 0, "atol": tolerance(name)}

@@ -42,6 +42,11 @@ _LENGTHS = flags.DEFINE_list(
 _MEMORY_LENGTHS = flags.DEFINE_list(
     "memory_lengths", "2048,8192,32768", "Sequence lengths at which memory is measured."
 )
+_JVP = flags.DEFINE_bool(
+    "jvp",
+    False,
+    "Whether to time jax.jvp of attention too, with tangents of queries, keys and values.",
+)
 _CONTEXTS = flags.DEFINE_list("contexts", "4096", "Context lengths at which decoding is timed.")
 _NPOS_MAX = flags.DEFINE_list(
     "npos_max", "64", "Sizes of CoPE's position table; T means the sequence length."
@@ -116,7 +121,7 @@ def main() -> None:
     workdir = Path(_WORKDIR.value)
     facts, results, cases = process.facts(), timing.Results(), []
     if "attention" in _ONLY.value:
-        split = [dataclasses.replace(problem, devices=devices) for problem in timed]
+        split = [dataclasses.replace(problem, devices=devices, jvp=_JVP.value) for problem in timed]
         cases += contenders.attention_cases(split, names, reference)
     if "decode" in _ONLY.value:
         cases += [contenders.decoding_case(problem, labels) for problem in decoded]

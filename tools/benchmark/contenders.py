@@ -26,7 +26,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.registry import unknown
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import JobConfig, MeshConfig
-from tools.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe
+from tools.benchmark.workloads import BACKWARD, FORWARD, STEP, TANGENT, Problem, Recipe
 from tools.timing import Build, Case, LeftOut, Task
 
 Contender = Callable[[Problem], Mapping[str, Task]]
@@ -216,10 +216,16 @@ def _tasks(
         of_params, *of_inputs = pull(cotangent)
         return out, *of_inputs, *jax.tree.leaves(of_params)
 
-    return {
+    def forward_and_tangent(params: Any, *inputs: jax.Array) -> Any:
+        return jax.jvp(functools.partial(attention, params), inputs, inputs)
+
+    compiled = {
         FORWARD: Compiled(attention, params, q, k, v, mesh=mesh),
         BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent, mesh=mesh),
     }
+    if problem.jvp:
+        compiled[TANGENT] = Compiled(forward_and_tangent, params, q, k, v, mesh=mesh)
+    return compiled
 
 
 def decode(spec: str, problem: Problem) -> Mapping[str, Task]:

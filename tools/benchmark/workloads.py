@@ -24,7 +24,7 @@ from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from tools.timing import LeftOut
 
-FORWARD, BACKWARD, STEP = "forward", "forward+backward", "step"
+FORWARD, BACKWARD, TANGENT, STEP = "forward", "forward+backward", "jvp", "step"
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,6 +39,7 @@ class Problem:
     head_dim: int = 64  # K
     dtype: str = "float32"  # type of queries, keys and values; or "bfloat16"
     devices: int = 1  # number of JAX devices over which JAX contenders split the work
+    jvp: bool = False  # whether JAX contenders also compute the tangent of the output
 
     def __post_init__(self):
         sizes = {name: getattr(self, name) for name in ("length", "batch", "heads", "head_dim")}
