@@ -106,9 +106,13 @@ def test_a_run_becomes_a_folder_of_ours_with_the_same_parameters(start, run, tmp
         original.step,
     )
     assert copy.environment == original.environment != {}
-    done = start("evaluate", f"--model={copy.folder}").wait()
-    assert done.status == 0, done.err
-    assert (copy.folder / "evaluation.json").exists()
+    results = []
+    for folder in (run, copy.folder):
+        done = start("evaluate", f"--model={folder}").wait()
+        assert done.status == 0, done.err
+        records = json.loads((folder / "evaluation.json").read_text())["records"]
+        results.append([record["value"] for record in records])
+    assert results[0] == results[1] != []
     flags = (
         f"--config={copy.folder / 'train.py'}",
         "--config.job.mesh.data=1",
