@@ -3,10 +3,9 @@
     python -m tools.retrain --records=experiments/results/abilities.tar.xz --grid=abilities \
       --share=0.01 --workdir=runs/retrained
 
-With the same versions, on the same type of machine, all numbers but times and memory are the same
-bits. Elsewhere sums are rounded in another order, and training may end elsewhere: `--tolerance` is
-the largest difference of an error that is accepted. The command ends with status 1 if a cell differs
-by more, or fails.
+Times and memory are not compared. Other machines and versions round sums in other orders, and
+training may then end elsewhere: `--tolerance` is the largest difference of an error that is
+accepted. The command ends with status 1 if a cell differs by more, or fails.
 """
 
 import argparse
