@@ -59,6 +59,7 @@ def test_importing_the_package_imports_no_jax():
     assert python(code) == "[]\n"
 
 
+QUICK = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ["XLA_FLAGS"]}
 LIGHT = """
 import runpy, sys
 sys.path[:0] = [{root!r}, {packages!r}]
@@ -69,7 +70,8 @@ from flax import nnx
 encoding = cj.encodings.create("cope", num_heads=2, head_dim=4, npos_max=8, rngs=nnx.Rngs(0))
 q = k = v = jax.random.normal(jax.random.key(0), (1, 16, 2, 4))
 for how in ("full", "blockwise", "auto"):
-    out, gradient = jax.value_and_grad(lambda q: cj.attend(q, k, v, encoding=encoding, implementation=how).sum())(q)
+    total = lambda q: cj.attend(q, k, v, encoding=encoding, implementation=how).sum()
+    out, gradient = jax.jit(jax.value_and_grad(total))(q)
     assert np.isfinite(out) and np.isfinite(gradient).all()
 print(len(cj.encodings.names()), len(cj.tasks.names()), len(cj.models.names()))
 try:
@@ -104,7 +106,7 @@ def test_the_core_dependencies_are_enough_for_attention(tmp_path):
     code = LIGHT.format(root=str(ROOT), packages=str(tmp_path))
     command = [sys.executable, "-I", "-S", "-c", code]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu"}
+        command, capture_output=True, text=True, cwd=tmp_path, env=QUICK
     )
     assert done.returncode == 2, done.stderr
     counts = " ".join(str(len(package.names())) for package in (cj.encodings, cj.tasks, cj.models))
