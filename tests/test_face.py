@@ -105,9 +105,7 @@ def test_the_core_dependencies_are_enough_for_attention(tmp_path):
                 (tmp_path / name).symlink_to(distribution.locate_file(name))
     code = LIGHT.format(root=str(ROOT), packages=str(tmp_path))
     command = [sys.executable, "-I", "-S", "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=QUICK
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=QUICK)
     assert done.returncode == 2, done.stderr
     counts = " ".join(str(len(package.names())) for package in (cj.encodings, cj.tasks, cj.models))
     missing = r"\w+ is not installed: pip install 'cope-jax\[lab\]'\n"
