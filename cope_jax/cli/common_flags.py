@@ -11,10 +11,10 @@ from cope_jax.registry import unknown
 flags.disclaim_key_flags()
 
 
-def DEFINE_encoding() -> flags.FlagHolder[str | None]:
-    """Defines --encoding, the file of an encoding that the package does not have."""
-    return flags.DEFINE_string(
-        "encoding", None, "Python file that registers an encoding of your own, such as mine.py."
+def DEFINE_encoding() -> flags.FlagHolder[list[str]]:
+    """Defines --encoding, the files of encodings that the package does not have."""
+    return flags.DEFINE_multi_string(
+        "encoding", [], "Python file that registers an encoding of your own, such as mine.py."
     )
 
 

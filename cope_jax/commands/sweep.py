@@ -52,7 +52,7 @@ flags.adopt_module_key_flags(jobs)
 def main() -> None:
     """Trains the trials that are left, then the other cells, and writes all results."""
     cells, workdir = grid_file.read(grid_file.find(_GRID.value)), Path(_WORKDIR.value)
-    entered = [] if _ENCODING.value is None else encodings.load(_ENCODING.value)
+    entered = [name for file in _ENCODING.value for name in encodings.load(file)]
     if entered:
         cells = [cell for cell in cells if cell.label not in entered]
         finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
@@ -139,7 +139,7 @@ def show(grid: Grid, state: State, budget: str, entered: Sequence[str]) -> None:
         return
     tables, (page, *paths) = grid_report.write_all(grid, state, budget)
     for view, columns in tables.cells.items():
-        for name in set(entered) & set(columns.get(RANK, ())):
+        for name in (name for name in entered if name in columns.get(RANK, ())):
             print(f"{name}, {view}: {', '.join(columns[RANK][name].tip.splitlines())}")
     waiting = {cell.label for cell in (*state.failed, *state.left)}
     for name in (name for name in entered if name not in waiting):

@@ -68,22 +68,24 @@ MOCKED = """
 """
 
 
-def test_an_encoding_of_a_file_enters_a_grid(start, tmp_path):
+def test_encodings_of_files_enter_a_grid(start, tmp_path):
     flags = (f"--grid={write_grid(tmp_path, MOCKED)}", f"--workdir={tmp_path / 'run'}")
     file = tmp_path / "own.py"
     file.write_text(OWN.replace("mine", "my-encoding"))
-    entered = (*flags, f"--encoding={file}")
+    (other := tmp_path / "other.py").write_text(OWN.replace("mine", "other"))
+    entered = (*flags, f"--encoding={file}", f"--encoding={other}")
     assert start("sweep", *flags).wait().status == 0
     done = start("sweep", *entered).wait()
     assert done.status == 0, done.err
-    assert done.err.startswith("16 cells, 12 finished, 0 failed, 4 to train"), done.err
+    assert done.err.startswith("20 cells, 12 finished, 0 failed, 8 to train"), done.err
     named = write_grid(tmp_path, MOCKED.replace('"rope")', '"rope", "my-encoding")'))
     again = start("sweep", f"--grid={named}", *entered[1:]).wait()
-    assert again.err.startswith("16 cells, 16 finished"), again.err
-    rank = "my-encoding, in distribution: mean rank 3.00 of 4 over 2 columns, 95 % interval"
+    assert again.err.startswith("20 cells, 20 finished"), again.err
+    rank = "my-encoding, in distribution: mean rank 4.00 of 5 over 2 columns, 95 % interval"
     assert done.out.startswith(rank), done.out
     with tarfile.open(tmp_path / "run" / "my-encoding.tar.xz") as archive:
         packed = archive.getnames()
+        assert {(file.uname, file.uid) for file in archive} == {("", 0)}
     folder = "grid/near/cells/my-encoding/seed_1"
     assert f"{folder}/result.json" in packed and len(packed) == 4 * 4
     file.write_text(file.read_text() + "\n")

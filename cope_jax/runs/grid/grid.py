@@ -257,12 +257,18 @@ class Grid:
         return recording.write_results(self.workdir, self.records(), self.environment())
 
     def pack(self, cells: Iterable[Cell], path: Path, name: str) -> Path:
-        """Writes an archive of a folder `name` with what finished cells have recorded."""
+        """Writes an archive of a folder `name` with what finished cells have recorded, and nothing of
+        who recorded it.
+        """
+
+        def nameless(file: tarfile.TarInfo) -> tarfile.TarInfo:
+            return file.replace(mode=0o644, uid=0, gid=0, uname="", gname="", deep=False)
+
         with replacing(path) as partial, tarfile.open(partial, "w:xz") as archive:
             for cell in cells:
                 folder = cell.folder(self.workdir)
                 for file in sorted(folder / record for record in RECORDS):
-                    archive.add(file, Path(name, file.relative_to(self.workdir)))
+                    archive.add(file, Path(name, file.relative_to(self.workdir)), filter=nameless)
         return path
 
     def seconds_left(self, waiting: Iterable[Cell], finished: Iterable[Cell]) -> float | None:
