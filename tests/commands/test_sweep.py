@@ -1,5 +1,6 @@
 """The command that trains a grid: its flags, and what it counts; tests/runs/grid has the rest."""
 
+import json
 import tarfile
 
 from tests.encodings.test_registry import OWN
@@ -46,6 +47,7 @@ def test_the_run_that_trains_the_trials_says_which_values_won(start, tmp_path):
 
 
 MOCKED = """
+    import json
     from cope_jax.runs.grid.grid import Grid
     from cope_jax.runs import workdir as workdirs
     from cope_jax.runs.records import environment
@@ -57,7 +59,8 @@ MOCKED = """
             row = dict(value=value, metric="sequence_error", kind="split", split="dense", encoding=cell.label)
             row |= dict(seed=cell.seeds[0], step=1, examples=9, parameters=1, task="selective_copy")
             row |= dict(wall_seconds=1.0, memory_gib=None)
-            (folder / "metrics.jsonl").touch()
+            rows = (dict(step=1, loss=1.0), dict(step=2, split="dense", sequence_error=value))
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
             workdirs.write_json(folder / "environment.json", environment())
             workdirs.write_json(folder / "result.json", dict(records=[row], environment=environment()))
     Grid.train = train
@@ -86,6 +89,8 @@ def test_encodings_of_files_enter_a_grid(start, tmp_path):
     with tarfile.open(tmp_path / "run" / "my-encoding.tar.xz") as archive:
         packed = archive.getnames()
         assert {(file.uname, file.uid) for file in archive} == {("", 0)}
+        metrics = next(file for file in archive if file.name.endswith("metrics.jsonl"))
+        assert [json.loads(line)["step"] for line in archive.extractfile(metrics)] == [2]
     folder = "grid/near/cells/my-encoding/seed_1"
     assert f"{folder}/result.json" in packed and len(packed) == 4 * 4
     file.write_text(file.read_text() + "\n")

@@ -1,6 +1,7 @@
 """A grid: many runs in one folder, which shows what is finished."""
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.from_config import create_learner
+from cope_jax.training.metrics import read_curves
 
 RECORDS = ("config.json", "environment.json", "metrics.jsonl", "result.json")
 """The files of a run that a package of records has."""
@@ -257,18 +259,20 @@ class Grid:
         return recording.write_results(self.workdir, self.records(), self.environment())
 
     def pack(self, cells: Iterable[Cell], path: Path, name: str) -> Path:
-        """Writes an archive of a folder `name` with what finished cells have recorded, and nothing of
-        who recorded it.
+        """Writes an archive of a folder `name` with what finished cells have recorded: of
+        metrics.jsonl the evaluations, and nothing of who recorded it.
         """
-
-        def nameless(file: tarfile.TarInfo) -> tarfile.TarInfo:
-            return file.replace(mode=0o644, uid=0, gid=0, uname="", gname="", deep=False)
-
         with replacing(path) as partial, tarfile.open(partial, "w:xz") as archive:
             for cell in cells:
                 folder = cell.folder(self.workdir)
                 for file in sorted(folder / record for record in RECORDS):
-                    archive.add(file, Path(name, file.relative_to(self.workdir)), filter=nameless)
+                    data = file.read_bytes()
+                    if file.name == "metrics.jsonl":
+                        rows = (json.dumps(row) for row in read_curves(file))
+                        data = "".join(f"{row}\n" for row in rows).encode()
+                    member = tarfile.TarInfo(Path(name, file.relative_to(self.workdir)).as_posix())
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
         return path
 
     def seconds_left(self, waiting: Iterable[Cell], finished: Iterable[Cell]) -> float | None:
