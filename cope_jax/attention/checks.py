@@ -138,7 +138,7 @@ def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:
     mask = _array("mask", mask)
     if mask.dtype != bool:
         raise ConfigError(
-            f"mask must be boolean, True where a query may see a key, got {mask.dtype}"
+            f"mask must be boolean, True where a query may see a key, got {mask.dtype}; numbers to add are a bias"
         )
     if mask.ndim != 4 or any(
         size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)

@@ -56,10 +56,10 @@ def main() -> None:
     if entered:
         cells = [cell for cell in cells if cell.label not in entered]
         finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
-        cells = [*finished, *entries(cells, entered)]
+        known = [search.recorded(cell, workdir) for cell in finished]
+        cells = [*known, *entries(cells, entered)]
     Grid(workdir, cells).check()
-    searched = [cell for cell in cells if not entered or cell.label in entered]
-    trials = Grid(workdir, search.trials(searched))
+    trials = Grid(workdir, search.trials(cells))
     trials.check()
     engine = engine_flags.choose(workdir)
     with contextlib.nullcontext() if _DRY_RUN.value else Workdir(workdir).locked():
@@ -69,7 +69,7 @@ def main() -> None:
             print(f"{len(trials.cells)} trials ({search.budget(cells)}): {line}", file=sys.stderr)
             stopped = train(trials, missing, engine)
         tried = State([], {}, []) if _DRY_RUN.value else trials.state()
-        blocked = search.blocked(searched, tried, workdir)
+        blocked = search.blocked(cells, tried, workdir)
         waiting = {*blocked.failed, *blocked.left}
         free = [cell for cell in cells if cell not in waiting]
         for line in () if search.left(trials) else search.choices(free, workdir):

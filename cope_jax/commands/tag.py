@@ -50,6 +50,7 @@ _CONFIG = config_flags.DEFINE_config("config", "tagger", "Config of the BiLSTM t
 _BERT_CONFIG = config_flags.DEFINE_config(
     "bert_config", "tagger:bert", "Config of the BERT taggers. "
 )
+common_flags.DEFINE_encoding()
 _CORPORA_DIR = common_flags.DEFINE_text(
     "corpora_dir",
     "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",

@@ -64,7 +64,12 @@ def distance(left: Array, right: Array) -> Array:
 
     >>> distance(np.array([[[1.0, 2.0], [np.nan, 0.0]]]), np.zeros((1, 2, 2)))
     array([[ 2., inf]])
+
+    Raises:
+      CallError: their shapes differ in more than the first axis.
     """
+    if left.shape[1:] != right.shape[1:]:
+        raise CallError(f"a result has shape {list(left.shape)}, and {list(right.shape)} is right")
     with np.errstate(invalid="ignore"):
         apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
     apart = np.where(np.isnan(apart), np.inf, apart)

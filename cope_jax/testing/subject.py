@@ -168,7 +168,7 @@ class Subject:
         """Returns whether `pull` can compute gradients: of another function, by its result."""
         if self.callback(function) is not None:
             return True
-        if not any(np.issubdtype(array.dtype, np.floating) for array in self.draws[0]):
+        if not any(jnp.issubdtype(array.dtype, jnp.floating) for array in self.draws[0]):
             return False
         result = self.result
         if function is not None:
@@ -210,7 +210,7 @@ class Subject:
             )
         pulled = []
         for index, (array, result) in enumerate(zip(arrays, results, strict=True)):
-            if not np.issubdtype(array.dtype, np.floating):
+            if not jnp.issubdtype(array.dtype, jnp.floating):
                 continue
             pulled.append(self._of_array(arrays, index, result))
         return pulled
@@ -229,7 +229,7 @@ class Subject:
     def _pull_in_jax(
         self, arrays: Sequence[Array], dout: Array, function: Any, keywords: Any
     ) -> list[Gradient]:
-        indices = [i for i, a in enumerate(arrays) if np.issubdtype(a.dtype, np.floating)]
+        indices = [i for i, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.floating)]
 
         def out(*floats: Any) -> Any:
             values = [*arrays]

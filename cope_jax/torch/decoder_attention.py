@@ -65,6 +65,11 @@ def attention(
         given["scale"] = scaling
     more = 0
     if attention_mask is not None and attention_mask.ndim == 4:
+        if layer.positions_facts.remembers:
+            raise ConfigError(
+                "this encoding counts tokens that a mask of four axes hides: pass a mask [batch, tokens], and neither "
+                "packed documents nor a static cache"
+            )
         given |= {"mask": attention_mask, "causal": False}
     else:
         more = rounded(keys) - keys

@@ -62,6 +62,8 @@ class Encoding(nn.Module):
         from cope_jax.torch import torch_program
 
         super().__init__()
+        for word in {"device", "dtype"} & options.keys():
+            raise ConfigError(f"{word} is no option of an encoding: create it, then call .to(…)")
         self.parts = torch_program.parts(name, _fixed(name, options))
         sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
         sizes |= {"model_dim": model_dim, "max_length": max_length}
@@ -86,6 +88,11 @@ class Encoding(nn.Module):
         """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
         tensors = {"x_BLD": x_BLD, "positions_BL": positions_BL}
         _check_tensors(tensors)
+        if positions_BL.numel() and positions_BL.device.type == "cpu" and not _is_traced():
+            from cope_jax.torch import torch_program
+
+            low, high = int(positions_BL.min()), int(positions_BL.max())
+            torch_program.check_positions(self.spec, low, high)
         tensors["positions_BL"] = positions_BL.to(x_BLD.device, torch.int32)
         return _call("embed", self, tensors, {})
 
@@ -194,6 +201,11 @@ def _call(
     hook: str, encoding: Encoding, tensors: dict[str, Any], options: dict[str, Any]
 ) -> Tensor:
     """Runs a hook; `tensors` are its arguments by name."""
+    if not _is_traced() and torch._C._are_functorch_transforms_active():
+        raise ConfigError(
+            "cope_jax.torch has none of the transforms of torch.func, such as grad, jvp and vmap: use backward() or "
+            "torch.autograd.grad"
+        )
     device = next(iter(tensors.values())).device
     autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
     for path in encoding.paths:
@@ -204,11 +216,12 @@ def _call(
                 f"{name} is on {x.device}, and {next(iter(tensors))} is on {device}: move them to one device"
             )
         if name in INTEGERS and not x.is_floating_point():
+            _check_size(name, x)
             tensors[name] = x.to(torch.int32)
         if autocast and name in CAST and x.is_floating_point() and x.dtype != torch.float64:
             tensors[name] = x.to(torch.get_autocast_dtype(device.type))
         # Without this the result would silently have no tangent.
-        if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
+        if not _is_traced() and forward_ad.unpack_dual(x).tangent is not None:
             raise ConfigError(
                 f"{name} has a tangent, but cope_jax.torch has no forward mode: use backward() or torch.autograd.grad"
             )
@@ -219,6 +232,19 @@ def _call(
     ]
     key = _key(hook, encoding.spec, tuple(tensors), options, wrt)
     return run(list(tensors.values()), key)[0]
+
+
+def _check_size(name: str, x: Tensor) -> None:
+    """Refuses whole numbers of over 32 bits, where a look at them costs little."""
+    if x.dtype == torch.int64 and x.device.type == "cpu" and not _is_traced() and x.numel():
+        low, high = int(x.min()), int(x.max())
+        if not -(2**31) <= low <= high < 2**31:
+            raise ConfigError(f"{name} must fit into 32 bits, got {low} to {high}")
+
+
+def _is_traced() -> bool:
+    """Returns whether torch.compile reads this code, so that tensors have no values."""
+    return torch.compiler.is_compiling()
 
 
 def _fixed(name: str, value: Any) -> Any:

@@ -31,13 +31,25 @@ def _(tensors: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
 
 
 @torch.library.custom_op("cope_jax::pull", mutates_args=())
-def pull(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> list[torch.Tensor]:
-    """Returns the gradients of a call; `values` are what its program needs of the call."""
+def pull(
+    values: Sequence[torch.Tensor],
+    cotangent: torch.Tensor,
+    key: str,
+    sources: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Returns the gradients of a call; `values` are what its program needs of the call, and
+    `sources` are the tensors that need these gradients, if they may be differentiated again.
+    """
     return _exchange(_program(key).pull, [*values, cotangent])
 
 
 @pull.register_fake
-def _(values: Sequence[torch.Tensor], cotangent: torch.Tensor, key: str) -> list[torch.Tensor]:
+def _(
+    values: Sequence[torch.Tensor],
+    cotangent: torch.Tensor,
+    key: str,
+    sources: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
     return _like(_program(key).gradients, cotangent)
 
 
@@ -46,15 +58,20 @@ def _keep(ctx: Any, inputs: tuple[list[torch.Tensor], str], output: list[torch.T
     ctx.key = _key_of_pull(tensors, key)
     ctx.count, ctx.wrt = len(tensors), json.loads(key)[-1]
     ctx.mark_non_differentiable(*output[1:])
-    values = [*tensors, *output]
-    ctx.save_for_backward(*(values[number] for number in _program(ctx.key).needed))
+    values, ctx.needed = [*tensors, *output], _program(ctx.key).needed
+    numbers = list(dict.fromkeys((*ctx.needed, *ctx.wrt)))
+    ctx.sources = [numbers.index(number) for number in ctx.wrt]
+    ctx.save_for_backward(*(values[number] for number in numbers))
 
 
 def _differentiate(
     ctx: Any, cotangents: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor | None], None]:
     gradients: list[torch.Tensor | None] = [None] * ctx.count
-    computed = pull(list(ctx.saved_tensors), cotangents[0], ctx.key)
+    saved = list(ctx.saved_tensors)
+    # Without the sources, residuals would cut the graph, and second derivatives would be 0.
+    sources = [saved[at] for at in ctx.sources] if torch.is_grad_enabled() else []
+    computed = pull(saved[: len(ctx.needed)], cotangents[0], ctx.key, sources)
     for number, gradient in zip(ctx.wrt, computed, strict=True):
         gradients[number] = gradient
     return gradients, None
@@ -64,7 +81,9 @@ run.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _refuse(ctx: Any, *cotangents: Any) -> None:
-    raise ConfigError("cope_jax.torch has first derivatives only: cope_jax.attention has all")
+    raise ConfigError(
+        "cope_jax.torch has first derivatives only: take jax.jvp of jax.grad of cope_jax.attend"
+    )
 
 
 pull.register_autograd(_refuse)

@@ -158,7 +158,7 @@ class Facts(NamedTuple):
       reads_x: whether it reads the input of the layer.
       changes: whether it changes attention while its parameters are the initial ones.
       reads_queries: whether a row of the logits depends on earlier queries.
-      remembers: whether tokens outside the window change the result.
+      remembers: whether tokens that are hidden, such as those outside the window, change the result.
       absolute: whether the result changes when all positions move.
     """
 
@@ -197,12 +197,24 @@ def initial_parameters(encoding: str, seed: int) -> dict[str, np.ndarray]:
         return {".".join(map(str, path)): np.array(value[...]) for path, value in state}
 
 
+@functools.lru_cache(256)
+def check_positions(encoding: str, low: int, high: int) -> None:
+    """Raises ConfigError if the hook `embed` of an encoding has no such positions."""
+
+    def embed() -> Array:
+        created = create(encoding, 0)
+        x = jnp.zeros((1, 2, created.shape.width), jnp.float32)
+        positions: Any = np.array([[low, high]], np.int32)  # known while tracing
+        return created.embed(x, positions)
+
+    jax.eval_shape(embed)
+
+
 @functools.cache
 def facts(encoding: str, crops: bool) -> Facts:
     """Returns the facts of an encoding, found out with a few random tokens.
 
-    `crops` says whether a cache may keep a window only; without it `remembers` and `absolute` are
-    not computed.
+    `crops` says whether a cache may keep a window only; without it `absolute` is not computed.
     """
     created = create(encoding, 0)
     shape, tokens, window = created.shape, 24, 6
@@ -245,14 +257,14 @@ def facts(encoding: str, crops: bool) -> Facts:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         changes = differ(result(created, x), result(plain, x), 1e-5)
         remembers = absolute = False
-        if crops and not reads_x and not reads_queries:
+        if not reads_x and not reads_queries:
             state = nnx.state(created)
             nnx.update(
                 created, jax.tree.map(lambda y: jnp.asarray(normal(y.shape), y.dtype), state)
             )
             last = cropped(tokens - window)
             remembers = differ(result(created, x, window=window)[:, -1:], last, 1e-3)
-            absolute = differ(cropped(8192), last, 1e-2)  # float32 rounds angles of 8192
+            absolute = crops and differ(cropped(8192), last, 1e-2)  # float32 rounds angles of 8192
     return Facts(created.traits.embeds_input, reads_x, changes, reads_queries, remembers, absolute)
 
 

@@ -317,6 +317,24 @@ def test_a_reference_without_gradients_is_compared_by_values():
     assert wrong["reference"].verdict == "BROKEN"
 
 
+def test_results_of_another_shape_fail():
+    report = check(jax.jit(lambda x: 2.0 * x), vectors(3), reference=lambda x: x[..., :1])
+    text = "a result has shape [4, 16, 1], and [4, 16, 3] is right"
+    assert (report["reference"].verdict, report["reference"].counterexample) == ("failed", text)
+
+
+def test_wrong_gradients_of_bfloat16_are_seen():
+    @jax.custom_vjp
+    def double(x):
+        return 2 * x
+
+    double.defvjp(lambda x: (2 * x, None), lambda _, dout: (5 * dout,))
+    report = check(
+        jax.jit(double), vectors(3, dtype=jnp.bfloat16), reference=jax.jit(lambda x: x + x)
+    )
+    assert report["reference"].verdict == "BROKEN"
+
+
 def so_far_of_documents(x):
     return so_far(x)
 

@@ -193,6 +193,13 @@ def test_packed_documents_do_not_see_each_other():
         same(packed[:, 4:], model(ids[:, 4:]).logits)
 
 
+def test_an_encoding_that_counts_hidden_tokens_refuses_their_mask():
+    model = add_positions(plain("llama"), "ssmax")
+    places = torch.tensor([[0, 1, 2, 0, 1]])
+    with pytest.raises(ConfigError, match="counts tokens that a mask of four axes hides: pass"):
+        model(torch.ones(1, 5, dtype=torch.long), position_ids=places, use_cache=False)
+
+
 def test_checkpoints_of_layers_change_no_gradient():
     model, given = trained("llama", npos_max=8).train(), padded_tokens()
     gradients = []

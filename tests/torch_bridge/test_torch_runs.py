@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
+from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cope_jax import encodings  # noqa: E402
@@ -233,11 +234,17 @@ def test_what_has_no_derivative_is_one_line(cope):
     def call(q):
         return attend(q, k, v, encoding=cope)
 
-    with pytest.raises(ConfigError, match=r"q_BLHK has a tangent, but .* no forward mode: use"):
-        torch.func.jvp(call, (q.detach(),), (q.detach(),))
-    (first,) = torch.autograd.grad(call(q).square().sum(), q, create_graph=True)
-    with pytest.raises(ConfigError, match="has first derivatives only"):
-        first.sum().backward()
+    with forward_ad.dual_level():
+        with pytest.raises(ConfigError, match=r"q_BLHK has a tangent, but .* no forward mode: use"):
+            call(forward_ad.make_dual(q.detach(), q.detach()))
+    for transform in (torch.func.grad, torch.func.vmap):
+        with pytest.raises(ConfigError, match="none of the transforms of torch"):
+            transform(lambda q: call(q[None] if q.ndim == 3 else q).sum())(q.detach())
+    frozen = encoding_of("alibi", torch.float32)
+    for out in (call(q).square(), attend(q, k, v, encoding=frozen)):
+        (first,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        with pytest.raises(ConfigError, match="has first derivatives only"):
+            first.sum().backward()
 
 
 def test_a_dropped_program_is_made_again(cope):
@@ -261,6 +268,9 @@ def test_an_encoding_of_the_input():
     x, positions = torch.zeros(1, 3, 8), torch.tensor([[0, 4, 1]])
     with pytest.raises(ConfigError, match=r"positions_BL must be a tensor, got \[0, 4, 1\]"):
         learned.embed(x, [0, 4, 1])
+    for outside in (-1, 5):
+        with pytest.raises(ConfigError, match=rf"position {outside} is outside of the learned"):
+            learned.embed(x, torch.tensor([[0, outside, 1]]))
     embedded = learned.embed(x, positions)
     assert torch.equal(embedded, learned.table[positions])
     (gradient,) = gradients(embedded, learned.table)
@@ -326,3 +336,10 @@ def test_an_encoding_that_lacks_something_says_what(spec):
     if facts.embeds_input:
         with pytest.raises(ConfigError, match=re.escape("call encoding.embed(x, positions)")):
             attend(q, k, v, encoding=encoding)
+
+
+def test_numbers_of_over_32_bits_are_refused(cope):
+    q, k, v, _ = tensors(dtype=torch.float32)
+    positions = torch.arange(q.shape[1])[None] + 2**32
+    with pytest.raises(ConfigError, match="q_positions must fit into 32 bits, got 4294967296 to"):
+        attend(q, k, v, encoding=cope, q_positions=positions)

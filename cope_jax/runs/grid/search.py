@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,16 @@ def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
     if losses.get(best, math.inf) < math.inf:
         return _with(cell, dict(best)), dict(best)
     return cell, {}
+
+
+def recorded(cell: Cell, workdir: Path) -> Cell:
+    """A finished cell with the values that it trained with; its trials need not be there."""
+    known = workdirs.read_json(cell.folder(workdir) / "config.json", config=dict)["config"]
+    for values in _combinations(cell):
+        chosen = _with(cell, values)
+        if json.loads(json.dumps(chosen.config.recipe())) == known:
+            return chosen
+    return cell
 
 
 def left(trials: Grid, only_failed: bool = False) -> list[Cell]:

@@ -107,6 +107,17 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     assert search.choices(cells[:2], tmp_path) == ["quick, rope: all trials diverged"]
 
 
+def test_a_finished_cell_has_the_values_of_its_record(tmp_path):
+    ours = cell("rope", 0, steps=200)
+    optimizer = dataclasses.replace(ours.config.optimizer, learning_rate=3e-3)
+    trained = dataclasses.replace(ours.config, optimizer=optimizer)
+    workdirs.Workdir(ours.folder(tmp_path)).open(trained, ours.seeds)
+    known = search.recorded(ours, tmp_path)
+    assert (known.config, known.search) == (trained, {})
+    plain = cell("rope", 0, steps=200, search={})
+    assert search.recorded(plain, tmp_path) == plain
+
+
 def test_the_budget_is_said_in_words():
     assert search.budget([cell()]) == "learning_rate chosen for each encoding from 3 trials"
     assert search.budget([cell(search={})]) == ""
