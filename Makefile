@@ -83,8 +83,8 @@ check: $(READY) ## check format, lint, types, the direction of imports, and plai
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -qq --durations=1 tests/test_words.py
 
-test: check .venv/.ready-docs ## run check, docs, the short suite on the newest JAX, and all tests that are not slow
-	@$(MAKE) --no-print-directory -j2 docs test-newest
+test: .venv/.ready-docs ## run check, docs, the short suite on the newest JAX, and all tests that are not slow
+	@$(MAKE) --no-print-directory -j3 check docs test-newest
 	@$(MAKE) --no-print-directory test-main
 
 # PyTorch and transformers, which the tests compare our models with.

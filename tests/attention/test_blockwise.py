@@ -33,7 +33,7 @@ from tests.attention.problems import (
 from tests.encodings.cases import (
     BATCH,
     CASES,
-    FEW,
+    FEWEST,
     SIZES,
     build,
     every,
@@ -98,7 +98,7 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
     return data
 
 
-@every(few=FEW)
+@every(few=FEWEST | {"cope_two_sided(npos_max=4)"})
 def test_every_encoding(spec, x64):
     """Strips and blocks that do not divide; several near and far blocks; masks of all kinds."""
     if not splits_queries(spec):

@@ -136,7 +136,7 @@ def tiles(native, monkeypatch):
 LOW = [s for s in ALL if reason(s) is None and "separate_key" not in s]
 
 
-@every([LONG, *LOW], few=[LONG])
+@every([LONG, *LOW], few=["alibi"])
 def test_bfloat16_on_the_matrix_unit(spec, tiles):
     # The gradients of some parameters are sums over all pairs that nearly cancel.
     least = 0.1 if spec in (LONG, *LOW) and "fire" not in spec else 20.0

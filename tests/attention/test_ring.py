@@ -125,7 +125,7 @@ def test_every_encoding_equals_one_device(spec, x64):
 @pytest.mark.parametrize(
     "devices, spec, length, options",
     [
-        (2, "cope(npos_max=3)", 13, {}),
+        pytest.param(2, "cope(npos_max=3)", 13, {}, marks=pytest.mark.slow),
         pytest.param(4, "fox", 29, {"dropout_rate": 0.3}, marks=pytest.mark.slow),
         pytest.param(2, "rope", 13, {"causal": False, "window": 4}, marks=pytest.mark.slow),
     ],

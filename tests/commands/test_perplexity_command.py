@@ -58,6 +58,7 @@ def test_perplexity_is_the_headline_of_a_comparison(start, tmp_path):
     assert any("perplexity" in json.loads(row) for row in rows)
 
 
+@pytest.mark.slow
 def test_windows_of_the_run_give_its_figures(run, start):
     for command, *flags in (["evaluate", "--examples=1000"], ["perplexity", "--lengths=16,8"]):
         stride = ["--stride=8"] * (command == "perplexity")

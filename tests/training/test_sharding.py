@@ -318,7 +318,6 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
     assert tiny.contents(start()[1]) == tiny.contents(program(ONE).init([3]))
 
 
-@pytest.mark.newest
 def test_products_in_bfloat16_leave_the_state_in_float32():
     block = dataclasses.replace(MODEL.block, compute_dtype="bfloat16")
     made = program(mesh_config(MESHES["all but data"]), block=block)
