@@ -27,6 +27,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.storage.files import write_atomically
 from cope_jax.training.metrics import read_curves
 
+common_flags.DEFINE_encoding()
 _MODELS = flags.DEFINE_list(
     "models", None, "Folders of the finished training runs to compare (required).", required=True
 )

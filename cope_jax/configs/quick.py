@@ -3,7 +3,7 @@ should see.
 
 Command: `make compare`, or
     cope-jax compare --config=quick --seeds=1 --workdir=runs/quick
-Hardware: 2 CPU cores. Time: about 1 minute.
+Hardware: 2 CPU cores. Time: 1 to 3 minutes.
 Expected sequence errors in distribution, dense and sparse: CoPE at most 1 % on each split in 18 of 20 seeds; RoPE 0,
 100 and 100 %; relative 8, 72 and 98 %; absolute 37, 100 and 100 %. See experiments/RESULTS.md.
 """

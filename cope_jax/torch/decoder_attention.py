@@ -65,9 +65,9 @@ def attention(
         given["scale"] = scaling
     more = 0
     if attention_mask is not None and attention_mask.ndim == 4:
-        if layer.positions_facts.remembers:
+        if layer.positions_facts.reads_hidden:
             raise ConfigError(
-                "this encoding counts tokens that a mask of four axes hides: pass a mask [batch, tokens], and neither "
+                "this encoding reads tokens that a mask of four axes hides: pass a mask [batch, tokens], and neither "
                 "packed documents nor a static cache"
             )
         given |= {"mask": attention_mask, "causal": False}

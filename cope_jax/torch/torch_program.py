@@ -158,7 +158,8 @@ class Facts(NamedTuple):
       reads_x: whether it reads the input of the layer.
       changes: whether it changes attention while its parameters are the initial ones.
       reads_queries: whether a row of the logits depends on earlier queries.
-      remembers: whether tokens that are hidden, such as those outside the window, change the result.
+      reads_hidden: whether tokens that only a mask of four axes hides change the result.
+      remembers: whether tokens outside the window change the result.
       absolute: whether the result changes when all positions move.
     """
 
@@ -166,6 +167,7 @@ class Facts(NamedTuple):
     reads_x: bool
     changes: bool
     reads_queries: bool
+    reads_hidden: bool
     remembers: bool
     absolute: bool
 
@@ -214,7 +216,8 @@ def check_positions(encoding: str, low: int, high: int) -> None:
 def facts(encoding: str, crops: bool) -> Facts:
     """Returns the facts of an encoding, found out with a few random tokens.
 
-    `crops` says whether a cache may keep a window only; without it `absolute` is not computed.
+    `crops` says whether a cache may keep a window only; without it `remembers` and `absolute` are
+    not computed.
     """
     created = create(encoding, 0)
     shape, tokens, window = created.shape, 24, 6
@@ -244,6 +247,14 @@ def facts(encoding: str, crops: bool) -> Facts:
             k_positions=positions,
         )
 
+    def apart() -> tuple[Array, Array]:
+        """The results of the last tokens: with a mask that hides the others, and alone."""
+        seen = np.tril(np.ones((1, 1, tokens, tokens), bool))
+        seen[..., -window:, :-window] = False
+        last = [array[:, -window:] for array in (q, k, v, x)]
+        alone = attend(*last[:3], encoding=created, x=last[3], embedded=True)
+        return result(created, x, mask=seen, causal=False)[:, -window:], alone
+
     def differ(a: Array, b: Array, atol: float) -> bool:
         return not np.allclose(a, b, rtol=0, atol=atol)
 
@@ -256,16 +267,20 @@ def facts(encoding: str, crops: bool) -> Facts:
     reads_queries = not created.traits.splits_queries
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         changes = differ(result(created, x), result(plain, x), 1e-5)
-        remembers = absolute = False
-        if not reads_x and not reads_queries:
-            state = nnx.state(created)
-            nnx.update(
-                created, jax.tree.map(lambda y: jnp.asarray(normal(y.shape), y.dtype), state)
-            )
+        state = nnx.state(created)
+        nnx.update(created, jax.tree.map(lambda y: jnp.asarray(normal(y.shape), y.dtype), state))
+        reads_hidden = remembers = absolute = False
+        with contextlib.suppress(ConfigError):  # without a mask: its calls raise this too
+            masked, alone = apart()
+            reads_hidden = differ(masked, alone, 1e-3)
+        if crops and not reads_x and not reads_queries:
             last = cropped(tokens - window)
             remembers = differ(result(created, x, window=window)[:, -1:], last, 1e-3)
-            absolute = crops and differ(cropped(8192), last, 1e-2)  # float32 rounds angles of 8192
-    return Facts(created.traits.embeds_input, reads_x, changes, reads_queries, remembers, absolute)
+            absolute = differ(cropped(8192), last, 1e-2)  # float32 rounds angles of 8192
+    return Facts(
+        *(created.traits.embeds_input, reads_x, changes, reads_queries),
+        *(reads_hidden, remembers, absolute),
+    )
 
 
 def _evaluate(call: Call, arrays: Sequence[Array]) -> Array:

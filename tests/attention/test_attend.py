@@ -377,7 +377,7 @@ MISTAKES = {
     "blocks": (dict(blocks=(8, 0, 8)), "blocks must be three sizes of at least 1, got (8, 0, 8)"),
     "mask of numbers": (
         dict(mask=ones(2, 1, 6, 6)),
-        "mask must be boolean, True where a query may see a key, got float32",
+        "mask must be boolean, True where a query may see a key, got float32; numbers to add are a bias",
     ),
     "mask of heads": (
         dict(mask=ones(2, 4, 6, 6) > 0),

@@ -142,6 +142,15 @@ def test_help_says_what_the_command_does(name, start):
     )
 
 
+def test_every_command_that_reads_runs_takes_encodings_of_files():
+    texts = {path.stem: path.read_text() for path in ROOT.glob("cope_jax/commands/*.py")}
+    reading = {
+        n for n, text in texts.items() if re.search(r"DEFINE_model|DEFINE_list\(\s*\"models", text)
+    }
+    assert len(reading) == 11
+    assert {name for name in reading if "DEFINE_encoding()" not in texts[name]} == set()
+
+
 def test_help_needs_no_wide_terminal(start):
     done = start("convert", "--help", around=Surroundings(variables={"COLUMNS": "1"})).wait()
     assert (done.status, done.err) == (0, "")

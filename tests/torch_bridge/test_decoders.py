@@ -193,10 +193,12 @@ def test_packed_documents_do_not_see_each_other():
         same(packed[:, 4:], model(ids[:, 4:]).logits)
 
 
-def test_an_encoding_that_counts_hidden_tokens_refuses_their_mask():
-    model = add_positions(plain("llama"), "ssmax")
+@pytest.mark.filterwarnings("ignore:.* does not start at 0")
+@pytest.mark.parametrize("name", ["ssmax", "selective_rope", "darope"])
+def test_an_encoding_that_reads_hidden_tokens_refuses_their_mask(name):
+    model = add_positions(plain("llama"), name)
     places = torch.tensor([[0, 1, 2, 0, 1]])
-    with pytest.raises(ConfigError, match="counts tokens that a mask of four axes hides: pass"):
+    with pytest.raises(ConfigError, match="reads tokens that a mask of four axes hides: pass"):
         model(torch.ones(1, 5, dtype=torch.long), position_ids=places, use_cache=False)
 
 

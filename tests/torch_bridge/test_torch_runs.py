@@ -263,6 +263,12 @@ def test_numbers_of_numpy_are_options():
             Encoding("cope", num_heads=2, **{"head_dim": torch.tensor(4)} | options)
 
 
+@pytest.mark.parametrize("option", [{"device": "cpu"}, {"dtype": torch.float16}], ids=str)
+def test_device_and_type_are_not_options(option):
+    with pytest.raises(ConfigError, match=rf"{next(iter(option))} is no option of an encoding: cr"):
+        Encoding("cope", num_heads=2, head_dim=4, **option)
+
+
 def test_an_encoding_of_the_input():
     learned = Encoding("learned", num_heads=2, head_dim=4, max_length=5)
     x, positions = torch.zeros(1, 3, 8), torch.tensor([[0, 4, 1]])
