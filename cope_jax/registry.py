@@ -321,5 +321,13 @@ def _as_number(value: Any, kind: type, where: str) -> Any:
 
 
 def abridged(value: Any) -> str:
-    """Returns a value as short text in one line, for an error's message."""
-    return " ".join(repr(value).split())[:200]
+    """Returns a value as short text in one line, for an error's message.
+
+    >>> import numpy as np
+    >>> abridged(np.zeros((2, 3))), abridged("a name")
+    ('float64[2, 3]', "'a name'")
+    """
+    if getattr(value, "shape", None) and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    text = repr(value)
+    return type(value).__name__ if "\n" in text else text[:200]

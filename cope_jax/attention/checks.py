@@ -54,7 +54,7 @@ def check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array, embedded: b
     """
     if not isinstance(encoding, Encoding):
         raise ConfigError(
-            f"encoding={abridged(encoding)} is no encoding: create one with cope_jax.encodings.create"
+            f"encoding must be an encoding of cope_jax.encodings.create, got {abridged(encoding)}"
         )
     shape = encoding.shape
     built, given = (
@@ -115,9 +115,8 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
         return None
     ids = _array(name, ids)
     if ids.ndim != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
-        raise ConfigError(
-            f"{name} must have shape {[batch, length]} or {[1, length]}, got {list(ids.shape)}"
-        )
+        shapes = " or ".join(str([size, length]) for size in dict.fromkeys((batch, 1)))
+        raise ConfigError(f"{name} must have shape {shapes}, got {list(ids.shape)}")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ConfigError(f"{name} must be integers, got {ids.dtype}")
     if (

@@ -36,7 +36,7 @@ def add_positions(model: Any, name: str, **options: Any) -> Any:
         Encoding(
             name,
             num_heads=config.num_attention_heads,
-            head_dim=layer.head_dim,
+            head_dim=_head_dim(layer),
             num_kv_heads=getattr(config, "num_key_value_heads", None),
             model_dim=config.hidden_size,
             max_length=config.max_position_embeddings,
@@ -120,11 +120,13 @@ def _layers(model: Any) -> list[Any]:
     if not isinstance(model, nn.Module) or not hasattr(model, "set_attn_implementation"):
         raise ConfigError(f"add_positions takes a model of transformers, got {abridged(model)}")
     if not all(getattr(layer, "is_causal", True) for layer in model.modules()):
-        raise ConfigError(f"{name} attends to later tokens too: add_positions takes decoders only")
+        raise ConfigError(
+            f"{name} has attention to later tokens or to an encoder: add_positions takes decoders only"
+        )
     layers = [
         layer
         for layer in model.modules()
-        if hasattr(layer, "is_causal") and hasattr(layer, "head_dim")
+        if hasattr(layer, "is_causal") and _head_dim(layer) is not None
     ]
     if not layers or not type(model)._supports_attention_backend:
         raise ConfigError(
@@ -139,6 +141,11 @@ def _layers(model: Any) -> list[Any]:
             f"{name} attends within chunks, which add_positions does not support: choose another model"
         )
     return layers
+
+
+def _head_dim(layer: Any) -> int | None:
+    """Returns the width of one head, which GPT-NeoX names `head_size`; None is no attention."""
+    return getattr(layer, "head_dim", getattr(layer, "head_size", None))
 
 
 def _keep_input(layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import abridged, checked
+from cope_jax.registry import abridged, checked, unknown
 from cope_jax.torch.torch_op import PARAMETER, run
 
 INTEGERS = ("q_positions", "k_positions", "q_segment_ids", "k_segment_ids", "dropout_key")
 """Arguments of `attend` that are int32 in JAX."""
 CAST = ("q_BLHK", "k_BMGK", "v_BMGK", "x", "bias")
 """Arguments of `attend` that autocast converts, as those of PyTorch's attention."""
+IMPLEMENTATIONS = ("auto", "full", "blockwise", "fused")
+"""The implementations that run on the device of the tensors."""
 
 
 class Encoding(nn.Module):
@@ -166,9 +168,11 @@ def attend(
     """
     if not isinstance(encoding, Encoding):
         raise ConfigError(
-            f"encoding={abridged(encoding)} is no encoding of PyTorch: create one with cope_jax.torch.Encoding(name, "
-            "num_heads=…, head_dim=…)"
+            "encoding must be a cope_jax.torch.Encoding(name, num_heads=…, head_dim=…), got "
+            f"{abridged(encoding)}"
         )
+    if implementation not in IMPLEMENTATIONS:
+        raise unknown("implementation", implementation, IMPLEMENTATIONS)
     if dropout_rate and dropout_key is None and isinstance(q_BLHK, Tensor):
         dropout_key = torch.randint(2**31 - 1, (2,), dtype=torch.int32, device=q_BLHK.device)
     given = {
@@ -195,6 +199,8 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
             )
         if x.layout != torch.strided:
             raise ConfigError(f"{name} has the layout {x.layout}: pass {name}.to_dense()")
+        if name == "dropout_key" and (x.shape != (2,) or x.is_floating_point()):
+            raise ConfigError(f"dropout_key must be two integers, got {abridged(x)}")
 
 
 def _call(

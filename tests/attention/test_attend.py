@@ -336,7 +336,7 @@ MISTAKES = {
     "groups": (dict(q=ones(2, 6, 3, 4)), "a multiple of the number of key/value heads"),
     "name of an encoding": (
         dict(encoding="rope"),
-        "encoding='rope' is no encoding: create one with",
+        "encoding must be an encoding of cope_jax.encodings.create, got 'rope'",
     ),
     "implementation": (dict(implementation="ful"), "did you mean 'full'"),
     "heads of the encoding": (
@@ -349,7 +349,7 @@ MISTAKES = {
     ),
     "name, and blocks": (
         dict(encoding="rope", implementation="blockwise"),
-        "encoding='rope' is no encoding: create",
+        "encoding must be an encoding of",
     ),
     "window": (dict(window=0), "at least 1"),
     "half a window": (dict(window=2.5), "window must be int or None, got 2.5 of type float"),

@@ -27,6 +27,7 @@ CONFIGS = {
     ),
     "qwen3": lambda: transformers.Qwen3Config(**GROUPED, head_dim=8),
     "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=5),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SMALL, intermediate_size=48),
 }
 
 
@@ -255,7 +256,12 @@ WRONG = {
         "cope",
         "XLNetModel does not use transformers' attention interface",
     ),
-    "both sides": (bert, "cope", "BertModel (attends to later tokens too|does not use)"),
+    "both sides": (bert, "cope", "BertModel (has attention to later tokens|does not use)"),
+    "cross-attention": (
+        lambda: transformers.GPT2Model(transformers.GPT2Config(**SMALL, add_cross_attention=True)),
+        "cope",
+        "GPT2Model has attention to later tokens or to an encoder: add_positions takes decoders",
+    ),
     "the input": (lambda: plain("gpt2"), "learned", "learned acts on the input embeddings"),
     "no such encoding": (lambda: plain("gpt2"), "copee", "did you mean 'cope'"),
     "twice": (lambda: trained("gpt2"), "cope", "has other positions already"),

@@ -291,9 +291,23 @@ WRONG = {
     "an encoding of JAX": (
         (Q, K, V),
         {"encoding": "cope"},
-        "is no encoding of PyTorch: create one",
+        "encoding must be a cope_jax.torch.Encoding",
     ),
-    "an array": ((Q, K, np.zeros((1, 3, 2, 4))), {}, "v_BMGK must be a tensor, got .*ndarray"),
+    "an array": (
+        (Q, K, np.zeros((1, 3, 2, 4))),
+        {},
+        r"v_BMGK must be a tensor, got float64\[1, 3, 2, 4\] of type ndarray",
+    ),
+    "a key of three": (
+        (Q, K, V),
+        {"dropout_key": torch.tensor([1, 2, 3])},
+        r"dropout_key must be two integers, got int64\[3\]",
+    ),
+    "a key of fractions": (
+        (Q, K, V),
+        {"dropout_key": torch.tensor([1.0, 2.0])},
+        r"dropout_key must be two integers, got float32\[2\]",
+    ),
     "two devices": ((Q, K.to("meta"), V), {}, "k_BMGK is on meta, and q_BLHK is on cpu: move"),
     "integers": ((Q.long(), K, V), {}, "floating-point numbers, but q has int64"),
     "a parameter on another device": (
@@ -314,7 +328,8 @@ WRONG = {
     "numbers as a mask": ((Q, K, V), {"mask": torch.zeros(1, 1, 3, 3)}, "mask must be boolean"),
     "no batch": ((Q[0], K, V), {}, "needs 4 axes each"),
     "other heads": ((K, K, V), {}, "but q and k have"),
-    "no such implementation": ((Q, K, V), {"implementation": "flash"}, "unknown attention impl"),
+    "no such implementation": ((Q, K, V), {"implementation": "flash"}, "unknown implementation 'flash'"),
+    "several devices": ((Q, K, V), {"implementation": "ring"}, "from auto, blockwise, full, fused"),
     "text": ((Q, K, V), {"window": "3"}, "window must be int or None"),
     "a complex number": ((Q, K, V), {"scale": 1j}, "scale must be float, got 1j of type complex"),
     "a tensor in a list": ((Q, K, V), {"blocks": [torch.tensor(4)] * 3}, "blocks must not be a t"),
