@@ -23,26 +23,14 @@ def gradients(subject: Subject) -> Measure:
     """Gradients are finite, and are slopes: g·u = (Σ dout·f(x + εu) − Σ dout·f(x − εu)) / 2ε.
 
     Each u is random in some tokens of one array and 0 elsewhere, so every entry must be right. The
-    error is relative to the largest slope.
+    error is relative to the largest slope of its array, or to a fiftieth of the largest of all. A kink
+    of f between x − εu and x + εu is no fault: the best of three ε counts, and of two x.
     """
-    arrays, dout = _one_example(subject)
-    every = _pull(subject, arrays, dout)
-    if broken := _not_finite(every):
-        return broken
-    if subject.short:
-        raise Unchecked("results have 16 bits, too few for slopes: check it in float32")
-    pulled = _by_inputs(every)
-    wide = subject.rounding < 1e-10
-    step, bound = (1e-4, 1e-6) if wide else (1e-2, 2e-2)
-    groups = np.array_split(np.arange(subject.length), min(MOST_GROUPS, subject.length))
-    pairs = [(gradient, tokens) for gradient in pulled for tokens in groups]
-    apart, words = _against_slopes(subject, arrays, dout, pairs, step)
-    wrong = pairs[int((apart > bound).argmax())]
-    if apart.max() > bound and len(wrong[1]) > 1:  # which token of the first wrong group is it?
-        pairs = [(wrong[0], wrong[1][n : n + 1]) for n in range(len(wrong[1]))]
-        fine, words = _against_slopes(subject, arrays, dout, pairs, step)
-        return Measure(float(apart.max()), bound, words[int((fine > bound).argmax())])
-    return Measure(float(apart.max()), bound, words[int((apart > bound).argmax())])
+    first = _gradients_at(subject, 0)
+    if first.error <= first.bound or not np.isfinite(first.error):
+        return first
+    again = _gradients_at(subject, 1)
+    return again if again.error <= again.bound else first
 
 
 @law("gradient leaks")
@@ -131,11 +119,11 @@ def empty_rows(subject: Subject) -> Measure:
     return Measure(0.0, subject.bound)
 
 
-def _one_example(subject: Subject) -> tuple[list[Array], Array]:
+def _one_example(subject: Subject, draw: int = 0) -> tuple[list[Array], Array]:
     """Returns one example as often as a batch has examples, and a cotangent of the first."""
     dout = random_like(subject, subject.out)
     dout[1:] = 0
-    return [np.repeat(array[:1], subject.batch, 0) for array in subject.draws[0]], dout
+    return [np.repeat(array[:1], subject.batch, 0) for array in subject.draws[draw]], dout
 
 
 def unit_of(subject: Subject, gradient: Array) -> float:
@@ -171,14 +159,35 @@ def _not_finite(pulled: list[Gradient]) -> Measure | None:
     return None
 
 
+def _gradients_at(subject: Subject, draw: int) -> Measure:
+    """Measures gradients at one of the two inputs."""
+    arrays, dout = _one_example(subject, draw)
+    every = _pull(subject, arrays, dout)
+    if broken := _not_finite(every):
+        return broken
+    if subject.short:
+        raise Unchecked("results have 16 bits, too few for slopes: check it in float32")
+    wide = subject.rounding < 1e-10
+    steps, bound = ((1e-4, 1e-5), 1e-6) if wide else ((1e-2, 1e-3, 2e-4), 2e-2)
+    groups = np.array_split(np.arange(subject.length), min(MOST_GROUPS, subject.length))
+    pairs = [(gradient, tokens) for gradient in _by_inputs(every) for tokens in groups]
+    apart, words = _against_slopes(subject, arrays, dout, pairs, steps)
+    wrong = pairs[int((apart > bound).argmax())]
+    if apart.max() > bound and len(wrong[1]) > 1:  # which token of the first wrong group is it?
+        pairs = [(wrong[0], wrong[1][n : n + 1]) for n in range(len(wrong[1]))]
+        fine, words = _against_slopes(subject, arrays, dout, pairs, steps)
+        return Measure(float(apart.max()), bound, words[int((fine > bound).argmax())])
+    return Measure(float(apart.max()), bound, words[int((apart > bound).argmax())])
+
+
 def _against_slopes(
     subject: Subject,
     arrays: list[Array],
     dout: Array,
     pairs: list[tuple[Gradient, Array]],
-    step: float,
+    steps: tuple[float, ...],
 ) -> tuple[Array, list[str]]:
-    """Returns errors of gradients at tokens, relative to the largest slope, and words for each."""
+    """Returns relative errors of gradients at tokens, and words for each."""
     rng = np.random.default_rng(1)
     directions = []
     for gradient, tokens in pairs:
@@ -186,19 +195,22 @@ def _against_slopes(
         values = direction[gradient.input]  # type: ignore[index]
         values[:, tokens] = rng.normal(size=values[:, tokens].shape)
         directions.append(direction)
-    numeric = _slopes(subject, arrays, dout, directions, step)
+    slopes = np.stack([_slopes(subject, arrays, dout, directions, step) for step in steps])
     exact = np.array(
         [
             float((gradient.values[:1] * direction[gradient.input]).sum())  # type: ignore[index]
             for (gradient, _), direction in zip(pairs, directions, strict=True)
         ]
     )
+    numeric = slopes[np.abs(slopes - exact).argmin(0), np.arange(len(pairs))]
     words = [
         f"the gradient of {gradient.name} at token {tokens[0]} gives slope {a:.3g}, but the values "
         f"{b:.3g}"
         for (gradient, tokens), a, b in zip(pairs, exact, numeric, strict=True)
     ]
-    return np.abs(numeric - exact) / max(float(np.abs(numeric).max()), 1e-30), words
+    names, sizes = np.array([gradient.name for gradient, _ in pairs]), np.abs(numeric)
+    largest = np.array([sizes[names == name].max() for name in names])
+    return np.abs(numeric - exact) / np.maximum(largest, 0.02 * sizes.max()).clip(1e-30), words
 
 
 def _slopes(

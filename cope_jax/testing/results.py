@@ -47,7 +47,7 @@ def to_numpy(result: Any) -> Array:
     """Returns the output, of NumPy, JAX or PyTorch, as NumPy; one of 16 bits as float32.
 
     Raises:
-      CallError: it is no array.
+      CallError: it is no array of real numbers.
     """
     result = output(result)
     if not hasattr(result, "shape"):
@@ -56,6 +56,8 @@ def to_numpy(result: Any) -> Array:
         result = result.detach().cpu()
         result = result.float() if result.element_size() == 2 else result
     array = np.asarray(result)
+    if np.iscomplexobj(array):
+        raise CallError(f"the function returned {array.dtype}: return real numbers")
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 

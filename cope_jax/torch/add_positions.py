@@ -124,9 +124,7 @@ def _layers(model: Any) -> list[Any]:
             f"{name} has attention to later tokens or to an encoder: add_positions takes decoders only"
         )
     layers = [
-        layer
-        for layer in model.modules()
-        if hasattr(layer, "is_causal") and _head_dim(layer) is not None
+        layer for layer in model.modules() if hasattr(layer, "is_causal") and _head_dim(layer)
     ]
     if not layers or not type(model)._supports_attention_backend:
         raise ConfigError(
@@ -143,9 +141,9 @@ def _layers(model: Any) -> list[Any]:
     return layers
 
 
-def _head_dim(layer: Any) -> int | None:
-    """Returns the width of one head, which GPT-NeoX names `head_size`; None is no attention."""
-    return getattr(layer, "head_dim", getattr(layer, "head_size", None))
+def _head_dim(layer: Any) -> int:
+    """Returns the width of one head, which GPT-NeoX names `head_size`; 0 means no attention."""
+    return getattr(layer, "head_dim", 0) or getattr(layer, "head_size", 0)
 
 
 def _keep_input(layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -191,6 +191,27 @@ def test_the_first_wrong_gradient_of_a_long_input_is_a_token():
     assert "the gradient of x at token 21 gives slope 0" in verdict.counterexample
 
 
+@pytest.mark.parametrize("factor, verdict", [(1.0, "holds"), (1.03, "BROKEN")])
+def test_gradients_are_compared_by_array(factor, verdict):
+    """Slopes by k are a tenth of those by q."""
+
+    @jax.custom_vjp
+    def layer(q, k, v):
+        return 7 * q + k * v
+
+    layer.defvjp(
+        lambda q, k, v: (layer(q, k, v), (k, v)),
+        lambda kept, dout: (7 * dout, factor * dout * kept[1], dout * kept[0]),
+    )
+    assert check(jax.jit(layer))["gradients"].verdict == verdict
+
+
+@pytest.mark.parametrize("seed", [4, 6])
+def test_a_kink_is_no_wrong_gradient(seed):
+    report = check(jax.jit(jax.nn.relu), vectors(16), seed=seed, laws=["gradients"])
+    assert report["gradients"].verdict == "holds"
+
+
 def test_slopes_of_16_bits_are_not_checked():
     verdict = check(jax.jit(lambda x: x.astype(jnp.bfloat16)), vectors(3))["gradients"]
     assert verdict.verdict == "not checked" and "check it in float32" in verdict.counterexample
@@ -253,6 +274,7 @@ MISTAKES = {
     "blocks of a dict": (lambda: check(so_far, vectors(3), blocks={"b": 3}), "got {'b': 3}"),
     "adapter": (lambda: check(so_far, vectors(3), segments=3), "segments must be a keyword's name"),
     "reference": (lambda: check(so_far, vectors(3), reference=3), "must be a function, got 3"),
+    "complex": (lambda: check(lambda x: x * 1j, vectors(3)), "returned complex64: return real"),
     "one example": (lambda: check(so_far, vectors(3), batch=1), "batch must be at least 2"),
 }
 

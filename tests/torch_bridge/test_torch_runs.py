@@ -328,7 +328,11 @@ WRONG = {
     "numbers as a mask": ((Q, K, V), {"mask": torch.zeros(1, 1, 3, 3)}, "mask must be boolean"),
     "no batch": ((Q[0], K, V), {}, "needs 4 axes each"),
     "other heads": ((K, K, V), {}, "but q and k have"),
-    "no such implementation": ((Q, K, V), {"implementation": "flash"}, "unknown implementation 'flash'"),
+    "no such implementation": (
+        (Q, K, V),
+        {"implementation": "flash"},
+        "unknown implementation 'flash'",
+    ),
     "several devices": ((Q, K, V), {"implementation": "ring"}, "from auto, blockwise, full, fused"),
     "text": ((Q, K, V), {"window": "3"}, "window must be int or None"),
     "a complex number": ((Q, K, V), {"scale": 1j}, "scale must be float, got 1j of type complex"),
