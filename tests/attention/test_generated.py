@@ -45,8 +45,8 @@ SHIPPED = library.KERNEL_FLAGS
 def native(monkeypatch):
     monkeypatch.setenv(library.SETTING, "1")
     if reason := library.why_not():
-        # An error of the compiler is in our source.
-        (pytest.fail if "error:" in reason or "CI" in os.environ else pytest.skip)(reason)
+        lacks = any(words in reason for words in ("no C++ compiler", "neither AVX2 nor NEON"))
+        (pytest.skip if lacks and "CI" not in os.environ else pytest.fail)(reason)
 
 
 @pytest.fixture
