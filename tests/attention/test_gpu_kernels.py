@@ -12,6 +12,7 @@ import sys
 import warnings
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,6 +31,10 @@ from tests.encodings.cases import CASES, every
 from tests.oracle.encodings import Sizes as Shapes
 
 triton = pytest.importorskip("triton", reason="needs the extra gpu-kernels")
+import triton.language as tl  # noqa: E402
+
+from cope_jax.attention.kernels.gpu import triton_operations as operations  # noqa: E402
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     torch = pytest.importorskip("torch", reason="Triton's interpreter needs torch")
 
@@ -87,6 +92,57 @@ def attention(encoding, request):
 
 def compare(spec, length, keys, sizes=SHAPES, **options):
     assert_equals_full(attention, spec, length, keys, sizes=sizes, **options)
+
+
+@triton.jit
+def operate(x, index, z, words, out, collected, memory, SIZE: tl.constexpr, HATS: tl.constexpr):
+    """Every operation on tiles of `ROWS` rows; kernels of few encodings use them."""
+    rows, columns = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
+    at = rows * 8 + columns
+    number, cell = tl.load(x + at), tl.load(index + at)
+    tl.store(out + at, operations.log1p(number))
+    tl.store(out + 32 + at, operations.tanh(number))
+    tl.store(out + 64 + at, operations.sign(number))
+    tl.store(out + 96 + at, operations.take(z + rows * SIZE, cell.to(tl.int32), 1, SIZE))
+    row = tl.load(z + rows * SIZE + columns, mask=columns < SIZE, other=0.0)
+    tl.store(out + 128 + at, operations.take_from(row, cell.to(tl.int32), SIZE))
+    tl.store(collected + at, operations.collect(cell, number, SIZE, HATS, 8))
+    operations.collect_to(memory + rows * 8, cell, number, SIZE, HATS)
+    key = tl.full([1, 1], 7, tl.uint32)
+    first, second = operations.threefry(key, key + 1, at.to(tl.uint32), at.to(tl.uint32) + 32)
+    tl.store(words + at, first)
+    tl.store(words + 32 + at, second)
+
+
+@pytest.mark.skipif(RUN is None, reason="the interpreter calls it")
+@pytest.mark.parametrize("hats", [False, True])
+def test_operations(hats):
+    rng, size = np.random.default_rng(0), 6
+    x = rng.normal(size=(4, 8)).astype(np.float32)
+    x[0, :3] = 0.0, 1e-9, -0.25
+    positions = rng.uniform(-0.9, size + 0.9, (4, 8)).astype(np.float32)  # some outside
+    index = positions.clip(0) if hats else np.floor(positions)
+    z = rng.normal(size=(4, size)).astype(np.float32)
+    out, words = torch.zeros(5, 4, 8), torch.zeros(2, 4, 8, dtype=torch.uint32)
+    collected, memory = torch.zeros(4, 8), torch.ones(4, 8)
+    given = [torch.from_numpy(array) for array in (x.clip(-0.9), index.astype(np.float32), z)]
+    with np.errstate(all="ignore"):
+        operate[(1,)](*given, words, out, collected, memory, size, hats)
+    clipped = np.clip(index.astype(np.int32), 0, size - 1)
+    taken, x = np.take_along_axis(z, clipped, 1), x.clip(-0.9)
+    expected = [np.log1p(x), np.tanh(x), np.sign(x), taken, taken]
+    np.testing.assert_allclose(out.numpy(), expected, rtol=2e-6, atol=1e-9)
+    sums = np.zeros((4, 8))
+    for row, column in np.ndindex(4, 8):
+        cell = clipped[row, column]
+        share = index[row, column] - cell if hats and cell < size - 1 else 0
+        sums[row, cell] += (1 - share) * x[row, column]
+        sums[row, cell + 1] += share * x[row, column]
+    np.testing.assert_allclose(collected.numpy(), sums, atol=1e-6)
+    np.testing.assert_allclose(memory.numpy(), 1 + sums, atol=1e-6)
+    counts = np.arange(64, dtype=np.uint32)
+    bits = jax.extend.random.threefry_2x32(jnp.array([7, 8], jnp.uint32), counts)
+    np.testing.assert_array_equal(words.numpy().ravel(), bits)
 
 
 @pytest.mark.parametrize(
