@@ -196,8 +196,7 @@ def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]
         ranges.append(range(start, stop))
         if stop == len(sizes):
             break
-        half = int(np.searchsorted(ends, (ends[start] + ends[stop]) / 2))
-        start = min(max(half, start + 1), stop)
+        start = int(np.searchsorted(ends, (ends[start] + ends[stop]) / 2))
     best = [(-1.0, -1)] * len(sizes)
     for number, words in enumerate(ranges):
         for word in words:

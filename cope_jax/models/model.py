@@ -198,6 +198,10 @@ def deciding_options(config: Any) -> dict[str, Any]:
     >>> decisive = deciding_options(DecoderOptions())
     >>> decisive["num_layers"], decisive["block.num_kv_heads"], "block.dropout" in decisive
     (2, 2, False)
+    >>> block = DecoderOptions().block
+    >>> named = dataclasses.replace(block, qkv_bias=block.use_bias)
+    >>> deciding_options(DecoderOptions(block=named)) == decisive
+    True
     """
     others = {"name", "layout", "encoding", "vocab_size", "max_length", "block"}
     options = {field.name for field in dataclasses.fields(config)} - OF_TRAINING - others

@@ -351,6 +351,17 @@ MISTAKES = {
         dict(encoding="rope", implementation="blockwise"),
         "encoding must be an encoding of",
     ),
+    "queries without keys of their own": (
+        dict(
+            k=ones(2, 5, 2, 4),
+            v=ones(2, 5, 2, 4),
+            x=ones(2, 5, 16),
+            encoding=encodings.create(
+                "fox", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0)
+            ),
+        ),
+        "this encoding needs at least as many keys as queries, got 6 queries and 5 keys",
+    ),
     "window": (dict(window=0), "at least 1"),
     "half a window": (dict(window=2.5), "window must be int or None, got 2.5 of type float"),
     "a switch as window": (dict(window=True), "window must be int or None, got True of type bool"),

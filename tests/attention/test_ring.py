@@ -54,6 +54,16 @@ def around(*blocks, heads=None, **kernels):
     return in_blocks(blocks, run)
 
 
+def test_without_kernels_nothing_is_resident():
+    encoding = encodings.create("alibi", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 16, 2, 4))
+    with (
+        jax.set_mesh(mesh_of(2)),
+        pytest.raises(ConfigError, match="resident is for kernels of TPUs, and this device"),
+    ):
+        around(2, 2, 4, resident=2)(encoding, prepare(x, x, x, encoding=encoding))
+
+
 @pytest.mark.slow
 def test_with_kernels_and_heads_and_batch_over_other_axes(x64):
     mesh = jax.make_mesh((2, 2, 2), ("data", "tensor", AXIS), axis_types=(AxisType.Auto,) * 3)

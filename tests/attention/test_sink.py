@@ -223,3 +223,11 @@ def test_an_encoding_that_couples_queries_runs_in_full_only():
     cache = create_cache(encoding, batch=1, capacity=2).enter(jnp.zeros((1, 1), jnp.int32))
     with pytest.raises(ConfigError, match="couples them: call attend with the complete sequence"):
         attend_cached(q[:, :1], cache, encoding=encoding)
+
+
+def test_a_learned_sink_starts_as_the_softmax_plus_one():
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 1, HEADS, WIDTH))
+    sink = create("learned_sink", num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))
+    weight = np.exp((q * k).sum(-1) / WIDTH**0.5)
+    expected = (weight / (1 + weight))[..., None] * v
+    np.testing.assert_allclose(attend(q, k, v, encoding=sink), expected, rtol=1e-5)

@@ -155,7 +155,8 @@ def test_the_oracle_is_independent():
             "selective_rope(temperature=rfa,theta=0.5,largest=0)",
             "selective_rope.largest must be positive",
         ),
-        ("cope(npos_max)", "cannot read"),
+        ("selective_rope(width=-1)", "selective_rope.width must be at least 0, got -1"),
+        ("cope(npos_max)", "write option=value, each option once"),
         ("cope(npos_max=4,npos_max=8)", "cannot read"),
         ("cope+", "cannot read"),
     ],
@@ -164,6 +165,10 @@ def test_mistakes_are_one_clear_line(spec, message):
     with pytest.raises(ConfigError) as error:
         encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_largest_step_of_grape_is_100():
+    encodings.create("grape(step=100)", num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
 
 
 ROTATING = ["carope", "darope", "grape", "mapformer", "repo", "rope", "selective_rope"]

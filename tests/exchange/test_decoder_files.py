@@ -125,7 +125,7 @@ ROPE_BLOCK = {"norm": "rms", "activation": "swiglu", "use_bias": False}
         ("gpt2", config("learned", tie_embeddings=True, **TOKENS)),
         (
             "gpt2",
-            config("learned(max_length=20)", {"activation": "gelu_erf"}, logit_scale=0.3, **TOKENS),
+            config("learned(max_length=20)", {"activation": "gelu_erf"}, logit_scale=2.0, **TOKENS),
         ),
         ("llama", config("rope", ROPE_BLOCK, tie_embeddings=True, **TOKENS)),
     ],

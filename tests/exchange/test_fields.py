@@ -303,3 +303,11 @@ def test_generation_ends_where_that_of_transformers_does(tmp_path):
                 torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
             )
             assert row.tolist() == expected[0, len(prompt) :].tolist(), (ends, beside)
+
+
+@pytest.mark.parametrize("period, full", [(1, (0, 1, 2, 3)), (2, (1, 3)), (5, ())])
+def test_a_period_says_which_layers_see_all_tokens(period, full):
+    name, fields = "sliding_window_pattern", {"num_layers": 4}
+    assert layered._layers(fields, {name: period}, "config.json", name, 6, last=True) == full
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
+        layered._layers(fields, {name: 0}, "config.json", name, 6, last=True)

@@ -71,6 +71,8 @@ def test_tokens_depend_on_the_key_alone():
     assert not np.array_equal(*same), "rows are drawn apart"
     (row,) = generate(Counter(), [[1]], 20, key=KEY, temperature=1e6)
     assert len(set(row.tolist())) > 6, "each step is drawn anew"
+    rows = generate(Counter(), [[1]] * 20, 2, key=KEY, temperature=1e6)
+    assert len({tuple(row) for row in rows}) > 12, "the first and the second too"
 
 
 @pytest.mark.slow
@@ -295,7 +297,7 @@ MISTAKES = {
     ),
     "nested": (
         dict(prompts=np.zeros((1, 2, 2), int)),
-        "integers, got the prompt array([[0, 0], [0, 0]])",
+        "integers, got the prompt int64[2, 2]",
     ),
     "fraction": (
         dict(prompts=[[1.7]]),

@@ -341,6 +341,7 @@ def test_flops_are_six_for_each_number_of_a_matrix(name):
         ({"cell": "gru"}, "unknown rnn_lm.cell 'gru'"),
         ({"hidden_dim": 0}, "rnn_lm.hidden_dim must be at least 1"),
         ({"dropout": 1.0}, r"rnn_lm.dropout must lie in \[0, 1\), got 1.0"),
+        ({"dropout": -0.1}, r"rnn_lm.dropout must lie in \[0, 1\), got -0.1"),
         (
             {"tie_embeddings": True, "hidden_dim": 5},
             "embed_dim=256 and hidden_dim=5: make them equal",

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import types
 
 import chex
 import jax
@@ -218,6 +219,26 @@ def test_metrics_are_of_the_gradient_before_clipping_and_of_the_update():
         assert float(metrics["finite"]) == 1
         state = after
     assert float(schedule(0)) == 0 != float(schedule(1)) != float(schedule(2))
+
+
+def test_frozen_modules_do_not_move_though_weights_decay():
+    learner = Given(**vars(tiny.create_learner()))
+    learner = dataclasses.replace(
+        learner,
+        optimizer=optax.adamw(learner.schedule, weight_decay=0.5),
+        model=types.SimpleNamespace(frozen_modules=("a",)),
+    )
+    params = {"a": {"x": jnp.arange(6.0)}, "b": {"x": jnp.full((4,), -1.0)}}
+    state = dataclasses.replace(
+        tiny.program().init([0]), params=params, opt_state=learner.optimizer.init(params)
+    )
+    batch = {"loss": np.float32(1), "slope": np.float32(0)}
+    step = jax.jit(learner.train_step)
+    after, metrics = step(step(state, batch)[0], batch)  # the first rate is 0
+    np.testing.assert_array_equal(after.params["a"]["x"], params["a"]["x"])
+    moved = after.params["b"]["x"] - params["b"]["x"]
+    assert (moved > 0).all()
+    np.testing.assert_allclose(metrics["update_norm"], np.linalg.norm(moved), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

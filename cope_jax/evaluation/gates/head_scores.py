@@ -180,7 +180,11 @@ def top_tokens(
 
 
 def _ranks(values_N: np.ndarray) -> np.ndarray:
-    """The ranks of the values, from 1; equal values have the mean of their ranks."""
+    """The ranks of the values, from 1; equal values have the mean of their ranks.
+
+    >>> _ranks(np.array([0.3, 0.1, 0.3, 0.2])).tolist()
+    [3.5, 1.0, 3.5, 2.0]
+    """
     _, kind_N, counts_K = np.unique(values_N, return_inverse=True, return_counts=True)
     return (np.cumsum(counts_K) - (counts_K - 1) / 2)[kind_N]
 

@@ -74,6 +74,9 @@ def test_the_baseline_of_tags_is_the_words_majority(tmp_path):
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     task = tasks.create("tagging", length=12)
+    assert {"tagging", "masked_lm"} <= {
+        *task_baselines.known()
+    } and "counting" not in task_baselines.known()
     run, source = task_baselines.run_figures(tmp_path)
     measured = {
         (baseline.split, baseline.name): (baseline.value, figure)

@@ -104,5 +104,7 @@ def test_wrong_input_is_named():
         most_similar({"play": np.ones(2)}, "plai")
     with pytest.raises(ConfigError, match=r"word2vec.width must be at least 1, got 0"):
         Word2VecConfig(width=0)
+    with pytest.raises(ConfigError, match=r"word2vec.sample must be at least 0, got -0.5"):
+        Word2VecConfig(sample=-0.5)
     with pytest.raises(ConfigError, match=r"most_similar.count must be at least 1"):
         most_similar({"a": np.ones(2)}, "a", 0)
