@@ -325,9 +325,12 @@ def abridged(value: Any) -> str:
 
     >>> import numpy as np
     >>> abridged(np.zeros((2, 3))), abridged("a name")
-    ('float64[2, 3]', "'a name'")
+    ('numpy float64[2, 3]', "'a name'")
     """
-    if getattr(value, "shape", None) and hasattr(value, "dtype"):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    text = repr(value)
-    return type(value).__name__ if "\n" in text else text[:200]
+    text, kind = repr(value), type(value)
+    if isinstance(getattr(value, "shape", None), tuple) and value.shape and hasattr(value, "dtype"):
+        library = kind.__module__.split(".")[0].removesuffix("lib")
+        return f"{library} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if "\n" in text and not isinstance(value, list | tuple | dict):
+        return kind.__name__
+    return " ".join(text.split())[:200]

@@ -57,7 +57,7 @@ def to_numpy(result: Any) -> Array:
         result = result.float() if result.element_size() == 2 else result
     array = np.asarray(result)
     if np.iscomplexobj(array):
-        raise CallError(f"the function returned {array.dtype}: return real numbers")
+        raise CallError(f"a result has the type {array.dtype}: return real numbers")
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 

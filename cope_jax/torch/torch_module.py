@@ -20,6 +20,7 @@ CAST = ("q_BLHK", "k_BMGK", "v_BMGK", "x", "bias")
 """Arguments of `attend` that autocast converts, as those of PyTorch's attention."""
 IMPLEMENTATIONS = ("auto", "full", "blockwise", "fused")
 """The implementations that run on the device of the tensors."""
+WHOLE_NUMBERS = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
 class Encoding(nn.Module):
@@ -171,7 +172,7 @@ def attend(
             "encoding must be a cope_jax.torch.Encoding(name, num_heads=…, head_dim=…), got "
             f"{abridged(encoding)}"
         )
-    if implementation not in IMPLEMENTATIONS:
+    if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
         raise unknown("implementation", implementation, IMPLEMENTATIONS)
     if dropout_rate and dropout_key is None and isinstance(q_BLHK, Tensor):
         dropout_key = torch.randint(2**31 - 1, (2,), dtype=torch.int32, device=q_BLHK.device)
@@ -199,7 +200,7 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
             )
         if x.layout != torch.strided:
             raise ConfigError(f"{name} has the layout {x.layout}: pass {name}.to_dense()")
-        if name == "dropout_key" and (x.shape != (2,) or x.is_floating_point()):
+        if name == "dropout_key" and (x.shape != (2,) or x.dtype not in WHOLE_NUMBERS):
             raise ConfigError(f"dropout_key must be two integers, got {abridged(x)}")
 
 

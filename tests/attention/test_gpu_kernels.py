@@ -103,8 +103,8 @@ def operate(x, index, z, words, out, collected, memory, SIZE: tl.constexpr, HATS
     tl.store(out + at, operations.log1p(number))
     tl.store(out + 32 + at, operations.tanh(number))
     tl.store(out + 64 + at, operations.sign(number))
-    tl.store(out + 96 + at, operations.take(z + rows * SIZE, cell.to(tl.int32), 1, SIZE))
-    row = tl.load(z + rows * SIZE + columns, mask=columns < SIZE, other=0.0)
+    tl.store(out + 96 + at, operations.take(z + rows * 2 * SIZE, cell.to(tl.int32), 2, SIZE))
+    row = tl.load(z + 2 * (rows * SIZE + columns), mask=columns < SIZE, other=0.0)
     tl.store(out + 128 + at, operations.take_from(row, cell.to(tl.int32), SIZE))
     tl.store(collected + at, operations.collect(cell, number, SIZE, HATS, 8))
     operations.collect_to(memory + rows * 8, cell, number, SIZE, HATS)
@@ -122,16 +122,17 @@ def test_operations(hats):
     x[0, :3] = 0.0, 1e-9, -0.25
     positions = rng.uniform(-0.9, size + 0.9, (4, 8)).astype(np.float32)  # some outside
     index = positions.clip(0) if hats else np.floor(positions)
-    z = rng.normal(size=(4, size)).astype(np.float32)
+    z = rng.normal(size=(4, 2 * size)).astype(np.float32)  # of which every second is read
     out, words = torch.zeros(5, 4, 8), torch.zeros(2, 4, 8, dtype=torch.uint32)
     collected, memory = torch.zeros(4, 8), torch.ones(4, 8)
     given = [torch.from_numpy(array) for array in (x.clip(-0.9), index.astype(np.float32), z)]
     with np.errstate(all="ignore"):
         operate[(1,)](*given, words, out, collected, memory, size, hats)
     clipped = np.clip(index.astype(np.int32), 0, size - 1)
-    taken, x = np.take_along_axis(z, clipped, 1), x.clip(-0.9)
+    taken, x = np.take_along_axis(z[:, ::2], clipped, 1), x.clip(-0.9)
     expected = [np.log1p(x), np.tanh(x), np.sign(x), taken, taken]
     np.testing.assert_allclose(out.numpy(), expected, rtol=2e-6, atol=1e-9)
+    np.testing.assert_allclose(out[0].numpy(), expected[0], rtol=2e-6, atol=0)  # small x too
     sums = np.zeros((4, 8))
     for row, column in np.ndindex(4, 8):
         cell = clipped[row, column]

@@ -297,7 +297,7 @@ MISTAKES = {
     ),
     "nested": (
         dict(prompts=np.zeros((1, 2, 2), int)),
-        "integers, got the prompt int64[2, 2]",
+        "integers, got the prompt numpy int64[2, 2]",
     ),
     "fraction": (
         dict(prompts=[[1.7]]),

@@ -296,17 +296,17 @@ WRONG = {
     "an array": (
         (Q, K, np.zeros((1, 3, 2, 4))),
         {},
-        r"v_BMGK must be a tensor, got float64\[1, 3, 2, 4\] of type ndarray",
+        r"v_BMGK must be a tensor, got numpy float64\[1, 3, 2, 4\] of type ndarray",
     ),
     "a key of three": (
         (Q, K, V),
         {"dropout_key": torch.tensor([1, 2, 3])},
-        r"dropout_key must be two integers, got int64\[3\]",
+        r"dropout_key must be two integers, got torch int64\[3\]",
     ),
     "a key of fractions": (
         (Q, K, V),
         {"dropout_key": torch.tensor([1.0, 2.0])},
-        r"dropout_key must be two integers, got float32\[2\]",
+        r"dropout_key must be two integers, got torch float32\[2\]",
     ),
     "two devices": ((Q, K.to("meta"), V), {}, "k_BMGK is on meta, and q_BLHK is on cpu: move"),
     "integers": ((Q.long(), K, V), {}, "floating-point numbers, but q has int64"),
@@ -332,6 +332,12 @@ WRONG = {
         (Q, K, V),
         {"implementation": "flash"},
         "unknown implementation 'flash'",
+    ),
+    "a list as implementation": ((Q, K, V), {"implementation": ["full"]}, "unknown implementation"),
+    "a key of bits": (
+        (Q, K, V),
+        {"dropout_key": torch.tensor([True, False])},
+        r"dropout_key must be two integers, got torch bool\[2\]",
     ),
     "several devices": ((Q, K, V), {"implementation": "ring"}, "from auto, blockwise, full, fused"),
     "text": ((Q, K, V), {"window": "3"}, "window must be int or None"),
