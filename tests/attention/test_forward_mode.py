@@ -25,7 +25,7 @@ from tests.attention.problems import (
 from tests.attention.test_generated import generated
 from tests.attention.test_generated import native as native
 from tests.attention.test_ring import around, mesh_of
-from tests.encodings.cases import BATCH, CASES, build, every, splits_keys, splits_queries
+from tests.encodings.cases import BATCH, CASES, build, every, goes_around, splits_queries
 from tests.oracle.encodings import Sizes
 
 LENGTH, KEYS = 7, 11
@@ -182,7 +182,7 @@ def test_a_ring_with_kernels(x64):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ring")
-@pytest.mark.parametrize("spec", [spec for spec in STREAMED if splits_keys(spec)])
+@pytest.mark.parametrize("spec", [spec for spec in STREAMED if goes_around(spec)])
 def test_every_encoding_in_a_ring(spec, x64):
     with jax.set_mesh(mesh_of(4)):
         assert_slopes(around(2, 1, 2), spec, plain(11, 11), length=11, keys=11, second=False)

@@ -32,7 +32,7 @@ from tests.attention.problems import (
     ran,
     value_and_gradients,
 )
-from tests.encodings.cases import BATCH, CASES, SIZES, build, splits_keys
+from tests.encodings.cases import BATCH, CASES, SIZES, build, goes_around
 from tests.models import cases as models
 
 AXIS = "sequence"
@@ -52,6 +52,17 @@ def around(*blocks, heads=None, **kernels):
         return ran(ring.plan(encoding, dataclasses.replace(request, layout=layout), **kernels))
 
     return in_blocks(blocks, run)
+
+
+@pytest.mark.parametrize("spec", ["path", "wall"])
+def test_a_state_cannot_go_around(spec):
+    graphdef, state = build(spec)
+    x = {name: jnp.asarray(array) for name, array in arrays_of(16, 16).items()}
+    encoding = nnx.merge(graphdef, state)
+    request = prepare(x["q"], x["k"], x["v"], encoding=encoding, x=x["x"])
+    with jax.set_mesh(mesh_of(2)):
+        answer = ring.plan(encoding, dataclasses.replace(request, layout=Layout((), AXIS, None)))
+    assert "splits the keys, but this encoding cannot" in answer.why
 
 
 def test_without_kernels_nothing_is_resident():
@@ -127,7 +138,7 @@ def test_it_equals_one_device(devices, spec, length, options, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [spec for spec in CASES if splits_keys(spec)])
+@pytest.mark.parametrize("spec", [spec for spec in CASES if goes_around(spec)])
 def test_every_encoding_equals_one_device(spec, x64):
     assert_equals_one_device(4, spec, 11)
 

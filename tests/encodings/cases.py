@@ -190,6 +190,11 @@ def splits_keys(spec: str) -> bool:
     return not any(name in whole or options.get("keys", 1) > 1 for name, options in parts(spec))
 
 
+def goes_around(spec: str) -> bool:
+    """True if ring attention takes it: no state passes from block to block of keys."""
+    return splits_keys(spec) and not {"path", "wall"} & set(dict(parts(spec)))
+
+
 def splits_queries(spec: str) -> bool:
     """True if the rows do not depend on each other."""
     return "selective" not in dict(parts(spec))
