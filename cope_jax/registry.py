@@ -25,7 +25,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     "unknown split 'dense': choose from pass_20, pass_100"
     """
     choices = sorted(choices, key=_natural)
-    near = difflib.get_close_matches(str(name), choices, n=1)
+    near = difflib.get_close_matches(str(name).lower(), choices, n=1)
     if not choices:
         return ConfigError(f"unknown {kind} {abridged(name)}: no {kind} exists, so leave it out")
     hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"

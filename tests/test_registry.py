@@ -302,7 +302,7 @@ def test_annotations_of_every_kind():
         with pytest.raises(ConfigError, match=rf"^own\.{name} must be "):
             dataclasses.replace(Own(), **{name: wrong})
     with pytest.raises(
-        ConfigError, match=r"^unknown own\.norm array\(\[1, 2\]\): choose from layer, rms"
+        ConfigError, match=r"^unknown own\.norm numpy int64\[2\]: choose from layer, rms"
     ):
         configure(Own, {"norm": np.array([1, 2])}, "own")
 

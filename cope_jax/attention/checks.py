@@ -23,8 +23,10 @@ def check_arrays(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
     arrays = {"q": q_BLHK, "k": k_BMGK, "v": v_BMGK}
     for name, x in arrays.items():
         if not is_array(x):
+            torch = type(x).__module__ == "torch"
             raise ConfigError(
                 f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}"
+                + torch * ": use cope_jax.torch.attend"
             )
     shapes = f"got q {list(q_BLHK.shape)}, k {list(k_BMGK.shape)}, v {list(v_BMGK.shape)}"
     if not q_BLHK.ndim == k_BMGK.ndim == v_BMGK.ndim == 4:
@@ -136,15 +138,18 @@ def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:
         return None
     mask = _array("mask", mask)
     if mask.dtype != bool:
+        fix = "numbers to add are a bias"
+        if jnp.issubdtype(mask.dtype, jnp.integer):
+            fix = "convert it to booleans"
         raise ConfigError(
-            f"mask must be boolean, True where a query may see a key, got {mask.dtype}; numbers to add are a bias"
+            f"mask must be boolean, True where a query may see a key, got {mask.dtype}; {fix}"
         )
     if mask.ndim != 4 or any(
         size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)
     ):
         raise ConfigError(
             f"mask must have shape {list(shape)}, where any axis may have size 1, got {list(mask.shape)}: for one of "
-            "[L, M] give mask[None, None]"
+            "[L, M] give mask[None, None], of [B, M] mask[:, None, None]; heads share it, but not a bias"
         )
     return jnp.broadcast_to(mask, (*mask.shape[:3], shape[3]))
 

@@ -9,6 +9,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.registry import abridged
 from cope_jax.torch.torch_module import Encoding
 
+SIZES = {"num_heads", "head_dim", "num_kv_heads", "model_dim", "max_length"}
 NAME = "cope_jax"
 """The name of our attention among those of transformers, and of the entry in a model's config."""
 
@@ -31,6 +32,8 @@ def add_positions(model: Any, name: str, **options: Any) -> Any:
       ConfigError: the model or the encoding cannot do this.
     """
     layers = _layers(model)
+    for word in SIZES & options.keys():
+        raise ConfigError(f"{word} is that of the model: leave it out")
     config = model.config.get_text_config()
     encodings = [
         Encoding(

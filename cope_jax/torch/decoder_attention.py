@@ -65,6 +65,11 @@ def attention(
         given["scale"] = scaling
     more = 0
     if attention_mask is not None and attention_mask.ndim == 4:
+        if attention_mask.dtype != torch.bool:
+            raise ConfigError(
+                f"a mask of four axes must be boolean, True where a query may see a key, got {attention_mask.dtype}: "
+                "pass mask == 0 if hidden keys have large negative numbers"
+            )
         if layer.positions_facts.reads_hidden:
             raise ConfigError(
                 "this encoding reads tokens that a mask of four axes hides: pass a mask [batch, tokens], and neither "

@@ -1,5 +1,6 @@
 """Position encodings as modules of PyTorch, and attention with them on tensors."""
 
+import inspect
 import json
 import operator
 from collections.abc import Sequence
@@ -20,6 +21,15 @@ CAST = ("q_BLHK", "k_BMGK", "v_BMGK", "x", "bias")
 """Arguments of `attend` that autocast converts, as those of PyTorch's attention."""
 IMPLEMENTATIONS = ("auto", "full", "blockwise", "fused")
 """The implementations that run on the device of the tensors."""
+OTHER_NAMES = {
+    "attn_mask": "mask for booleans, bias for numbers to add",
+    "is_causal": "causal, which is True by default",
+    "dropout_p": "dropout_rate",
+    "enable_gqa": "Encoding(…, num_kv_heads=…)",
+    "segment_ids": "q_segment_ids and k_segment_ids",
+    "positions": "q_positions and k_positions",
+}
+"""Names that other functions of attention have for options, and ours."""
 WHOLE_NUMBERS = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
@@ -131,6 +141,7 @@ def attend(
     dropout_rate: float = 0.0,
     dropout_key: Tensor | None = None,
     blocks: Sequence[int] | None = None,
+    **others: Any,
 ) -> Tensor:
     """Computes `cope_jax.attention.attend` on tensors of a CPU or an NVIDIA GPU, without copying
     tensors that are contiguous.
@@ -160,6 +171,7 @@ def attend(
       dropout_rate: share of attention weights that is dropped.
       dropout_key: two integers, the random key of dropout. If None, PyTorch's generator draws them.
       blocks: sizes of a block of queries, a near block of keys and a far block of keys.
+      **others: none; an error says the name of an option that other libraries name otherwise.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -167,6 +179,10 @@ def attend(
     Raises:
       ConfigError: shapes, types or devices do not fit, or the encoding cannot run so.
     """
+    for name in others:
+        if name in OTHER_NAMES:
+            raise ConfigError(f"attend has no option {name}: use {OTHER_NAMES[name]}")
+        raise unknown("option of attend", name, set(inspect.signature(attend).parameters))
     if not isinstance(encoding, Encoding):
         raise ConfigError(
             "encoding must be a cope_jax.torch.Encoding(name, num_heads=…, head_dim=…), got "
@@ -195,8 +211,11 @@ def attend(
 def _check_tensors(tensors: dict[str, Any]) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
+            fix = ", such as torch.tensor([3, 1])" if name == "dropout_key" else ""
+            if isinstance(x, np.ndarray):
+                fix = f", torch.from_numpy({name})"
             raise ConfigError(
-                f"{name} must be a tensor, got {abridged(x)} of type {type(x).__name__}"
+                f"{name} must be a tensor{fix}, got {abridged(x)} of type {type(x).__name__}"
             )
         if x.layout != torch.strided:
             raise ConfigError(f"{name} has the layout {x.layout}: pass {name}.to_dense()")

@@ -277,6 +277,14 @@ def test_wrong_input_is_one_line(name):
     assert "\n" not in str(error.value)
 
 
+def test_masks_of_numbers_and_sizes_are_one_line():
+    with pytest.raises(ConfigError, match="num_heads is that of the model: leave it out"):
+        add_positions(plain("gpt2"), "cope", num_heads=4)
+    seen = torch.ones(1, 1, 5, 5).tril()
+    with pytest.raises(ConfigError, match=r"a mask of four axes must be boolean.*pass mask == 0"):
+        trained("gpt2")(torch.ones(1, 5, dtype=int), attention_mask=(1 - seen.double()) * -1e9)
+
+
 def test_a_model_without_positions_is_not_read(tmp_path):
     plain("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has no positions of add_positions: load it with"):

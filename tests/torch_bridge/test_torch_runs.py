@@ -296,8 +296,20 @@ WRONG = {
     "an array": (
         (Q, K, np.zeros((1, 3, 2, 4))),
         {},
-        r"v_BMGK must be a tensor, got numpy float64\[1, 3, 2, 4\] of type ndarray",
+        r"v_BMGK must be a tensor, torch.from_numpy\(v_BMGK\), got numpy float64\[1, 3, 2, 4\]",
     ),
+    "a name of PyTorch": ((Q, K, V), {"is_causal": True}, "no option is_causal: use causal, which"),
+    "no such name": (
+        (Q, K, V),
+        {"windw": 3},
+        "unknown option of attend 'windw': did you mean 'window'",
+    ),
+    "a mask of whole numbers": (
+        (Q, K, V),
+        {"mask": torch.ones(1, 1, 3, 3, dtype=torch.int64)},
+        "mask must be boolean.*; convert it to booleans",
+    ),
+    "a number as key": ((Q, K, V), {"dropout_key": 0}, r"must be a tensor, such as torch.tensor\("),
     "a key of three": (
         (Q, K, V),
         {"dropout_key": torch.tensor([1, 2, 3])},
