@@ -21,11 +21,16 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
 
     >>> str(unknown("encoding", "rop", ["cope", "rope"]))
     "unknown encoding 'rop': did you mean 'rope'? Choose from cope, rope"
+    >>> str(unknown("encoding", "CoPE", ["cope", "rope"]))
+    "unknown encoding 'CoPE': did you mean 'cope'? Choose from cope, rope"
+    >>> str(unknown("cell", "LSTN", ["GRU", "LSTM"]))
+    "unknown cell 'LSTN': did you mean 'LSTM'? Choose from GRU, LSTM"
     >>> str(unknown("split", "dense", ["pass_100", "pass_20"]))
     "unknown split 'dense': choose from pass_20, pass_100"
     """
     choices = sorted(choices, key=_natural)
-    near = difflib.get_close_matches(str(name).lower(), choices, n=1)
+    spellings = (str(name), str(name).lower())
+    near = next(filter(None, (difflib.get_close_matches(x, choices, n=1) for x in spellings)), None)
     if not choices:
         return ConfigError(f"unknown {kind} {abridged(name)}: no {kind} exists, so leave it out")
     hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"

@@ -10,6 +10,7 @@ from cope_jax.registry import abridged
 from cope_jax.torch.torch_module import Encoding
 
 SIZES = {"num_heads", "head_dim", "num_kv_heads", "model_dim", "max_length"}
+"""Arguments of `Encoding` that a model decides."""
 NAME = "cope_jax"
 """The name of our attention among those of transformers, and of the entry in a model's config."""
 

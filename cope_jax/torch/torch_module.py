@@ -31,6 +31,7 @@ OTHER_NAMES = {
 }
 """Names that other functions of attention have for options, and ours."""
 WHOLE_NUMBERS = (torch.int32, torch.int64, torch.uint32, torch.uint64)
+"""The types that a key of dropout may have."""
 
 
 class Encoding(nn.Module):
