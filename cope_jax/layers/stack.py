@@ -1,4 +1,4 @@
-"""Runs layers of equal shape as one scan over their stacked parameters."""
+"""Runs layers of equal shape by their stacked parameters, in one loop if they are many."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -76,7 +76,7 @@ def scan_stack(
         # A loop fills what it keeps with zeros first, a fifth of a small model's step on a CPU.
         count = len(jax.tree.leaves(stacked)[0])
         body = body_of(lambda module: module)
-        return jax.lax.scan(body, carry, (stacked, inputs), unroll=count if count <= 2 else 1)
+        return jax.lax.scan(body, carry, (stacked, inputs), unroll=count <= 2)
     outputs = []
     for number, form in enumerate(forms):
         of_layer = jax.tree.map(lambda leaf, number=number: leaf[number], (stacked, inputs))

@@ -14,6 +14,7 @@ from cope_jax.layers.basic import Norm
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context, SelfAttention
+from cope_jax.layers.stack import create_stack, scan_stack
 
 RATE, LENGTH, WIDTH, BATCH = 0.25, 6, 8, 64
 CONFIG = BlockConfig(model_dim=WIDTH, num_heads=2, dropout=RATE)
@@ -142,3 +143,20 @@ def test_the_residual_stream_keeps_the_compute_type(activation):
         lambda state, x: nnx.merge(graphdef, state)(x, none(), Context(PLACES)), state, x
     )
     assert out.dtype == jnp.bfloat16 and out.shape == x.shape
+
+
+@pytest.mark.parametrize("layers, loops", [(2, False), (3, True)])
+def test_more_than_two_layers_are_one_loop(layers, loops):
+    stack = create_stack(lambda rngs: nnx.Linear(3, 3, rngs=rngs), layers, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(stack)
+
+    def run(state, x):
+        return scan_stack(nnx.merge(graph, state), lambda layer, x, _: (layer(x), x[0]), x, None)
+
+    x = jnp.ones((2, 3))
+    last, inputs = run(state, x)
+    for number in range(layers):
+        np.testing.assert_allclose(inputs[number], x[0], rtol=1e-5, atol=1e-6)
+        x = x @ stack.kernel[number]
+    np.testing.assert_allclose(last, x, rtol=1e-5, atol=1e-6)
+    assert ("while" in jax.jit(run).lower(state, x).as_text()) == loops
