@@ -29,7 +29,7 @@ from tests.attention.problems import (
     with_full,
 )
 from tests.attention.test_blockwise import random_data
-from tests.encodings.cases import SIZES, build, every, parts
+from tests.encodings.cases import SIZES, build, every, parts, splits_queries
 from tests.oracle.encodings import Sizes
 
 LENGTH, KEYS = 7, 11
@@ -68,6 +68,10 @@ def compiled(spec, causal=True, window=None, rate=0.0, resident=4, sizes=SIZES):
 @every(few=FEW)
 def test_every_encoding(spec, x64):
     run, (_, state) = compiled(spec), build(spec)
+    if not splits_queries(spec):
+        with pytest.raises(ConfigError, match="couples the queries"):
+            run(state, arrays_of(LENGTH, KEYS), plain(LENGTH, KEYS))
+        return
     if reason(spec) is not None:
         with pytest.raises(AssertionError, match=reason(spec)):  # it has no plan
             run(state, arrays_of(LENGTH, KEYS), plain(LENGTH, KEYS))

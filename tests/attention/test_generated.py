@@ -150,9 +150,10 @@ def test_float32_in_three_products_of_bfloat16(spec, tiles):
     """One product of bfloat16 would be off by 0.003 and more.
 
     CoPE's slope jumps at whole positions, so its gradients are off where a position moves past one.
+    The gradient of FoX's bias sums over all pairs as often as tokens lie between, and nearly cancels.
     """
     with jax.default_matmul_precision("high"):
-        compare(spec, 150, 150, atol=1e-3 if "cope" in spec else 3e-4)
+        compare(spec, 150, 150, atol=1e-3 if "cope" in spec or "fox" in spec else 3e-4)
     assert all("tile_product<2, 2>" in text for text in tiles)
 
 
@@ -202,7 +203,7 @@ def test_dropout(rate):
     ids=str,
 )
 def test_widths_and_groups_of_heads(sizes):
-    compare("cope(npos_max=20)", 70, 70, sizes=sizes)
+    compare("cope(npos_max=20)", 77, 77, sizes=sizes)
 
 
 def test_a_table_grows_no_further_than_the_positions(monkeypatch):
@@ -384,8 +385,9 @@ def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot(traced_only):
 
     text = jax.jit(functools.partial(run, implementation="fused")).lower(x).as_text()
     assert library.target() in text
-    assert library.target() in jax.jit(run).lower(jnp.tile(x, (1, 2, 1, 1))).as_text()
-    assert library.target() not in jax.jit(run).lower(x).as_text()  # there are few keys
+    assert library.target() in jax.jit(run).lower(x).as_text()
+    few = jax.jit(run).lower(x[:, : cpp_attention.FEW - 1])
+    assert library.target() not in few.as_text()
     with pytest.raises(ConfigError, match="is not possible, because sizes of blocks are given"):
         run(x, implementation="fused", blocks=(16, 16, 16))
 
@@ -425,8 +427,6 @@ def test_a_kernel_that_is_required_must_compile(uncompiled, monkeypatch):
 
 
 PROGRAM = """
-from cope_jax.attention.kernels.cpu import library
-library.FLAGS = library.KERNEL_FLAGS = {flags!r}
 from tests.attention import test_generated as cases
 for spec in ("cope(npos_max=3)", "cope(npos_max=100)", "stick_breaking", "relative(max_distance=3)", "fox"):
     cases.compare(spec, 150, 150, atol={atol})
@@ -450,11 +450,14 @@ print("all cases ran")
     ],
     ids=["sanitizers", "AVX2", "128 bits", "clang"],
 )
-def test_other_ways_to_compile(compiler, flags):
+def test_other_ways_to_compile(compiler, flags, tmp_path):
     """The same results; addresses and undefined behaviour are checked."""
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "CXX": compiler}
+    last = tmp_path / compiler  # the later of two contrary flags counts
+    last.write_text(f'#!/bin/sh\nexec {shutil.which(compiler)} "$@" {" ".join(flags)}\n')
+    last.chmod(0o700)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "CXX": str(last)}
     if "-g" in flags:
         names = [
             subprocess.run(
@@ -464,7 +467,7 @@ def test_other_ways_to_compile(compiler, flags):
         ]
         environment |= {"LD_PRELOAD": " ".join(names), "ASAN_OPTIONS": "detect_leaks=0"}
     atol = 6e-5 if "-march=x86-64-v2" in flags else 3e-5  # without FMA, fox's bias is off by 4e-5
-    program = PROGRAM.format(flags=[*library.KERNEL_FLAGS, *flags], atol=atol)
+    program = PROGRAM.format(atol=atol)
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )

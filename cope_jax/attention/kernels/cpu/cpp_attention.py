@@ -14,10 +14,10 @@ from cope_jax.attention.request import Plan, Reason, Request
 from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Encoding
 
-SIZES, SHORT_SIZES = BlockSizes(64, 64, 64), BlockSizes(32, 32, 32)
-# Up to SHORT queries, small blocks have fewer hidden pairs; below FEW keys blockwise is faster: see
-# docs/attention.md.
-SHORT, FEW = 256, 96
+SIZES, SHORT_SIZES, SHORTEST_SIZES = (BlockSizes(size, size, size) for size in (64, 32, 16))
+# Up to SHORT queries, small blocks have fewer hidden pairs; below FEW keys the others are as fast:
+# see docs/attention.md.
+SHORT, FEW = 256, 64
 TYPES = (jnp.float32, jnp.bfloat16)
 
 
@@ -69,6 +69,13 @@ def _prepare(encoding: Encoding, request: Request) -> Stream:
     def wide(x: Any) -> Any:
         return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
-    sizes = SHORT_SIZES if request.length <= SHORT else SIZES
     request = request if library.has_tiles() else jax.tree.map(wide, request)
-    return tile_attention.whole_blocks(encoding, request, sizes)
+    return tile_attention.whole_blocks(encoding, request, _sizes(request.length))
+
+
+def _sizes(length: int) -> BlockSizes:
+    if length > SHORT:
+        return SIZES
+    return (
+        SHORTEST_SIZES if 0 < length % 32 <= 16 else SHORT_SIZES
+    )  # the fewer rows without a query

@@ -244,7 +244,12 @@ def _fault(path: Path) -> str:
       Unavailable: the check could not be made, for a reason that may pass.
     """
     command = [sys.executable, "-m", f"{__package__}.check", str(path)]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_TRACEBACK_FILTERING": "off",  # else the last line is about the filter
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     try:
         done = subprocess.run(command, capture_output=True, timeout=CHECKING, env=environment)
     except subprocess.TimeoutExpired:
