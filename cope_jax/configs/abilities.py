@@ -38,6 +38,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "count": {"block_length": 96},  # no program is cut
     "recall": {"every": 2},  # the places of the published generator
     "steps": {"side": 32},  # no walk goes around the torus, whose size differs between splits
+    "index": {"shortest": 2, "longest": 4, "shift": 1},  # where something is learned
 }
 VERSION_2 = {
     f"{ability}_v2": (task, {**options, "held_out": 0.1, **CHANGED.get(ability, {})})
@@ -56,6 +57,11 @@ def get_config(ability: str = "recall") -> ConfigDict:
             "block": {"model_dim": 64, "num_heads": 2},
         },
         optimizer=adamw(1e-3, 100, final_fraction=0.05),
-        training={"steps": 1500, "batch_size": 32, **every(500)},
+        # Version 2 has curves from which the examples that it takes to solve a task can be read.
+        training={
+            "steps": 1500,
+            "batch_size": 32,
+            **every(100 if ability in VERSION_2 else 500, checkpoints=500),
+        },
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 0},
     )

@@ -7,7 +7,8 @@ experiments/RESULTS.md says which were run.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import cope_jax as cj
 from cope_jax.configs.abilities import SETTINGS
@@ -24,14 +25,18 @@ THIRD = (
     *("kerple", "learned", "learned_sink", "relative", "row_fox", "selective", "selective_rope"),
     *("sinusoidal", "t5", "tra", "wall"),
 )
-"""The other encodings of the published results. A new encoding does not join them: it trains in
+"""The other encodings of the published results. A new encoding does not join them, but those of
 `abilities_v2`.
 """
 
 
-def get_cells(suffix: str = "", third: Iterable[str] = THIRD) -> Iterator[Cell]:
+def get_cells(
+    suffix: str = "",
+    third: Iterable[str] = THIRD,
+    search: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Iterator[Cell]:
     """Yields the cells in the order in which they train; `suffix` selects a version of the
-    settings, and `third` are the encodings after the first two groups.
+    settings, `third` are the encodings after the first two groups, and `search` is that of cells.
     """
     configs = {ability: cj.config(f"abilities:{ability}{suffix}") for ability in SETTINGS}
     for names in (FIRST, SECOND, third):
@@ -42,4 +47,5 @@ def get_cells(suffix: str = "", third: Iterable[str] = THIRD) -> Iterator[Cell]:
                     # Test examples differ too, so intervals cover their choice.
                     training = dataclasses.replace(config.training, data_seed=seed)
                     config = dataclasses.replace(config, encoding=name, training=training)
-                    yield Cell(config, (seed,), setting=ability + suffix)
+                    setting = ability + suffix
+                    yield Cell(config, (seed,), setting=setting, search=search or {})

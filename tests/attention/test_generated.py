@@ -392,6 +392,11 @@ def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot(traced_only):
         run(x, implementation="fused", blocks=(16, 16, 16))
 
 
+def test_blocks_have_few_rows_without_a_query():
+    lengths = (64, 65, 80, 81, 256, 257)
+    assert [cpp_attention._sizes(n).queries for n in lengths] == [32, 16, 16, 32, 32, 64]
+
+
 @pytest.fixture
 def uncompiled(monkeypatch):
     """No kernel can be compiled, and none is known before or after."""
