@@ -58,7 +58,7 @@ def write(
       facts: one line about the runs, such as versions and the commit.
     """
     levels = page_charts.level_points(tables.rows, tables.tasks)
-    shares = bool(tables.unit.symbol)
+    shares, curves = bool(tables.unit.symbol), list(curves)
     metrics = {setting: task.metric for setting, task in tables.tasks.items()}
     content = {
         "facts": facts,
@@ -74,7 +74,9 @@ def write(
             ("setting", "encoding", "split", "step"),
         ),
         "sweep": page_charts.bands(levels, ("setting", "encoding", "level")),
-        "cost": page_charts.cost_points(tables.fixed),
+        "cost": page_charts.cost_points(
+            tables.fixed, page_charts.steps_to_solve(curves, tables.tasks) if shares else {}
+        ),
         "charts": {
             "curves": page_charts.line_chart("step", "step", shares, row="split"),
             "sweep": page_charts.line_chart("level", "level", shares),

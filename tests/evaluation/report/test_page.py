@@ -179,6 +179,27 @@ def test_bands_are_over_seeds(tmp_path):
     levels = [p for p in data["sweep"] if (p["setting"], p["encoding"]) == ("recall", "cope")]
     assert [p["level"] for p in levels] == [value for value, _ in MQAR.sweep[:4]]
     assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21.5, 3.5)
+    assert [point["steps to solve"] for point in data["cost"][:2]] == [100, None]
+
+
+def test_a_setting_is_solved_from_the_step_on_after_which_its_error_stays_low():
+    errors = {
+        0: (0.5, 0.0, 0.2, 0.009, 0.0),
+        1: (0.5, 0.2, 0.0, 0.0, 0.0),
+        2: (0.3, 0.3, 0.3, 0.3, 0.01),
+    }
+    curves = [
+        {"setting": "recall", "encoding": "cope", "seed": seed, "step": 100 * n, "split": split, "token_error": value}
+        for seed, values in errors.items()
+        for n, value in reversed(list(enumerate(values, start=1)))
+        for split in ("in_distribution", "longer")
+        if split == "in_distribution" or value == 0.0
+    ]  # fmt: skip
+    solved = page_charts.steps_to_solve(curves, {"recall": MQAR})
+    assert solved == {("recall", "cope"): 400}
+    assert page_charts.steps_to_solve([row for row in curves if row["seed"]], {"recall": MQAR}) == {
+        ("recall", "cope"): math.inf
+    }
 
 
 @pytest.mark.parametrize(
