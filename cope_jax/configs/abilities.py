@@ -9,7 +9,7 @@ Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measu
 New work should use version 2 of a setting, such as `abilities:parity_v2`. In version 1, which the
 archived results have, many test examples are in the training data, a few questions of counting
 cannot be answered, and on other splits the torus of navigation is smaller or larger than in
-training: docs/tasks.md has the figures. Version 1 trains the same bits as ever.
+training: docs/tasks.md has the figures. Version 1 has the same data and recipes as ever.
 
 The sizes and the recipe are our choice, and small: an encoding that fails here may learn the task
 with more steps or layers. Models have two layers; those of flip-flop have one, as in PaTH's paper:
@@ -38,7 +38,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "count": {"block_length": 96},  # no program is cut
     "recall": {"every": 2},  # the places of the published generator
     "steps": {"side": 32},  # no walk goes around the torus, whose size differs between splits
-    "index": {"shortest": 2, "longest": 4, "shift": 1},  # where something is learned
+    "index": {"shortest": 2, "longest": 4, "shift": 1},  # shorter, so that more is learned
 }
 VERSION_2 = {
     f"{ability}_v2": (task, {**options, "held_out": 0.1, **CHANGED.get(ability, {})})
@@ -57,7 +57,7 @@ def get_config(ability: str = "recall") -> ConfigDict:
             "block": {"model_dim": 64, "num_heads": 2},
         },
         optimizer=adamw(1e-3, 100, final_fraction=0.05),
-        # Version 2 has curves from which the examples that it takes to solve a task can be read.
+        # Version 2 has a point each 100 steps, to read when a task is solved.
         training={
             "steps": 1500,
             "batch_size": 32,

@@ -191,7 +191,8 @@ def test_a_compiler_with_a_fault_is_not_used(fault, reason, tmp_path, monkeypatc
 def test_a_check_that_could_not_be_made_is_made_again(tmp_path, monkeypatch):
     answers = iter([(1, b"...\nOSError: No space left on device"), (0, b"")])
 
-    def run(command, **_):
+    def run(command, env, **_):
+        assert env["JAX_TRACEBACK_FILTERING"] == "off"  # else the last line is about the filter
         status, err = next(answers)
         return subprocess.CompletedProcess(command, status, stderr=err)
 

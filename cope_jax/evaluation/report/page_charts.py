@@ -68,7 +68,7 @@ def steps_to_solve(
     curves: Iterable[Record], tasks: Mapping[str, Task]
 ) -> dict[tuple[str, str], float]:
     """The step from which on the error in distribution is below 1 %, by setting and encoding: the
-    upper median over seeds, infinite if seeds do not get there.
+    upper median over seeds, infinite unless more than half of them get there.
     """
     errors: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
     for row in curves:
@@ -79,7 +79,8 @@ def steps_to_solve(
 
     def first(curve: Mapping[int, float]) -> float:
         unsolved = [step for step, error in curve.items() if not error < significance.SOLVED]
-        return min((step for step in curve if step > max(unsolved, default=-1)), default=math.inf)
+        last = max(unsolved, default=-1)
+        return min((step for step in curve if step > last), default=math.inf)
 
     return {key: median_high(map(first, seeds.values())) for key, seeds in errors.items()}
 
@@ -102,10 +103,17 @@ def cost_points(rows: Iterable[Record], solved: Mapping[tuple[str, str], float])
                 (row["memory_gib"] for row in group if row.get("memory_gib") is not None),
                 default=None,
             ),
-            "steps to solve": solved.get((setting, encoding)),
+            **_solved(solved.get((setting, encoding))),
         }
         for (setting, encoding), group in groups.items()
     ]
+
+
+def _solved(step: float | None) -> dict[str, Any]:
+    """The field of a point for its `steps_to_solve`; none without a curve."""
+    if step is None:
+        return {}
+    return {"steps to solve": step if math.isfinite(step) else "not solved"}
 
 
 def line_chart(field: str, title: str, shares: bool, row: str | None = None) -> dict[str, Any]:
@@ -155,6 +163,8 @@ def _axis(shares: bool) -> dict[str, Any]:
 
 def scatter_chart(shares: bool) -> dict[str, Any]:
     """The Vega-Lite chart of errors against training time."""
+    solving = ["steps to solve"] if shares else []
+    shown = ["encoding", "seconds", "error", "parameters", "GiB", *solving]
     return {
         "height": 300,
         "mark": {"type": "point", "filled": True},
@@ -176,9 +186,6 @@ def scatter_chart(shares: bool) -> dict[str, Any]:
                 "scale": {"zero": False, "range": [60, 300]},
             },
             "color": {"field": "encoding", "type": "nominal", "sort": None},
-            "tooltip": [
-                {"field": name}
-                for name in ("encoding", "seconds", "error", "parameters", "GiB", "steps to solve")
-            ],
+            "tooltip": [{"field": name} for name in shown],
         },
     }

@@ -179,7 +179,7 @@ def test_bands_are_over_seeds(tmp_path):
     levels = [p for p in data["sweep"] if (p["setting"], p["encoding"]) == ("recall", "cope")]
     assert [p["level"] for p in levels] == [value for value, _ in MQAR.sweep[:4]]
     assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21.5, 3.5)
-    assert [point["steps to solve"] for point in data["cost"][:2]] == [100, None]
+    assert [point["steps to solve"] for point in data["cost"][:2]] == [100, "not solved"]
 
 
 def test_a_setting_is_solved_from_the_step_on_after_which_its_error_stays_low():

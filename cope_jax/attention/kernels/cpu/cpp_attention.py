@@ -15,9 +15,7 @@ from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Encoding
 
 SIZES, SHORT_SIZES, SHORTEST_SIZES = (BlockSizes(size, size, size) for size in (64, 32, 16))
-# Up to SHORT queries, small blocks have fewer hidden pairs; below FEW keys the others are as fast:
-# see docs/attention.md.
-SHORT, FEW = 256, 64
+SHORT = 256  # up to this length, small blocks have fewer hidden pairs
 TYPES = (jnp.float32, jnp.bfloat16)
 
 
@@ -50,8 +48,6 @@ def run(encoding: Encoding, request: Request) -> Array:
 def _refusal(encoding: Encoding, request: Request) -> str | None:
     queries, keys = request.queries, request.keys
     types = [x.dtype for x in (queries.q, keys.k, keys.v) if x.dtype not in TYPES]
-    if request.implementation == "auto" and len(keys.indices) < FEW:
-        return f"the generated kernels are faster from {FEW} keys on"
     if types:
         return f"a type is {types[0]}, not float32 or bfloat16"
     return tile_attention.why_not(encoding, request)
@@ -76,6 +72,5 @@ def _prepare(encoding: Encoding, request: Request) -> Stream:
 def _sizes(length: int) -> BlockSizes:
     if length > SHORT:
         return SIZES
-    return (
-        SHORTEST_SIZES if 0 < length % 32 <= 16 else SHORT_SIZES
-    )  # the fewer rows without a query
+    # The fewer rows without a query.
+    return min((SHORT_SIZES, SHORTEST_SIZES), key=lambda sizes: -length % sizes.queries)

@@ -308,7 +308,8 @@ class CppKernel:
                 repeated += node.size[0] * node.size[1] * node.args[0].size[node.params["x"]]
         stream = self.kernel.plan.stream
         widths = stream.keys.k.shape[-1] + stream.keys.v.shape[-1]
-        if repeated > MOST_REPEATED * stream.sizes.queries * stream.sizes.near * widths:
+        near = max(stream.sizes.near, 32)  # so that no length refuses what its neighbours run
+        if repeated > MOST_REPEATED * stream.sizes.queries * near * widths:
             raise NotATile(
                 "for each block of keys, its score multiplies the queries by a long table"
             )
