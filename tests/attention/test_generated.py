@@ -368,7 +368,7 @@ def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot(traced_only):
         x = jnp.ones((1, 70, 2, 16), dtype)
         return why_not(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
 
-    assert reason() is None
+    assert reason() is None and reason("relative(max_distance=100)") is None
     assert reason("sinusoidal+cope+rope", jnp.bfloat16) is None
     ids = jnp.zeros((1, 70), jnp.uint8)
     assert reason(q_segment_ids=ids, k_segment_ids=ids) is None  # of any integer type
