@@ -138,7 +138,7 @@ def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Arr
     size = min(BLOCK, capacity)
     saturates = encoding.saturated(carry) is not None
     if not saturates and encoding.done(carry) is None:
-        return encoding.score(pairs, carry)
+        return encoding.checked_score(pairs, carry)
 
     def more(loop: tuple[Array, Array, Carry]) -> Array:
         end, _, carry = loop
@@ -161,7 +161,7 @@ def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Arr
             mask=cut(pairs.mask, 3) & fresh_111M,
             k_positions=cut(pairs.k_positions, 1),
         )
-        scored_BHLM, carry = encoding.score(block, carry)
+        scored_BHLM, carry = encoding.checked_score(block, carry)
         scored_BHLM = jnp.where(fresh_111M, scored_BHLM, cut(logits_BHLC, 3))
         return (
             start,

@@ -62,7 +62,9 @@ def attention_weights(
 def weights_of(encoding: Encoding, request: Request) -> tuple[Array, Array | None]:
     """Returns (the weights a_BHLM, the weight of the sink or None)."""
     pairs = request.pairs()
-    logits_BHLM, carry = encoding.score(pairs, encoding.initial_carry(pairs.q, pairs.q_features))
+    logits_BHLM, carry = encoding.checked_score(
+        pairs, encoding.initial_carry(pairs.q, pairs.q_features)
+    )
     return softmax_over(logits_BHLM, pairs.mask, encoding.sink(carry))
 
 

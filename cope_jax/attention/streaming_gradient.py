@@ -278,7 +278,7 @@ def _only_block(
 
     def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Array | None]:
         encoding = stream.encoding(params)
-        logits_BHLM, carry = encoding.score(pairs, carry)
+        logits_BHLM, carry = encoding.checked_score(pairs, carry)
         return logits_BHLM, encoding.sink(carry)
 
     (logits_BHLM, sink_BHL), vjp = jax.vjp(score, stream.params, pairs, carry)
@@ -300,7 +300,7 @@ def _counting_block(
     """`block_gradients` of a block that changes the carry's sums, which farther blocks read."""
 
     def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        return stream.encoding(params).score(pairs, carry)
+        return stream.encoding(params).checked_score(pairs, carry)
 
     (logits_BHLM, after), vjp = jax.vjp(score, stream.params, pairs, carry)
     kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)

@@ -191,9 +191,11 @@ def add_block(
     if saturated:
         logits_BHLM = encoding.tail(pairs, carry)
     elif slopes:
-        logits_BHLM, slopes, carry = _with_slopes(lambda carry: encoding.score(pairs, carry), carry)
+        logits_BHLM, slopes, carry = _with_slopes(
+            lambda carry: encoding.checked_score(pairs, carry), carry
+        )
     else:
-        logits_BHLM, carry = encoding.score(pairs, carry)
+        logits_BHLM, carry = encoding.checked_score(pairs, carry)
     logits_BHLM = jnp.where(pairs.mask, logits_BHLM, jnp.finfo(logits_BHLM.dtype).min)
     scale_BHLM = (
         None if drop is None else drop(stream.queries.indices, block.indices, logits_BHLM.dtype)

@@ -56,6 +56,9 @@ def clear_errors() -> Iterator[None]:
             _leave(2, f"error: {line}")
         raise
     except Exception as error:
+        encoding_file = sys.modules.get("cope_jax.encodings.encoding_file")
+        if encoding_file and (line := encoding_file.blamed(error)):
+            _leave(2, f"error: {line}")
         if clear := bucket_error(error):
             _leave(4 if isinstance(clear, StorageError) else 2, f"error: {clear}")
         if _out_of_memory(error):  # NumPy and XLA say how much was asked for

@@ -1,6 +1,7 @@
 """Writes results of commands as JSON and Markdown, and prints the paths of the files."""
 
 import contextlib
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from cope_jax import models
+from cope_jax.encodings import encoding_file
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import environment
 from cope_jax.storage.files import in_bucket, write_atomically
 from cope_jax.storage.mirror import shown
+from cope_jax.training.experiment_config import ExperimentConfig
 
 
 def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> list[Path]:
@@ -49,13 +52,18 @@ def list_files(paths: Iterable[Path]) -> None:
     Console().print(*map(shown, paths), sep="\n", soft_wrap=True, highlight=False)
 
 
-def list_run(folder: Path, contents: Iterable[str], run: str | Path, model: str) -> None:
+def list_run(
+    folder: Path, contents: Iterable[str], run: str | Path, config: ExperimentConfig
+) -> None:
     """Prints the files that a command wrote into a run's folder, and how to inspect the run."""
     print(f"{shown(folder)}: {', '.join(contents)}")
-    name_next(run, model)
+    name_next(run, config)
 
 
-def name_next(run: str | Path, model: str) -> None:
+def name_next(run: str | Path, config: ExperimentConfig) -> None:
     """Prints the command that inspects the run, if its model supports that."""
-    if model in models.able("map"):
-        print(f"next: cope-jax inspect --model={shlex.quote(shown(run))}")
+    if config.model.name in models.able("map"):
+        files = (
+            f"--encoding={os.path.relpath(file)}" for file in encoding_file.files(config.encoding)
+        )
+        print("next:", shlex.join(["cope-jax", "inspect", f"--model={shown(run)}", *files]))

@@ -111,7 +111,7 @@ def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
     ):
         line = f"but not shown: {', '.join(sorted(others))} (name them in --encodings too)"
         print(f"finished in {shown(grid.workdir)} {line}")
-    outputs.name_next(grid.cells[0].folder(grid.workdir), model)
+    outputs.name_next(grid.cells[0].folder(grid.workdir), grid.cells[0].config)
 
 
 def is_changed() -> bool:

@@ -33,4 +33,4 @@ def main() -> None:
         records = experiment.evaluate(run)
         workdirs.write_json(run.output / "evaluation.json", {"records": records})
     print_errors(experiment, records)
-    outputs.list_run(run.output, ["evaluation.json"], _MODEL.value, run.name)
+    outputs.list_run(run.output, ["evaluation.json"], _MODEL.value, config)

@@ -57,4 +57,4 @@ def main() -> None:
     if processes.is_first():
         print_errors(experiment, records)
         files = ("result.json", "metrics.jsonl", "TensorBoard")
-        outputs.list_run(workdir, files, workdir, config.model.name)
+        outputs.list_run(workdir, files, workdir, config)

@@ -300,6 +300,15 @@ class Encoding(nnx.Module):
         """
         return pairs.logits, carry
 
+    def checked_score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        """Returns what `score` returns. ConfigError: this is no pair."""
+        scored: object = self.score(pairs, carry)
+        if not isinstance(scored, tuple) or len(scored) != 2:
+            raise ConfigError(
+                f"score of {type(self).__name__} must return the logits and the carry, a pair"
+            )
+        return scored
+
     def saturated(self, carry: Carry) -> Array | None:
         """Returns saturated_BHL, True for rows whose farther logits no longer depend on what the
         carry accumulates.

@@ -103,7 +103,7 @@ class Composed(Encoding):
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         scored = {
-            name: encoding.score(_of(name, pairs), _part(name, carry))
+            name: encoding.checked_score(_of(name, pairs), _part(name, carry))
             for name, encoding in self.parts.items()
         }
         logits_BHLM = _sum_of_increments(pairs.logits, (logits for logits, _ in scored.values()))

@@ -91,6 +91,14 @@ def files(encoding: str) -> dict[str, str]:
     }
 
 
+def blamed(error: BaseException) -> str | None:
+    """Returns one line on an error that such a file raised, or None for any other error."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if hasattr(sys.modules.get(frame.filename), _DIGEST):
+            return f"the encoding of {frame.filename} fails: {_reason(error, frame.filename)}"
+    return None
+
+
 def _reason(error: BaseException, file: str) -> str:
     """The error in one line, with the line of the file."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -31,6 +31,8 @@ from cope_jax.storage.mirror import Mirror
 from cope_jax.tasks import Task
 from cope_jax.training.experiment_config import ExperimentConfig
 
+AGAIN = "delete it, and rerun the command that wrote it"
+
 MEASURING = ".measuring.lock"
 """The name of the lock file of commands that measure a run and write into its workdir."""
 
@@ -262,7 +264,7 @@ def read_json(path: Path, **kinds: type) -> dict[str, Any]:
 
     ConfigError: the file is damaged; see `read_object`.
     """
-    return read_object(path, "delete it, and the command recreates it", **kinds)
+    return read_object(path, AGAIN, **kinds)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -274,9 +276,7 @@ def read_records(path: Path) -> list[Record]:
     """Reads the records of a JSON file; without the file there are none. Null values become NaN."""
     records = read_json(path, records=list)["records"] if path.exists() else []
     if not all(isinstance(record, dict) for record in records):
-        raise ConfigError(
-            f"{path} is damaged (a record is no object): delete it, and the command recreates it"
-        )
+        raise ConfigError(f"{path} is damaged (a record is no object): {AGAIN}")
     return [
         {**record, "value": math.nan} if record.get("value", 0) is None else record
         for record in records

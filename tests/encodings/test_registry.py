@@ -3,10 +3,14 @@
 import ast
 import pathlib
 
+import numpy as np
 import pytest
 from flax import nnx
 
+import cope_jax as cj
 from cope_jax import encodings
+from cope_jax.attention import attend
+from cope_jax.cli import exits, outputs
 from cope_jax.encodings import ENCODINGS, encoding_file
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import CASES, parts
@@ -262,6 +266,45 @@ def test_a_wrong_file_is_one_line(text, message, tmp_path, registry):
         encodings.load(file)
     assert "\n" not in str(error.value)
     assert not {"mine", "my own"} & {*ENCODINGS}
+
+
+HOOK = (
+    OWN
+    + """
+    def score(self, pairs, carry):
+        return {}
+"""
+)
+
+
+@pytest.mark.parametrize("name", ["mine", "mine+rope"])
+def test_a_mistake_in_a_hook_of_a_file_is_one_line_in_commands(name, tmp_path, registry, capsys):
+    file = tmp_path / "mine.py"
+    x = np.ones((1, 3, 2, 4), np.float32)
+
+    def run(result):
+        file.write_text(HOOK.format(result))
+        encodings.load(file)
+        encoding = encodings.create(name, num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+        with pytest.raises(SystemExit) as left, exits.clear_errors():
+            attend(x, x, x, encoding=encoding)
+        assert left.value.code == 2
+        return capsys.readouterr().err
+
+    line = "line 9: AttributeError: 'Pairs' object has no attribute 'logit'"
+    assert run("pairs.logit, carry") == f"error: the encoding of {file} fails: {line}\n"
+    assert (
+        run("pairs.logits") == "error: score of Mine must return the logits and the carry, a pair\n"
+    )
+
+
+def test_the_next_command_names_the_file(tmp_path, registry, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("mine.py").write_text(OWN)
+    encodings.load("mine.py")
+    for name, flag in (("mine", " --encoding=mine.py"), ("rope", "")):
+        outputs.name_next("runs/x", cj.config("quick", encoding=name))
+        assert capsys.readouterr().out == f"next: cope-jax inspect --model=runs/x{flag}\n"
 
 
 def test_no_python_file_is_one_line(tmp_path):

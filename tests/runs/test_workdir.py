@@ -123,7 +123,7 @@ def test_records_of_another_shape_are_one_line(content, tmp_path):
     path.write_text(content)
     with pytest.raises(
         ConfigError,
-        match=r"result.json is damaged \(.*\): delete it, and the command recreates it$",
+        match=r"result.json is damaged \(.*\): delete it, and rerun the command that wrote it$",
     ):
         read_records(path)
 
