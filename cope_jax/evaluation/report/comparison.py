@@ -97,6 +97,8 @@ def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:
     else:
         headings = ["seed", *headings]
         rows = [[str(seed), *row] for (seed, _), row in zip(names, rows, strict=True)]
+    if (step := records[0]["step"]) < (steps := experiment.config.training.steps):
+        title += f", step {step:,} of {steps:,}"
     out = console()
     out.print(title, markup=False, soft_wrap=True)  # the table's own would be broken
     out.print(Table("", headings, rows, text_columns=len(headings) - len(metrics)).rich())

@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
 from cope_jax import tasks
-from cope_jax.evaluation.report.comparison import markdown, table
+from cope_jax.evaluation.report.comparison import markdown, print_errors, table
 from tests.evaluation.results import TASK, printed, records
 
 ERRORS = {
@@ -40,6 +42,17 @@ def cells(shown, column):
 
 def test_markdown_golden():
     assert markdown(TASK, records(ERRORS), list(ERRORS), PAPER) == GOLDEN
+
+
+def test_errors_of_an_earlier_checkpoint_say_so(capsys):
+    evaluation, training = SimpleNamespace(examples=9), SimpleNamespace(steps=1000)
+    config = SimpleNamespace(evaluation=evaluation, training=training)
+    experiment = SimpleNamespace(task=TASK, label="decoder, cope", config=config)
+    measured = [{**row, "metric": "token_error"} for row in records({"cope": {"dense": [0.25]}})]
+    for step, words in ((1000, ""), (200, ", step 200 of 1,000")):
+        print_errors(experiment, [{**row, "step": step} for row in measured])
+        title = capsys.readouterr().out.splitlines()[0]
+        assert title == f"selective_copy, decoder, cope, 9 examples a split, seed 0{words}"
 
 
 def test_rows_keep_the_order_that_was_asked_for():
