@@ -291,7 +291,6 @@ def test_hidden_chunks_are_not_computed():
     assert VISITED == {(query, key): 2 for query in range(8) for key in range(query + 1)}
 
 
-@pytest.mark.slow
 def test_a_decoder_trains_as_on_one_device():
     """Loss and the gradient of every parameter, with packed segments, dropout, tables and
     recomputed layers.

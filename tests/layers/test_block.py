@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
 from cope_jax import encodings
 from cope_jax.encodings import EncodingConfig
@@ -145,8 +146,8 @@ def test_the_residual_stream_keeps_the_compute_type(activation):
     assert out.dtype == jnp.bfloat16 and out.shape == x.shape
 
 
-@pytest.mark.parametrize("layers, loops", [(2, False), (3, True)])
-def test_more_than_two_layers_are_one_loop(layers, loops):
+@pytest.mark.parametrize("layers, devices, loops", [(2, 1, False), (2, 2, True), (3, 1, True)])
+def test_more_than_two_layers_or_several_devices_make_a_loop(layers, devices, loops):
     stack = create_stack(lambda rngs: nnx.Linear(3, 3, rngs=rngs), layers, rngs=nnx.Rngs(0))
     graph, state = nnx.split(stack)
 
@@ -159,4 +160,6 @@ def test_more_than_two_layers_are_one_loop(layers, loops):
         np.testing.assert_allclose(inputs[number], x[0], rtol=1e-5, atol=1e-6)
         x = x @ stack.kernel[number]
     np.testing.assert_allclose(last, x, rtol=1e-5, atol=1e-6)
-    assert ("while" in jax.jit(run).lower(state, x).as_text()) == loops
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        assert ("while" in jax.jit(run).lower(state, x).as_text()) == loops
