@@ -20,7 +20,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 from cope_jax import encodings
-from cope_jax.attention import Reason, attend, full_attention, fused, prepare
+from cope_jax.attention import Plan, Reason, attend, full_attention, fused, prepare
 from cope_jax.attention.attend import automatic
 from cope_jax.attention.kernels.gpu import gpu_attention, triton_programs
 from cope_jax.attention.kernels.gpu.gpu_attention import Sizes
@@ -246,8 +246,10 @@ def test_dropout():
 
 
 @pytest.mark.slow
-def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
-    encoding = encodings.create("cope", num_heads=2, head_dim=16, npos_max=4, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize("gate", ["query_key", "value"])
+def test_types_vmap_remat_nan_and_a_query_that_sees_no_key(gate):
+    spec = f"cope(npos_max=4,gate={gate})"
+    encoding = encodings.create(spec, num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
     q, k, v, dout = jnp.bfloat16(jax.random.normal(jax.random.key(0), (4, 2, 1, 20, 2, 16)))
     k = k.at[0, 0, 15].set(jnp.nan)
     ids = jnp.zeros((1, 20), jnp.int32)
@@ -274,6 +276,14 @@ def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
         and np.isnan(computed[0][0, 0, 15:]).all()
         and not np.isnan(computed[0][0, 0, :15]).any()
     )
+
+
+def test_a_gate_with_a_key_of_its_own_runs_in_bfloat16():
+    """Its gradient multiplies float32 with bfloat16."""
+    encoding = encodings.create("cope(gate=value)", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 40, 2, 16), jnp.bfloat16)
+    plan = gpu_attention.plan(encoding, prepare(x, x, x, encoding=encoding), device=H200)
+    assert isinstance(plan, Plan), plan
 
 
 def test_products_of_float32_are_exact_where_jax_says_so():

@@ -294,8 +294,13 @@ class Graph:
     ) -> Node:
         (x_axis,), (y_axis,) = dimension_numbers[0]
         x, y = (self._sized(node, shape) for node, shape in values)
-        if kind_of(out.dtype) != "float" or x.kind != y.kind or x.kind not in FACTORS:
+        if kind_of(out.dtype) != "float" or not {x.kind, y.kind} <= {*FACTORS}:
             raise NotATile(f"this kernel has no product of type {out.dtype}")
+        if x.kind != y.kind:  # as in the gradient of a gate that has a key of its own
+            x, y = (
+                node if node.kind == "float" else self.add("convert", [node], node.size, "float")
+                for node in (x, y)
+            )
         how = self.how_to_multiply(x, y, precision)
         return self.add("dot", [x, y], out.shape, "float", x=x_axis, y=y_axis, **how)
 
