@@ -11,10 +11,20 @@ from cope_jax.errors import ConfigError
 from cope_jax.ops.sums import suffix_sum
 
 
-def layer_input(name: str, x_BMD: Array | None) -> Array:
-    """Returns x; ConfigError: `Encoding.features` of the encoding `name` was called without x."""
+def layer_input(name: str, x_BMD: Array | None, width: int) -> Array:
+    """Returns x.
+
+    Raises:
+      ConfigError: `Encoding.features` of the encoding `name` was called without x, or x has not
+        this width.
+    """
     if x_BMD is None:
         raise ConfigError(f"{name} needs the input of the layer: pass x to attend")
+    if x_BMD.shape[-1] != width:
+        raise ConfigError(
+            f"{name} was built for model_dim={width}, but x has width {x_BMD.shape[-1]}: create it with "
+            f"model_dim={x_BMD.shape[-1]}"
+        )
     return x_BMD
 
 
@@ -25,14 +35,9 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
     The product has full precision, because sums over the tokens add up its errors.
 
     Raises:
-      ConfigError: `Encoding.features` of the encoding `name` was called without x.
+      ConfigError: as `layer_input`.
     """
-    x_BMD = layer_input(name, x_BMD)
-    if x_BMD.shape[-1] != kernel.shape[0]:
-        raise ConfigError(
-            f"{name} was built for model_dim={kernel.shape[0]}, but x has width {x_BMD.shape[-1]}: create it with "
-            f"model_dim={x_BMD.shape[-1]}"
-        )
+    x_BMD = layer_input(name, x_BMD, len(kernel))
     dtype = accumulator_dtype(x_BMD.dtype)
     y = jnp.tensordot(
         x_BMD.astype(dtype), kernel.astype(dtype), 1, precision=jax.lax.Precision.HIGHEST

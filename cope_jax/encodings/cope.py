@@ -103,8 +103,9 @@ class CoPE(Encoding):
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.config.gate != "separate_key":
             return (), ()
-        x_BMD = layer_input("cope(gate=separate_key)", tokens.x)
-        return jnp.einsum("BMD,DGK->BMGK", x_BMD, self.gate_key[...].astype(x_BMD.dtype)), ()
+        kernel_DGK = self.gate_key[...]
+        x_BMD = layer_input("cope(gate=separate_key)", tokens.x, len(kernel_DGK))
+        return jnp.einsum("BMD,DGK->BMGK", x_BMD, kernel_DGK.astype(x_BMD.dtype)), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         dtype = accumulator_dtype(q_BHLK.dtype)

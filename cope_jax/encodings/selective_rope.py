@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Tokens
-from cope_jax.encodings.common import project
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, PerHead, Tokens
+from cope_jax.encodings.common import layer_input, project
 from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
 from cope_jax.errors import ConfigError
 from cope_jax.ops.convolution import causal_convolution
@@ -23,7 +23,8 @@ class SelectiveRoPEConfig:
     """The options of selective RoPE.
 
     Attributes:
-      rank: r, the rank of the projection from tokens to steps.
+      rank: r, the rank of the projection from tokens to steps. 0 means that there is none: each
+        head has a matrix for its slice of x̂, with columns of one length, which is learned.
       width: the number of tokens in the convolution over steps; 0 means no convolution, and the
         difference of a step and the step before it.
       silu: whether SiLU follows the convolution.
@@ -54,8 +55,8 @@ class SelectiveRoPE(TurnedByTokens):
 
     arXiv 2511.17388 and its released code. x̂ is the input of the layer, with each of its H slices
     divided by its norm. conv is a causal convolution of each channel. Positions are not used. With
-    grouped heads, there are steps for each key/value head. The projection of full rank with
-    normalised weights, which the code also has, is not here.
+    grouped heads, there are steps for each key/value head; with `rank=0` these read the slices of
+    their query heads.
 
     Raises:
       ConfigError: `features` is called without x, the head width is odd, or an option is out of
@@ -66,8 +67,7 @@ class SelectiveRoPE(TurnedByTokens):
 
     def __init__(self, config: SelectiveRoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        check_at_least(1, "selective_rope", rank=config.rank)
-        check_at_least(0, "selective_rope", width=config.width)
+        check_at_least(0, "selective_rope", rank=config.rank, width=config.width)
         if not config.largest > 0:
             raise ConfigError(f"selective_rope.largest must be positive, got {config.largest}")
         if config.temperature == "rfa" and shape.head_dim < 4:
@@ -88,9 +88,18 @@ class SelectiveRoPE(TurnedByTokens):
             even_head_dim("selective_rope", shape.head_dim) // 2,
             jax.nn.initializers.lecun_normal(),
         )
-        self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
-        out = initial(rngs.params(), (config.rank, shape.kv_heads * pairs))
-        self.out = nnx.Param(out.reshape(-1, shape.kv_heads, pairs), axes=(None, "kv_heads", None))
+        if config.rank:
+            self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
+            out = initial(rngs.params(), (config.rank, shape.kv_heads * pairs))
+            out = out.reshape(-1, shape.kv_heads, pairs)
+            self.out = nnx.Param(out, axes=(None, "kv_heads", None))
+        else:
+            size = (shape.kv_heads, shape.width // shape.kv_heads, pairs)
+            out = initial(rngs.params(), size)
+            self.out = nnx.Param(out, axes=("kv_heads", None, None))
+            self.out_scale = nnx.Param(jnp.ones(shape.kv_heads), axes=("kv_heads",))
+            group = shape.num_heads // shape.kv_heads
+            self.groups = PerHead(tuple(h // group for h in range(shape.num_heads)))
         if config.width:
             bound = config.width**-0.5
             size = (config.width, shape.kv_heads, pairs)
@@ -104,11 +113,9 @@ class SelectiveRoPE(TurnedByTokens):
             self.gate_bias = nnx.Param(jnp.zeros((shape.kv_heads,)), axes=("kv_heads",))
 
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
-        x_BMD = None if tokens.x is None else _normalised(tokens.x, self.slices)
-        coordinates = project("selective_rope", x_BMD, self.into[...])
-        dtype = coordinates.dtype
-        phi_BMGC = project("selective_rope", coordinates, self.out[...])
-        size = phi_BMGC.shape
+        x_BMD = _normalised(layer_input("selective_rope", tokens.x, self.shape.width), self.slices)
+        phi_BMGC = self._projected(x_BMD)
+        size, dtype = phi_BMGC.shape, phi_BMGC.dtype
         kernel = (
             self.convolution[...].astype(dtype)
             if self.config.width
@@ -131,6 +138,22 @@ class SelectiveRoPE(TurnedByTokens):
             )
             phi_BMGC = phi_BMGC * gates[..., None]
         return phi_BMGC * jnp.asarray(self._temperatures(), dtype)[None, None, None], state
+
+    def _projected(self, x_BMD: Array) -> Array:
+        if self.config.rank:
+            coordinates = project("selective_rope", x_BMD, self.into[...])
+            return project("selective_rope", coordinates, self.out[...])
+        kernel_GIC = self.out[...].astype(x_BMD.dtype)
+        roots_GC = jax.lax.rsqrt(jnp.sum(kernel_GIC**2, axis=1) + 1e-12)
+        lengths_GC = self.out_scale[...].astype(x_BMD.dtype)[:, None] * roots_GC
+        groups = np.array(self.groups.values, int)[:: self.shape.num_heads // self.shape.kv_heads]
+        x_BMGI = x_BMD.reshape(*x_BMD.shape[:2], -1, kernel_GIC.shape[1])[:, :, groups]
+        return jnp.einsum(
+            "BMGI,GIC->BMGC",
+            x_BMGI,
+            kernel_GIC * lengths_GC[:, None],
+            precision=jax.lax.Precision.HIGHEST,
+        )
 
     def _temperatures(self) -> np.ndarray:
         config, pairs = self.config, self.shape.head_dim // 2

@@ -69,6 +69,7 @@ CASES = [
     "mapformer(rank=1,world=16.0,fastest=3.0)",
     "selective_rope",
     "selective_rope(rank=2,width=0,bias=True,gate=True)",
+    "selective_rope(rank=0)",
     "selective_rope(silu=True,width=2,temperature=rfa,theta=0.6,largest=2.0)",
     "path",
     "path(rank=3,width=1,forget=True,bias=1.0)",

@@ -174,11 +174,14 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
     assert np.sqrt(np.mean((rough - exact) ** 2) / np.mean(exact**2)) < 0.005
 
 
-def test_separate_gate_keys_need_the_layer_input():
-    encoding = create("cope(gate=separate_key)")
+@pytest.mark.parametrize("spec", ["cope(gate=separate_key)", "selective_rope(rank=0)"])
+def test_the_layer_input_is_needed_in_the_width_of_the_model(spec):
+    encoding = create(spec)
     q = jnp.ones((1, 3, 1, 4))
     with pytest.raises(ConfigError, match="needs the input of the layer: pass x"):
         attend(q, q, q, encoding=encoding)
+    with pytest.raises(ConfigError, match="built for model_dim=4, but x has width 8"):
+        attend(q, q, q, encoding=encoding, x=jnp.ones((1, 3, 8)))
     assert attend(q, q, q, encoding=encoding, x=jnp.ones((1, 3, 4))).shape == q.shape
 
 

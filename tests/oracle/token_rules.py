@@ -231,8 +231,10 @@ def selective_rope(
     theta: float = 500000.0,
     largest: float = 1.0,
 ) -> Rule:
-    """Angle c: θ_c Σ_{l≤t} conv(W_2 W_1 x̂)_c, with its options; x̂ has unit slices."""
-    assert params["into"].shape == (sizes.model_dim, rank)
+    """Angle c: θ_c Σ_{l≤t} conv(W_2 W_1 x̂)_c, with its options; x̂ has unit slices.
+
+    With rank 0, φ_c = s_g (w_c/|w_c|)·(the slices of the group's heads).
+    """
     count = sizes.head_dim // 2
     spaced = [theta * math.pi * c / max(count - 1, 1) for c in range(count)]
     raw = (
@@ -249,11 +251,23 @@ def selective_rope(
         slices = np.split(x, sizes.heads)
         return np.concatenate([piece / math.sqrt(float(piece @ piece) + 1e-6) for piece in slices])
 
+    def projected(unit, group):
+        if rank:
+            assert params["into"].shape == (sizes.model_dim, rank)
+            return np.tensordot(unit @ params["into"], params["out"][:, group], 1)
+        columns = params["out"][group]  # of the inputs of the group's heads
+        slices = unit[group * len(columns) : (group + 1) * len(columns)]
+        phi = np.zeros(count)
+        for c in range(count):
+            length = math.sqrt(float(columns[:, c] @ columns[:, c]) + 1e-12)
+            phi[c] = params["out_scale"][group] * float(columns[:, c] @ slices) / length
+        return phi
+
     def rotate(vector, token):
         angles, rows = [0.0] * count, []
         for x in token.x:
             unit = normalised(x)
-            rows.append(np.tensordot(unit @ params["into"], params["out"][:, token.group], 1))
+            rows.append(projected(unit, token.group))
             if width:
                 phi = convolved(rows, params["convolution"][:, token.group])
             else:
