@@ -15,7 +15,7 @@ GATED = ("swiglu", "geglu", "geglu_erf")
 """Activations of a feed-forward layer with a third matrix, the gate."""
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post", "both"]
-Mixer = Literal["attention", "linear", "gla", "delta", "gated_delta"]
+Mixer = Literal["attention", "linear", "gla", "delta", "gated_delta", "kda"]
 ComputeType = Literal["float32", "bfloat16", "float64"]
 
 _OF_ATTENTION = ("window", "attention_scale", "attention_cap", "qkv_bias")
@@ -52,8 +52,8 @@ class BlockConfig:
       compute_dtype: type of the matrix products. Parameters, positions, logits and softmax are
         float32. "float64" is for comparisons: it computes everything in float64, and needs
         `jax_enable_x64`.
-      mixer: what mixes tokens: attention, or a recurrence: "linear" attention, "gla", "delta" or
-        "gated_delta"; see `cope_jax.layers.recurrent_mixer`.
+      mixer: what mixes tokens: attention, or a recurrence: "linear" attention, "gla", "delta",
+        "gated_delta" or "kda"; see `cope_jax.layers.recurrent_mixer`.
       negative_eigenvalues: β is in (0, 2) instead of (0, 1), for the mixers with the delta rule.
       window: each token sees only the tokens less than `window` away; None means all.
       attention_scale: what multiplies q·k; None means 1/√K.
@@ -118,7 +118,7 @@ class BlockConfig:
             raise ConfigError(f"dropout must lie in [0, 1), got {self.dropout}")
         if not 0 < self.norm_epsilon < 1:
             raise ConfigError(f"norm_epsilon must lie in (0, 1), got {self.norm_epsilon}")
-        if self.negative_eigenvalues and "delta" not in self.mixer:
+        if self.negative_eigenvalues and self.mixer not in ("delta", "gated_delta", "kda"):
             raise ConfigError(
                 f"block.negative_eigenvalues has no effect with mixer={self.mixer}: use a delta rule"
             )

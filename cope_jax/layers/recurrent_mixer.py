@@ -1,4 +1,4 @@
-"""Recurrent layers instead of attention: linear attention, GLA, DeltaNet and gated DeltaNet."""
+"""Recurrent layers instead of attention: linear attention, GLA, DeltaNet, gated DeltaNet, KDA."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.linear_recurrence import linear_recurrence
 
 WIDTH = 4  # tokens in the convolutions on queries, keys and values
-RANK, DIVISOR = 16, 16.0  # of the decay of each channel: its rank, and g = log σ(…)/16
+RANK, DIVISOR = 16, 16.0  # of the decay of GLA: its rank, and g = log σ(…)/16
 OF_ATTENTION = ("features", "rotate", "score", "sink")  # hooks of encodings that need attention
 _EPSILON = 1e-6
 
@@ -41,6 +41,7 @@ KINDS = {
     "gla": Kind("channel", False),
     "delta": Kind(None, True),
     "gated_delta": Kind("head", True),
+    "kda": Kind("channel", True),
 }
 
 
@@ -52,9 +53,10 @@ class RecurrentMixer(nnx.Module):
     see `linear_recurrence`. q, k and v pass a convolution over four tokens and SiLU; q and k of
     each head have length
     1. β = σ(w·x), or 2σ(w·x) with `negative_eigenvalues` (Grazzi et al., arXiv 2411.12537). The
-    decay g is log σ(W_2 W_1 x + b)/16 for each channel in GLA, and −A softplus(a·x + b) for each
-    head in gated DeltaNet. The gate on the output is that of GLA and gated DeltaNet; in the library
-    `fla`, DeltaNet has none by default.
+    decay g is log σ(W_2 W_1 x + b)/16 for each channel in GLA, −A softplus(a·x + b) for each head
+    in gated DeltaNet, and −A softplus(W_2 W_1 x + b) for each channel in KDA, with a rate A for
+    each head. The gate on the output is that of GLA and gated DeltaNet; that of KDA is
+    σ(W_2 W_1 x), and in the library `fla`, DeltaNet has none by default.
 
     Encodings that act on the embeddings work with it. Others have no effect, and are refused. There
     are no weights to drop, so `dropout` acts only on what the layer adds to the residual stream.
@@ -92,19 +94,23 @@ class RecurrentMixer(nnx.Module):
         initial = jax.nn.initializers.lecun_normal()
         if self.kind.delta:
             self.beta = nnx.Param(initial(rngs.params(), (width, heads)), axes=("embed", "heads"))
+        if self.kind.decay is None:
+            return
         if self.kind.decay == "channel":
-            self.decay_in = nnx.Param(initial(rngs.params(), (width, RANK)), axes=("embed", None))
-            self.decay_out = nnx.Param(
-                initial(rngs.params(), (RANK, heads * size)), axes=(None, "heads")
-            )
-            self.decay_bias = nnx.Param(jnp.zeros((heads * size,)), axes=("heads",))
-        elif self.kind.decay == "head":
-            self.decay = nnx.Param(initial(rngs.params(), (width, heads)), axes=("embed", "heads"))
+            rank, rows = size if self.kind.delta else RANK, heads * size
+            self.decay_in = nnx.Param(initial(rngs.params(), (width, rank)), axes=("embed", None))
+            self.decay_out = nnx.Param(initial(rngs.params(), (rank, rows)), axes=(None, "heads"))
+        else:
+            rows = heads
+            self.decay = nnx.Param(initial(rngs.params(), (width, rows)), axes=("embed", "heads"))
+        bias = jnp.zeros((rows,))
+        if self.kind.delta:
             rates = jax.random.uniform(rngs.params(), (heads,), minval=1.0, maxval=16.0)
             self.log_rate = nnx.Param(jnp.log(rates), axes=("heads",))
             low, high = math.log(1e-3), math.log(0.1)
-            steps = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high))
-            self.decay_bias = nnx.Param(jnp.log(jnp.expm1(steps)), axes=("heads",))
+            steps = jnp.exp(jax.random.uniform(rngs.params(), (rows,), minval=low, maxval=high))
+            bias = jnp.log(jnp.expm1(steps))
+        self.decay_bias = nnx.Param(bias, axes=("heads",))
 
     def __call__(
         self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None
@@ -199,15 +205,14 @@ class RecurrentMixer(nnx.Module):
             return None
         if self.kind.decay == "channel":
             low = project("the mixer", x_BLD, self.decay_in[...])
-            logits = (
-                low @ self.decay_out[...].astype(low.dtype)
-                + self.decay_bias[...].astype(low.dtype)[None, None]
-            )
-            return (jax.nn.log_sigmoid(logits) / DIVISOR).reshape(
-                *x_BLD.shape[:2], self.shape.num_heads, -1
-            )
-        steps = jax.nn.softplus(project("the mixer", x_BLD, self.decay[...], self.decay_bias[...]))
-        return (-jnp.exp(self.log_rate[...].astype(steps.dtype))[None, None] * steps)[..., None]
+            logits = project("the mixer", low, self.decay_out[...], self.decay_bias[...])
+        else:
+            logits = project("the mixer", x_BLD, self.decay[...], self.decay_bias[...])
+        logits = logits.reshape(*x_BLD.shape[:2], self.shape.num_heads, -1)
+        if not self.kind.delta:
+            return jax.nn.log_sigmoid(logits) / DIVISOR
+        rates_H1 = jnp.exp(self.log_rate[...].astype(logits.dtype))[:, None]
+        return -rates_H1[None, None] * jax.nn.softplus(logits)
 
 
 def _unit(x_BLHK: Array) -> Array:

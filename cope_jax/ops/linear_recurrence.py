@@ -36,17 +36,17 @@ def linear_recurrence(
 
     Linear attention (arXiv 2006.16236) has neither decay nor beta; gated linear attention (arXiv
     2312.06635) has a decay for each channel; DeltaNet (arXiv 2406.06484) has beta; gated DeltaNet
-    (arXiv 2412.06464) has beta and one decay for each head. Chunks of tokens are computed by matrix
-    products, and a scan over the chunks carries S, so memory is linear in the length; the backward
-    pass computes each chunk again. Everything is in float32, products in full precision (float64
-    for float64 inputs).
+    (arXiv 2412.06464) has beta and one decay for each head; Kimi Delta Attention (arXiv 2510.26692)
+    has beta and a decay for each channel. Chunks of tokens are computed by matrix products, and a
+    scan over the chunks carries S, so memory is linear in the length; the backward pass computes
+    each chunk again. Everything is in float32, products in full precision (float64 for float64
+    inputs).
 
     Args:
       q_BLHK: queries.
       k_BLHK: keys.
       v_BLHV: values.
-      log_decay: g ≤ 0, `[B, L, H, 1]` or `[B, L, H, K]`; None means 0. With beta it must be
-        `[B, L, H, 1]`.
+      log_decay: g ≤ 0, `[B, L, H, 1]` or `[B, L, H, K]`; None means 0.
       beta_BLH: β; None means no delta rule.
       segment_ids_BL: `[B, L]` or `[1, L]`; None means one segment.
       state: what the call for the previous tokens returned; None means that there are none.
@@ -112,17 +112,20 @@ def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
     # digits to strong decays.
     later = jnp.tril(jnp.ones((size, size), bool), -1)[None, ..., None, None]
     between = jnp.exp(jnp.cumsum(where(later, decay[:, :, None]), axis=1))  # [B, t, s, H, 1 or K]
-    pairs = (same & lower)[..., None]
-    if decay.shape[-1] == 1:
-        weights = where(pairs, jnp.einsum("BTHK,BSHK->BTSH", q, k) * between[..., 0])
-    else:
-        weights = where(pairs, jnp.einsum("BTHK,BSHK,BTSHK->BTSH", q, k, between))
+
+    def products(x: Array) -> Array:
+        """x_t·(e^{Σ g} k_s), `[B, t, s, H]`."""
+        if decay.shape[-1] == 1:
+            return jnp.einsum("BTHK,BSHK->BTSH", x, k) * between[..., 0]
+        return jnp.einsum("BTHK,BSHK,BTSHK->BTSH", x, k, between)
+
+    weights = where((same & lower)[..., None], products(q))
     grown = jnp.exp(passed)
     into_q, into_k = (where(from_state[..., None, None], x * grown) for x in (q, k))
     if beta is not None:
         before = (same & lower & ~jnp.eye(size, dtype=bool)[None])[..., None]
-        products = where(before, jnp.einsum("BTHK,BSHK->BTSH", k, k) * between[..., 0])
-        inverse = inverse_of_unit_lower(jnp.moveaxis(beta[:, :, None] * products, 3, 1))
+        recalled = beta[:, :, None] * where(before, products(k))
+        inverse = inverse_of_unit_lower(jnp.moveaxis(recalled, 3, 1))
         wanted = beta[..., None] * (v - jnp.einsum("BTHK,BHKV->BTHV", into_k, state.matrix))
         v = jnp.einsum("BHTS,BSHV->BTHV", inverse, wanted)
     out = jnp.einsum("BTSH,BSHV->BTHV", weights, v) + jnp.einsum(

@@ -17,6 +17,7 @@ from tests.oracle.mixers import recurrence
 from tests.oracle.rules import log_sigmoid, sigmoid, softplus
 
 SIZES = {"model_dim": 8, "num_heads": 2, "head_dim": 3, "compute_dtype": "float64"}
+DELTAS = [kind for kind, of_kind in KINDS.items() if of_kind.delta]
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1]], np.int32)
 
 
@@ -53,21 +54,18 @@ def by_loops(layer, x_LD):
         beta = np.array(
             [[most * sigmoid(y) for y in row] for row in x_LD @ np.asarray(layer.beta[...])]
         )
-    if kind.decay == "channel":
-        logits = x_LD @ np.asarray(layer.decay_in[...]) @ np.asarray(
-            layer.decay_out[...]
-        ) + np.asarray(layer.decay_bias[...])
-        decay = np.array([[log_sigmoid(y) / 16 for y in row] for row in logits]).reshape(
-            length, heads, -1
-        )
-    elif kind.decay == "head":
-        logits, rates = (
-            x_LD @ np.asarray(layer.decay[...]) + np.asarray(layer.decay_bias[...]),
-            np.exp(layer.log_rate[...]),
-        )
-        decay = -np.array(
-            [[rate * softplus(y) for rate, y in zip(rates, row, strict=True)] for row in logits]
-        )[..., None]
+    if kind.decay is not None:
+        names = ("decay",) if kind.decay == "head" else ("decay_in", "decay_out")
+        logits = x_LD
+        for name in names:
+            logits = logits @ np.asarray(getattr(layer, name)[...])
+        logits = (logits + np.asarray(layer.decay_bias[...])).reshape(length, heads, -1)
+        decay = np.zeros_like(logits)
+        for t, h, c in np.ndindex(logits.shape):
+            if kind.delta:
+                decay[t, h, c] = -math.exp(layer.log_rate[h]) * softplus(logits[t, h, c])
+            else:
+                decay[t, h, c] = log_sigmoid(logits[t, h, c]) / 16
     out = recurrence(
         unit(projected("query")),
         unit(projected("key")),
@@ -91,7 +89,8 @@ def by_loops(layer, x_LD):
 
 
 @pytest.mark.parametrize(
-    "kind, more", [*((kind, {}) for kind in KINDS), ("delta", {"negative_eigenvalues": True})]
+    "kind, more",
+    [*((kind, {}) for kind in KINDS), *((d, {"negative_eigenvalues": True}) for d in DELTAS)],
 )
 def test_the_layer_equals_its_loops(kind, more, x64):
     graph, state = randomised(
@@ -114,7 +113,7 @@ def decoder(kind, encoding="learned"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gated_delta", "gla", "linear"])
+@pytest.mark.parametrize("kind", ["gated_delta", "gla", "kda", "linear"])
 def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
     laws = ["decoding", "left padding and cache", "packed documents"]
     checker(*decoder(kind))(laws=laws, tolerance=1e-11).raise_if_broken()

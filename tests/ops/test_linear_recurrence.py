@@ -17,7 +17,10 @@ from tests.oracle.mixers import recurrence
 BATCH, LENGTH = 2, 11
 HEADS, WIDTH, VALUES = 2, 3, 4
 SEGMENTS = np.array([[0] * 11, [0, 0, 3, 3, 3, 3, 3, 3, 3, 5, 5]], np.int32)
-KINDS = {"linear": (0, False), "gla": (WIDTH, False), "delta": (0, True), "gated_delta": (1, True)}
+KINDS = {
+    "linear": (0, False), "gla": (WIDTH, False),
+    "delta": (0, True), "gated_delta": (1, True), "kda": (WIDTH, True),
+}  # fmt: skip
 
 
 def arrays(kind, seed=0, length=LENGTH):
@@ -81,7 +84,7 @@ def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=() if "g" in kind else pytest.mark.slow) for kind in KINDS],
+    [pytest.param(kind, marks=() if KINDS[kind][0] else pytest.mark.slow) for kind in KINDS],
 )
 def test_calls_in_a_row_give_what_one_call_gives(kind, monkeypatch, x64):
     for name in ("CHUNK", "VECTOR_CHUNK"):  # so that the last chunk is filled up
@@ -118,6 +121,7 @@ def test_closed_gates_over_long_sequences(kind):
         ("gla", "gla", "naive_recurrent_gla"),
         ("delta", "delta_rule", "delta_rule_recurrence"),
         ("gated_delta", "gated_delta_rule", "naive_recurrent_gated_delta_rule"),
+        ("kda", "kda", "naive_recurrent_kda"),
     ],
 )
 def test_the_code_of_flash_linear_attention_gives_the_same(kind, folder, function, x64):
@@ -140,6 +144,9 @@ def test_the_code_of_flash_linear_attention_gives_the_same(kind, folder, functio
     elif kind == "delta":
         head_major = (x.transpose(1, 2) for x in (q, k, v, torch.tensor(given["beta"])))
         reference = getattr(theirs, function)(*head_major)
+    elif kind == "kda":
+        decay, beta = torch.tensor(given["decay"]), torch.tensor(given["beta"])
+        reference = getattr(theirs, function)(q, k, v, decay, beta)
     else:
         reference = getattr(theirs, function)(
             q, k, v, torch.tensor(given["beta"]), torch.tensor(given["decay"][..., 0])

@@ -171,9 +171,9 @@ AROUND = {
     [
         {**AROUND, "num_kv_heads": 4},
         {"mixer": "gated_delta"},
-        {"mixer": "gla"},
+        {"mixer": "kda"},
     ],
-    ids=["options around attention", "gated_delta", "gla"],
+    ids=["options around attention", "gated_delta", "kda"],
 )
 def test_other_blocks_on_a_mesh_equal_those_of_one_device(x64, options):
     sizes = {"model_dim": 16, "num_heads": 8, "head_dim": 4, "mlp_dim": 32}
