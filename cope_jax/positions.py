@@ -1,7 +1,7 @@
 """Position samplers, which choose the positions of tokens for any encoding.
 
-A sampler accepts (key, batch, length, limit) and returns int32 positions below `limit`, `[B, L]` or
-`[1, L]`, strictly increasing along L.
+A sampler accepts (key, batch, length, limit) and returns positions below `limit`, `[B, L]` or
+`[1, L]`, increasing along L. They are int32 and differ, unless the sampler says otherwise.
 """
 
 from collections.abc import Callable
@@ -51,6 +51,16 @@ def randomised(key: Array, batch: int, length: int, limit: int) -> Array:
     _check(length, limit)
     rows = jnp.broadcast_to(jnp.arange(limit, dtype=jnp.int32), (batch, limit))
     return jnp.sort(jax.random.permutation(key, rows, axis=1, independent=True)[:, :length], axis=1)
+
+
+@SAMPLERS.register("floats")
+def floats(key: Array, batch: int, length: int, limit: int) -> Array:
+    """Returns ascending float32 numbers, uniform from 0 to `limit`, drawn for each row.
+
+    Any number of tokens fits below the limit. Two numbers can be equal by rounding. Shimizu et al.,
+    "Position Encoding with Random Float Sampling" (arXiv 2602.14050).
+    """
+    return jnp.sort(jax.random.uniform(key, (batch, length), jnp.float32, maxval=limit), axis=1)
 
 
 def per_segment(segment_ids_BL: Array) -> Array:

@@ -11,10 +11,10 @@ from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.errors import ConfigError
-from cope_jax.positions import SAMPLERS, consecutive, offset, per_segment, randomised
+from cope_jax.positions import SAMPLERS, consecutive, floats, offset, per_segment, randomised
 
 MANY = 4096
-every_sampler = pytest.mark.parametrize("name", SAMPLERS.names())
+every_sampler = pytest.mark.parametrize("name", [n for n in SAMPLERS.names() if n != "floats"])
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def near(counts, probability, draws):
 
 
 def test_the_names():
-    assert SAMPLERS.names() == ("consecutive", "offset", "randomised")
+    assert SAMPLERS.names() == ("consecutive", "floats", "offset", "randomised")
 
 
 @every_sampler
@@ -74,6 +74,14 @@ def test_every_subset_is_as_likely():
     subsets = list(itertools.combinations(range(5), 2))
     counts = np.array([(drawn == subset).all(axis=1).sum() for subset in subsets])
     assert counts.sum() == MANY and near(counts, 1 / len(subsets), MANY)
+
+
+def test_floats_are_uniform_sorted_and_any_number_of_them_fits():
+    drawn = np.asarray(jax.jit(lambda key: floats(key, MANY, 12, 8))(jax.random.key(0)))
+    assert drawn.dtype == np.float32 and (np.diff(drawn, axis=1) >= 0).all()
+    assert near(np.bincount(drawn.astype(int).ravel(), minlength=8), 1 / 8, drawn.size)
+    # The smallest of 12 uniform numbers is below 8 x with probability 1 − (1 − x)¹².
+    assert near((drawn[:, 0] < 1).sum(), 1 - (7 / 8) ** 12, MANY)
 
 
 @pytest.mark.parametrize("name", ["offset", "randomised"])

@@ -80,9 +80,9 @@ def attend(
       embedded: True if the model's input went through `encoding.embed`. If False, an encoding that
         acts on the input raises ConfigError, because otherwise this encoding would silently have no
         effect.
-      q_positions: int32 `[B, L]` or `[1, L]`. If None, positions are M−L … M−1, so the last query
-        is at the last key.
-      k_positions: int32 `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
+      q_positions: integers or real numbers, `[B, L]` or `[1, L]`. If None, positions are M−L …
+        M−1, so the last query is at the last key.
+      k_positions: integers or real numbers, `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
       q_segment_ids: `[B, L]` or `[1, L]`. A query sees only keys of its own segment. If None, there
         is one segment.
       k_segment_ids: `[B, M]` or `[1, M]`. Give both segment ids or neither.

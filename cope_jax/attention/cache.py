@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.array_types import Array, PyTree
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention.blocks import head_major
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
@@ -43,7 +43,7 @@ class Cache:
         as their first axis.
       state: the state that `Encoding.features` returned for the tokens entered last, a tree of
         arrays `[B, ...]`.
-      positions_BC: int32, the position of each token.
+      positions_BC: the position of each token, int32, or float32 once such positions were entered.
       segment_ids_BC: int32; a token sees only tokens of its own segment. Padding is a separate
         segment.
       filled: int32 scalar, the number of slots in use.
@@ -67,7 +67,7 @@ class Cache:
         tokens.
 
         Args:
-          positions_BL: int32, `[B, L]` or `[1, L]`.
+          positions_BL: int32 or float32, `[B, L]` or `[1, L]`.
           segment_ids_BL: integers, `[B, L]` or `[1, L]`. If None, all new tokens are in segment 0.
 
         Raises:
@@ -82,13 +82,17 @@ class Cache:
             )
 
         def write(slots_BC: Array, new_BL: Any) -> Array:
-            new_BL = jnp.broadcast_to(jnp.asarray(new_BL, jnp.int32), (slots_BC.shape[0], length))
+            new_BL = jnp.asarray(new_BL, slots_BC.dtype)
+            new_BL = jnp.broadcast_to(new_BL, (slots_BC.shape[0], length))
             return jax.lax.dynamic_update_slice_in_dim(slots_BC, new_BL, self.filled, axis=1)
 
         segment_ids_BL = np.zeros((1, length)) if segment_ids_BL is None else segment_ids_BL
+        positions_BC = self.positions_BC
+        if jnp.issubdtype(positions_BL.dtype, jnp.floating):
+            positions_BC = positions_BC.astype(accumulator_dtype(self.entries.k.dtype))
         return dataclasses.replace(
             self,
-            positions_BC=write(self.positions_BC, positions_BL),
+            positions_BC=write(positions_BC, positions_BL),
             segment_ids_BC=write(self.segment_ids_BC, segment_ids_BL),
             filled=self.filled + length,
         )

@@ -109,6 +109,18 @@ def checked_input(x: Any, batch: int, keys: int) -> Any:
     return x
 
 
+def checked_positions(name: str, positions: Any, batch: int, length: int, dtype: Any) -> Any:
+    """Returns integers as `checked_integers`, and floating-point numbers in `dtype`.
+
+    Positions are data, so they have no gradient.
+    """
+    positions = _array(name, positions)
+    if not jnp.issubdtype(positions.dtype, jnp.floating):
+        return checked_integers(name, positions, batch, length)
+    _check_shape(name, positions, batch, length)
+    return jax.lax.stop_gradient(positions.astype(dtype))
+
+
 def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
     """Returns int32 `[B, L]` or `[1, L]`: differences of unsigned or shorter integers would
     overflow; None stays.
@@ -116,9 +128,7 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
     if ids is None:
         return None
     ids = _array(name, ids)
-    if ids.ndim != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
-        shapes = " or ".join(str([size, length]) for size in dict.fromkeys((batch, 1)))
-        raise ConfigError(f"{name} must have shape {shapes}, got {list(ids.shape)}")
+    _check_shape(name, ids, batch, length)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ConfigError(f"{name} must be integers, got {ids.dtype}")
     if (
@@ -128,6 +138,12 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
     ):
         raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
     return ids.astype(np.int32)
+
+
+def _check_shape(name: str, ids: Any, batch: int, length: int) -> None:
+    if ids.ndim != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
+        shapes = " or ".join(str([size, length]) for size in dict.fromkeys((batch, 1)))
+        raise ConfigError(f"{name} must have shape {shapes}, got {list(ids.shape)}")
 
 
 def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.array_types import Array
+from cope_jax.array_types import Array, accumulator_dtype
 from cope_jax.attention import checks
 from cope_jax.attention.blocks import BlockSizes, KeyBlock, QueryBlock, swap_heads
 from cope_jax.attention.mask import Mask
@@ -172,8 +172,11 @@ def prepare(
     k_positions = k_indices[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise ConfigError("q_segment_ids and k_segment_ids belong together: give both, or neither")
-    q_positions = checks.checked_integers("q_positions", q_positions, batch, length)
-    k_positions = checks.checked_integers("k_positions", k_positions, batch, keys)
+    dtype = accumulator_dtype(q_BLHK.dtype)
+    q_positions = checks.checked_positions("q_positions", q_positions, batch, length, dtype)
+    k_positions = checks.checked_positions("k_positions", k_positions, batch, keys, dtype)
+    if q_positions.dtype != k_positions.dtype:
+        q_positions, k_positions = (x.astype(dtype) for x in (q_positions, k_positions))
     q_segment_ids = checks.checked_integers("q_segment_ids", q_segment_ids, batch, length)
     k_segment_ids = checks.checked_integers("k_segment_ids", k_segment_ids, batch, keys)
     if mask is not None and not encoding.traits.takes_masks:

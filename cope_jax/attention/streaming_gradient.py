@@ -84,7 +84,8 @@ class QueryGradients:
             for name, y in like.items()
         }
         cast["features"] = cotangent(cast["features"])
-        return dataclasses.replace(queries, **cast, positions=NONE, indices=NONE, segment_ids=NONE)
+        none = {"positions": _of_positions(queries.positions), "indices": NONE, "segment_ids": NONE}
+        return dataclasses.replace(queries, **cast, **none)
 
     def among(self, first: int, keys: int) -> "QueryGradients":
         """Returns the gradients for `keys` keys, if those of the bias are for some keys from
@@ -127,8 +128,8 @@ class KeyGradients:
             jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features)
         )
         bias = None if bias is None or keys.bias is None else bias.astype(keys.bias.dtype)
-        none = {"positions": NONE, "indices": NONE, "segment_ids": NONE, "given": NONE}
-        return dataclasses.replace(keys, k=k, v=v, features=features, bias=bias, **none)
+        none = {"positions": _of_positions(keys.positions), "indices": NONE, "segment_ids": NONE}
+        return dataclasses.replace(keys, k=k, v=v, features=features, bias=bias, **none, given=NONE)
 
     def add(self, end: Array | int, k: Array, v: Array, features: PyTree) -> "KeyGradients":
         """Adds the gradients `k`, `v` and `features` of the block of keys before `end` (see
@@ -147,6 +148,12 @@ def _add_at(axis: int, start: Array, whole: Array, x: Array) -> Array:
         return whole
     old = jax.lax.dynamic_slice_in_dim(whole, start, x.shape[axis], axis)
     return jax.lax.dynamic_update_slice_in_dim(whole, old + x.astype(whole.dtype), start, axis)
+
+
+def _of_positions(positions: Any) -> Any:
+    """Returns the cotangent of positions, which are data: 0 if they are real numbers."""
+    real = jnp.issubdtype(positions.dtype, jnp.inexact)
+    return jnp.zeros_like(positions) if real else NONE
 
 
 def _zeros(x: Array) -> Array:

@@ -156,7 +156,7 @@ class Tokens:
         before the first query, whose queries a caller does not give, these are zeros.
       k: k_BMGK before rotation.
       v: v_BMGK.
-      positions: int32 `[B, M]` or `[1, M]`.
+      positions: int32 or float32, `[B, M]` or `[1, M]`.
       segment_ids: int32 `[B, M]` or `[1, M]`, the document of each token; None means one document.
         Nothing may pass from one document into the next: running sums start again, and windows over
         tokens end.
@@ -186,8 +186,8 @@ class Pairs:
       logits: logits_BHLM, q·k/√K after rotation, in the accumulator type, not yet masked.
       mask: mask_B1LM, True where the query may see the key. The gate of any other pair must be
         exactly 0.
-      q_positions: int32 `[B, L]` or `[1, L]`.
-      k_positions: int32 `[B, M]` or `[1, M]`.
+      q_positions: int32 or float32, `[B, L]` or `[1, L]`.
+      k_positions: the same type, `[B, M]` or `[1, M]`.
     """
 
     q: Array
@@ -231,8 +231,9 @@ class Encoding(nnx.Module):
     `Config`. The constructor of a subclass accepts `(config, shape, *, rngs)`.
 
     Logits, gates and sums of gates are float32 in every compute type (float64 for float64 inputs).
-    The positions of tokens are int32 arrays of shape `[B, L]` or `[1, L]`. These positions may be
-    consecutive, offset, randomised, or start again in each segment, so never assume `arange`.
+    The positions of tokens are arrays of shape `[B, L]` or `[1, L]`, int32 or float32. These
+    positions may be consecutive, offset, random, or start again in each segment, so never assume
+    `arange`.
     """
 
     Config: ClassVar[type] = NoOptions

@@ -45,6 +45,18 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
     return y if bias is None else y + bias.astype(dtype).reshape(1, 1, *bias.shape)
 
 
+def whole_numbers(name: str, positions: Array) -> Array:
+    """Returns positions or distances; ConfigError: they are not integers, which the encoding `name`
+    needs for the rows of a table.
+    """
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ConfigError(
+            f"{name} has a table with a row for each whole number, but positions are {positions.dtype}: choose an "
+            "encoding that computes with positions, such as rope or alibi, or whole positions"
+        )
+    return positions
+
+
 def blocks_of(x: Array, axis: int, size: int) -> Array:
     """Cuts the keys, axis `axis`, into blocks: `[..., blocks, size, ...]`, with zeros before the
     first key.

@@ -7,6 +7,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Traits
+from cope_jax.encodings.common import whole_numbers
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import lookup
 from cope_jax.registry import check_at_least
@@ -51,7 +52,7 @@ class Learned(Encoding):
         )
 
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
-        rows = self.table.shape[0]
+        rows, positions_BL = self.table.shape[0], whole_numbers("learned", positions_BL)
         if not isinstance(positions_BL, jax.core.Tracer) and positions_BL.size:
             low, high = int(positions_BL.min()), int(positions_BL.max())
             if low < 0 or high >= rows:

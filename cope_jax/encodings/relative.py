@@ -9,6 +9,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
+from cope_jax.encodings.common import whole_numbers
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import row_products
 from cope_jax.registry import check_at_least
@@ -69,7 +70,7 @@ class Relative(Encoding):
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         first, end, dtype = self.first, self.end, pairs.logits.dtype
-        distance_B1LM = pairs.distance
+        distance_B1LM = whole_numbers("relative", pairs.distance)
         row_BLM = jnp.clip(distance_B1LM[:, 0], first, end - 1) - first
         bias_BHLM = row_products(
             pairs.q.astype(dtype), self.table[...].astype(dtype), row_BLM, pairs.mask[:, 0]

@@ -9,6 +9,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.common import whole_numbers
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take_from_table
 from cope_jax.registry import check_at_least
@@ -66,7 +67,7 @@ class T5(Encoding):
         # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on
         # a boundary.
         of_distance = jnp.asarray(buckets(self.side, self.config.max_distance))
-        distance_BLM = pairs.distance[:, 0]
+        distance_BLM = whole_numbers("t5", pairs.distance)[:, 0]
         steps_BLM = jnp.abs(distance_BLM) if self.config.bidirectional else distance_BLM
         bucket_BLM = take_from_table(of_distance, jnp.clip(steps_BLM, 0, self.config.max_distance))
         if self.config.bidirectional:

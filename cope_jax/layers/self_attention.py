@@ -22,7 +22,7 @@ class Context:
     """The inputs that all layers of one forward pass share.
 
     Attributes:
-      positions: `[B, L]` or `[1, L]`, int32.
+      positions: `[B, L]` or `[1, L]`, int32 or float32.
       segment_ids: `[B, L]`; None means one document in each row.
       causal: whether each token sees only itself and earlier tokens; if False, each token sees all
         tokens.

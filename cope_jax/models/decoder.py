@@ -231,7 +231,7 @@ class Decoder(Model):
 
         Args:
           tokens_BL: int32 tokens.
-          positions_BL: int32, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
+          positions_BL: numbers, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
           segment_ids_BL: int32, the number of each token's document in a packed row. A token
             attends only within its own document. If None, each row is one document.
           dropout_key: random key; None means no dropout.

@@ -217,7 +217,7 @@ class Encoder(nnx.Module):
             type gives NaN. Without segment types they are ignored.
           mask_BL: 1 for real tokens and 0 for padding. No real token attends to padding. If None,
             all tokens are real.
-          positions_BL: int32, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
+          positions_BL: numbers, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
           dropout_key: random key; None means no dropout.
           every_layer: whether to return every layer.
 

@@ -102,12 +102,19 @@ class Encoding(nn.Module):
         """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
         tensors = {"x_BLD": x_BLD, "positions_BL": positions_BL}
         _check_tensors(tensors)
-        if positions_BL.numel() and positions_BL.device.type == "cpu" and not _is_traced():
+        whole = not positions_BL.is_floating_point()
+        if (
+            whole
+            and positions_BL.numel()
+            and positions_BL.device.type == "cpu"
+            and not _is_traced()
+        ):
             from cope_jax.torch import torch_program
 
             low, high = int(positions_BL.min()), int(positions_BL.max())
             torch_program.check_positions(self.spec, low, high)
-        tensors["positions_BL"] = positions_BL.to(x_BLD.device, torch.int32)
+        dtype = torch.int32 if whole else positions_BL.dtype
+        tensors["positions_BL"] = positions_BL.to(x_BLD.device, dtype)
         return _call("embed", self, tensors, {})
 
     def facts(self, crops: bool = False) -> Any:
@@ -159,8 +166,8 @@ def attend(
       x: the input x_BMD of the layer, for the M key tokens; some encodings read it.
       bias: numbers that are added to the content logits, `[B, H, L, M]`; B and H may be 1.
       embedded: True if the model's input went through `encoding.embed`.
-      q_positions: integers `[B, L]` or `[1, L]`. If None, positions are M−L … M−1.
-      k_positions: integers `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
+      q_positions: numbers `[B, L]` or `[1, L]`. If None, positions are M−L … M−1.
+      k_positions: numbers `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
       q_segment_ids: integers `[B, L]` or `[1, L]`. A query sees only keys of its own segment.
       k_segment_ids: integers `[B, M]` or `[1, M]`. Give both segment ids or neither.
       mask: bool, `[B, 1, L, M]`; any axis may have size 1. True where a query may see a key.

@@ -243,6 +243,7 @@ def assert_equals_full(
     sizes: Sizes,
     segments: str | None = None,
     no_keys: bool = False,
+    step: float = 1,
     atol: float = 3e-5,
     least: float = 1e-3,
     dtype: Any = np.float32,
@@ -252,10 +253,12 @@ def assert_equals_full(
     of each array, or to `least`.
 
     The arrays, but not the parameters, have type `dtype`. With `no_keys` all keys are 0, so every
-    gate is exactly ½, and every second position is whole.
+    gate is exactly ½, and every second position is whole. Positions are multiples of `step`.
     """
     # Kernels know them while tracing.
     data = plain(length, keys)._replace(q_indices=None, k_indices=None)
+    q, k = data.q_positions * step, data.k_positions * step
+    data = data._replace(q_positions=q, k_positions=k)
     if segments is not None:
         ids = segment_ids(segments, keys)
         data = data._replace(k_segments=ids, q_segments=ids[:, keys - length :])

@@ -366,9 +366,9 @@ MISTAKES = {
     "half a window": (dict(window=2.5), "window must be int or None, got 2.5 of type float"),
     "a switch as window": (dict(window=True), "window must be int or None, got True of type bool"),
     "whole numbers": (dict(v=jnp.ones((2, 6, 2, 4), jnp.int32)), "but v has int32: convert v"),
-    "fractions as positions": (
-        dict(q_positions=np.arange(6.0)[None]),
-        "q_positions must be integers, got float64",
+    "fractions as segments": (
+        dict(q_segment_ids=np.arange(6.0)[None], k_segment_ids=np.arange(6)[None]),
+        "q_segment_ids must be integers, got float64",
     ),
     "rate that rounds to 1": (
         dict(dropout_rate=1 - 1e-10, dropout_key=jax.random.key(0)),

@@ -153,6 +153,7 @@ def test_operations(hats):
         ("stick_breaking", 40, 40, {}),  # rows that are done
         pytest.param("t5", 30, 30, {}, marks=pytest.mark.slow),
         ("none", 40, 40, {"segments": DOCUMENTS, "causal": False, "scale": 0.3}),
+        ("alibi", 40, 40, {"step": 0.7}),  # positions that are real numbers
     ],
     ids=str,
 )

@@ -157,7 +157,11 @@ def test_with_kernels_it_equals_one_device(devices, spec, length, options, x64):
     assert_equals_one_device(devices, spec, length, kernels, **options)
 
 
-def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options):
+def test_real_positions(x64):
+    assert_equals_one_device(2, "alibi", 13, step=0.7)
+
+
+def assert_equals_one_device(devices, spec, length, attention=BLOCKS, step=1, **options):
     graphdef, state = build(spec)
     once, split = (
         jax.jit(lambda *data, how=how: value_and_gradients(how, graphdef, *data, **options))
@@ -170,7 +174,7 @@ def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options)
     )
     for seed, segments in enumerate([single, np.sort(mixed), mixed]):
         arrays, data = arrays_of(length, length, seed), plain(length, length)
-        positions = data.q_positions // 2 + 3  # not the places
+        positions = step * (data.q_positions // 2 + 3)  # not the places
         data = data._replace(
             q_positions=positions, k_positions=positions, q_segments=segments, k_segments=segments
         )

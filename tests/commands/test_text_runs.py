@@ -243,6 +243,7 @@ def checked(training, **options):
 def test_positions_are_not_sampled_where_the_batch_has_its_own():
     sampled = {"positions": "randomised", "max_position": 64}
     checked(sampled)
+    checked({"positions": "floats", "max_position": 8})  # more tokens than 8
     with pytest.raises(
         ConfigError,
         match=r"^the batches of text have their own positions with these options: do not set",

@@ -391,8 +391,8 @@ def expected(
     rule, places = rule_of(spec, named), positions[example]
     x = np.stack(
         [
-            rule.embed(row, int(position))
-            for row, position in zip(arrays["x"][example], places, strict=True)
+            rule.embed(row, position)
+            for row, position in zip(arrays["x"][example], places.tolist(), strict=True)
         ]
     )
     out = oracle_attention(

@@ -47,8 +47,8 @@ def attention(
     rule: Rule,
     *,
     x_MD: Array | None = None,
-    q_positions: Sequence[int] | None = None,
-    k_positions: Sequence[int] | None = None,
+    q_positions: Sequence[float] | None = None,
+    k_positions: Sequence[float] | None = None,
     q_segments: Sequence[int] | None = None,
     k_segments: Sequence[int] | None = None,
     causal: bool = True,
@@ -63,15 +63,17 @@ def attention(
     `bias`, `[H, L, M]`, is added to q_i·k_j/√K, or to q_i·k_j·scale; then the sum becomes soft_cap·tanh(sum/soft_cap).
     """
     (length, heads, width), (keys, groups, _) = q_LHK.shape, k_MGK.shape
-    k_positions = range(keys) if k_positions is None else k_positions
-    q_positions = range(keys - length, keys) if q_positions is None else q_positions
+    k_positions = range(keys) if k_positions is None else np.asarray(k_positions).tolist()
+    q_positions = (
+        range(keys - length, keys) if q_positions is None else np.asarray(q_positions).tolist()
+    )
     x = np.zeros((keys, 0)) if x_MD is None else x_MD
     since = [x[first_of_segment(j, k_segments) : j + 1] for j in range(keys)]
     rules = causal, window, q_segments, k_segments, mask
     seen = [[j for j in range(keys) if visible(i, j, length, keys, *rules)] for i in range(length)]
     rotated_k = [
         [
-            rule.rotate(k_MGK[j, group], Token(int(k_positions[j]), since[j], group, True))
+            rule.rotate(k_MGK[j, group], Token(k_positions[j], since[j], group, True))
             for j in range(keys)
         ]
         for group in range(groups)
@@ -82,7 +84,7 @@ def attention(
         for i in range(length):
             itself = i + keys - length  # the key of the query's own token
             tokens[head, i] = Token(
-                int(q_positions[i]), since[itself] if itself >= 0 else x[:0], group, False
+                q_positions[i], since[itself] if itself >= 0 else x[:0], group, False
             )
             q = rule.rotate(q_LHK[i, head], tokens[head, i])
             for j in seen[i]:
@@ -105,7 +107,7 @@ def attention(
             about = [
                 Key(
                     logit=logits[head, i, j],
-                    position=int(k_positions[j]),
+                    position=k_positions[j],
                     value=v_MGK[j, group],
                     x=since[j],
                     k=rotated_k[group][j],

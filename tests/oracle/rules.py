@@ -23,7 +23,7 @@ class Sizes(NamedTuple):
 class Token(NamedTuple):
     """The token of a query or key: position, inputs of the layer up to it, and key head."""
 
-    position: int
+    position: float
     x: Sequence[Vector]
     group: int
     is_key: bool
@@ -38,7 +38,7 @@ class Key(NamedTuple):
     """
 
     logit: float
-    position: int
+    position: float
     value: Vector
     x: Sequence[Vector]
     k: Vector
@@ -69,7 +69,7 @@ class Rule(NamedTuple):
     `rest_to_own_value` the rest is that of v_i.
     """
 
-    embed: Callable[[Vector, int], Vector] = same
+    embed: Callable[[Vector, float], Vector] = same
     rotate: Callable[[Vector, Token], Vector] = same
     added: Callable[[int, Vector, Token, Sequence[Key]], list[float]] = nothing
     hidden: Callable[[Sequence[dict[int, float]]], list[dict[int, float]]] | None = None

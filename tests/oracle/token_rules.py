@@ -148,7 +148,7 @@ def darope(
 
     def rotate(vector, token):
         least = Fraction(1, 10**6)  # exact, because 1 − 10⁻⁶ in float64 has ten digits less
-        share = min(max(Fraction(2 * token.position + 1, 2 * size), least), 1 - least)
+        share = min(max((Fraction(token.position) + Fraction(1, 2)) / size, least), 1 - least)
         gate = float(token.x[-1] @ params["kernel"][:, token.group])
         position = size * sigmoid(
             gate + float(params["alpha"][token.group]) * math.log(share / (1 - share))

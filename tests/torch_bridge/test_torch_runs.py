@@ -283,6 +283,10 @@ def test_an_encoding_of_the_input():
     assert gradient.sum(1).tolist() == [8, 8, 0, 0, 8]
     plain = Encoding("alibi", num_heads=2, head_dim=4).embed(x, positions)
     assert torch.equal(plain, x) and plain.data_ptr() != x.data_ptr()
+    with pytest.raises(ConfigError, match="learned has a table with a row for each whole number"):
+        learned.embed(x, positions + 0.5)
+    waves = Encoding("sinusoidal", num_heads=2, head_dim=4).embed(x, positions + 0.5)
+    torch.testing.assert_close(waves[..., 0], torch.sin(positions + 0.5))
 
 
 Q = torch.zeros(1, 3, 4, 4)
