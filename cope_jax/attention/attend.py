@@ -139,7 +139,9 @@ def run(encoding: Encoding, request: Request) -> Array:
         answer = BACKENDS[name](encoding, request)
         if isinstance(answer, Plan):
             placement.log_choice(answer.name, "; ".join(reason.why for reason in reasons))
-            return answer.run()
+            out_BLHK = answer.run()
+            queries = request.queries
+            return encoding.rotate_back(out_BLHK, queries.features, queries.positions)
         reasons.append(answer)
     why, fix = reasons[-1]
     raise ConfigError(f"implementation={name!r} is not possible, because {why}: {fix}")

@@ -124,7 +124,8 @@ def attend_cached(
     pairs = request.pairs()
     logits_BHLC, carry = _cached_logits(encoding, pairs, jnp.minimum(cache.filled, cache.capacity))
     weights_BHLC, sink_BHL = softmax_over(logits_BHLC, pairs.mask, encoding.sink(carry))
-    return head_major(weigh(weights_BHLC, sink_BHL, slots.v, queries.v))
+    out_BLHK = head_major(weigh(weights_BHLC, sink_BHL, slots.v, queries.v))
+    return encoding.rotate_back(out_BLHK, features, positions_BL)
 
 
 def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Array, Carry]:

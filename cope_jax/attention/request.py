@@ -25,7 +25,7 @@ from cope_jax.registry import checked
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The arguments of `attend`, checked, with positions filled in and queries and keys rotated.
+    """The arguments of `attend`, checked, with positions filled in and arrays rotated.
 
     Attributes:
       queries: all queries.
@@ -190,6 +190,7 @@ def prepare(
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
     rotated_q = encoding.rotate(q_BLHK, q_features, q_positions)
     rotated_k = encoding.rotate_keys(k_BMGK, features, k_positions)
+    v_BMGK = encoding.rotate_values(v_BMGK, features, k_positions)
     q_v = v_BMGK[:, keys - length :] if encoding.traits.sink_value == "own" else None
     queries = QueryBlock(q_BLHK, rotated_q, q_v, q_features, q_positions, q_indices, q_segment_ids)
     given = checks.checked_mask(mask, (batch, 1, length, keys))

@@ -6,12 +6,13 @@ calls every hook, in this order, and never refers to an encoding by name:
 1. `embed`          once, on the token embeddings, at the bottom of the model.
 2. `features`       in each layer, once for each token, on the layer's input, queries, keys and
    values.
-3. `rotate`         in each attention call, on queries; `rotate_keys` on keys, which a cache holds
-   rotated.
+3. `rotate`         in each attention call, on queries; `rotate_keys` on keys and `rotate_values` on
+   values, which a cache holds rotated.
 4. `initial_carry`  in each attention call.
 5. `score`          once for each block of keys, **from the block nearest to the query to the
    farthest**.
 6. `sink`           once, after the last block.
+7. `rotate_back`    on the output, if values were rotated.
 
 What an encoding accumulates over pairs goes into the carry; what it computes for each token goes
 into the features.
@@ -179,7 +180,7 @@ class Pairs:
       q: q_BHLK before rotation, so that added terms depend on a query's position only through
         `q_positions`.
       k: k_BGMK after rotation, as in a cache.
-      v: v_BGMK.
+      v: v_BGMK after rotation.
       q_features: `Encoding.features` of the queries' tokens, each leaf `[B, heads, L, ...]` with H,
         G or 1 heads.
       k_features: `Encoding.features` of the keys' tokens, `[B, heads, M, ...]`.
@@ -286,6 +287,18 @@ class Encoding(nnx.Module):
     def rotate_keys(self, k_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
         """Transforms keys before the product, by default as `rotate` does."""
         return self.rotate(k_BMGK, features, positions_BM)
+
+    def rotate_values(self, v_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
+        """Transforms values before they are summed; the shape stays."""
+        del features, positions_BM
+        return v_BMGK
+
+    def rotate_back(self, out_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        """Transforms the sum of values of each query, whose features these are: the reverse of
+        `rotate_values` gives what depends on query and key the meaning of a difference.
+        """
+        del features, positions_BL
+        return out_BLHK
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         """Returns the carry before the first block; q and q_features are as in `Pairs`."""

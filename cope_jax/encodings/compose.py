@@ -93,6 +93,16 @@ class Composed(Encoding):
             k_BMGK = encoding.rotate_keys(k_BMGK, features[name], positions_BM)
         return k_BMGK
 
+    def rotate_values(self, v_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
+        for name, encoding in self.parts.items():
+            v_BMGK = encoding.rotate_values(v_BMGK, features[name], positions_BM)
+        return v_BMGK
+
+    def rotate_back(self, out_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        for name, encoding in reversed(self.parts.items()):
+            out_BLHK = encoding.rotate_back(out_BLHK, features[name], positions_BL)
+        return out_BLHK
+
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return _join(
             {

@@ -10,13 +10,13 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Tokens
 from cope_jax.encodings.common import inverse_softplus, project
-from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
+from cope_jax.encodings.rotations import TurnedByTokens, TurnedConfig, even_head_dim, frequencies
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
-class GRAPEConfig:
+class GRAPEConfig(TurnedConfig):
     """The options of contextual GRAPE.
 
     Attributes:

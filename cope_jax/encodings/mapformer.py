@@ -11,13 +11,13 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Tokens
 from cope_jax.encodings.common import project
-from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim
+from cope_jax.encodings.rotations import TurnedByTokens, TurnedConfig, even_head_dim
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
-class MapFormerConfig:
+class MapFormerConfig(TurnedConfig):
     """The options of MapFormer's rotations.
 
     Attributes:

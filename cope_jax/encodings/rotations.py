@@ -1,5 +1,6 @@
 """Shared code of rotations: frequencies, angles summed over tokens, and the rotation itself."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -52,6 +53,17 @@ def turn_pairs(x_BLHK: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([turned.astype(x_BLHK.dtype), x_BLHK[..., 2 * features :]], axis=-1)
 
 
+@dataclasses.dataclass(frozen=True)
+class TurnedConfig:
+    """The option of all encodings that turn by tokens.
+
+    Attributes:
+      values: whether values are turned too, and the output is turned back by the query's angle.
+    """
+
+    values: bool = False
+
+
 class TurnedByTokens(Encoding):
     """Base class of encodings in which each token turns all later tokens: angles are sums over the
     tokens before.
@@ -61,6 +73,8 @@ class TurnedByTokens(Encoding):
     the sums start again with each document. The sums are float32 (float64 for float64 inputs) and
     adding them loses no digits at any length; see `sum_of_turns`. If heads differ in their angles,
     there is one angle for each key/value head, because the query heads of a group share their key.
+    With `values`, out_i = Σ_j a_ij R(θ_j − θ_i) v_j, where R turns by these angles (arXiv
+    2606.24975).
 
     Attributes:
       own_step_turns: whether a token's own step turns the token itself. If False, θ_t sums over l <
@@ -91,3 +105,16 @@ class TurnedByTokens(Encoding):
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
         return rotate_pairs(x_BLHK, features)
+
+    def rotate_values(self, v_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
+        if not self.config.values:
+            return v_BMGK
+        if v_BMGK.shape[-1] < 2 * features.shape[-1]:
+            raise ConfigError(
+                f"values=True turns {2 * features.shape[-1]} features of each value, but values have "
+                f"{v_BMGK.shape[-1]}: leave values=False, or give wider values"
+            )
+        return rotate_pairs(v_BMGK, features)
+
+    def rotate_back(self, out_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
+        return rotate_pairs(out_BLHK, -features) if self.config.values else out_BLHK

@@ -12,14 +12,14 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, PerHead, Tokens
 from cope_jax.encodings.common import layer_input, project
-from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
+from cope_jax.encodings.rotations import TurnedByTokens, TurnedConfig, even_head_dim, frequencies
 from cope_jax.errors import ConfigError
 from cope_jax.ops.convolution import causal_convolution
 from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectiveRoPEConfig:
+class SelectiveRoPEConfig(TurnedConfig):
     """The options of selective RoPE.
 
     Attributes:

@@ -136,7 +136,9 @@ def value_and_gradients(
 
     def out(state, inputs):
         encoding = nnx.merge(graphdef, state)
-        return attention(encoding, inputs_of(encoding, inputs, data, **static))
+        request = inputs_of(encoding, inputs, data, **static)
+        queries, attended = request.queries, attention(encoding, request)
+        return encoding.rotate_back(attended, queries.features, queries.positions)
 
     value, pull = jax.vjp(out, state, {name: arrays[name] for name in "xqkv"})
     return value, pull(arrays["dout"])

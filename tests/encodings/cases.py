@@ -61,15 +61,17 @@ CASES = [
     "cable",
     "cable(form=code)",
     "carope",
+    "carope(values=True)",
     "grape",
-    "grape(base=100,step=1.0,per_head=True)",
+    "grape(base=100,step=1.0,per_head=True,values=True)",
     "grape_additive",
     "grape_additive(gate=query)",
     "mapformer",
     "mapformer(rank=1,world=16.0,fastest=3.0)",
+    "mapformer(values=True)+alibi",
     "selective_rope",
     "selective_rope(rank=2,width=0,bias=True,gate=True)",
-    "selective_rope(rank=0)",
+    "selective_rope(rank=0,values=True)",
     "selective_rope(silu=True,width=2,temperature=rfa,theta=0.6,largest=2.0)",
     "path",
     "path(rank=3,width=1,forget=True,bias=1.0)",
@@ -116,6 +118,7 @@ FEW = {
     "cope_two_sided(npos_max=4)",  # one block of keys
     "cope(npos_max=4)+rope",  # a composition, with rotations
     "fox",  # features with a state
+    "carope(values=True)",  # rotated values
     "stick_breaking",  # a sink, and done
     "path",  # its own products
     "dape(hidden=4)",  # heads that depend on each other

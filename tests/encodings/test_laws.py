@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
+from cope_jax.attention.blocks import head_major
 from cope_jax.encodings import Encoding
 from cope_jax.encodings.common import token_indices
 from cope_jax.errors import ConfigError
@@ -92,14 +93,16 @@ def attend_by_blocks(graphdef, state, arrays, segments, split):
         end -= size
         scores.insert(0, score)
     logits = jnp.where(mask, jnp.concatenate(scores, axis=-1), jnp.full((), -1e30))
-    v = jnp.repeat(arrays["v"], SIZES.heads // SIZES.kv_heads, axis=2)
-    sink = encoding.sink(carry)
+    v = jnp.repeat(whole.v, SIZES.heads // SIZES.kv_heads, axis=1)
+    sink, features = encoding.sink(carry), jax.tree.map(head_major, whole.q_features)
     if sink is None:
-        return embedded, jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(logits), v)
+        out = jnp.einsum("BHLM,BHMK->BLHK", jax.nn.softmax(logits), v)
+        return embedded, encoding.rotate_back(out, features, GAPPED)
     weights = jax.nn.softmax(jnp.concatenate([logits, sink[..., None]], axis=-1))
-    out = jnp.einsum("BHLM,BMHK->BLHK", weights[..., :-1], v)
-    rest = jnp.swapaxes(weights[..., -1], 1, 2)[..., None] * v
-    return embedded, out + rest if encoding.traits.sink_value == "own" else out
+    out = jnp.einsum("BHLM,BHMK->BLHK", weights[..., :-1], v)
+    rest = jnp.swapaxes(weights[..., -1:] * v, 1, 2)
+    out = out + rest if encoding.traits.sink_value == "own" else out
+    return embedded, encoding.rotate_back(out, features, GAPPED)
 
 
 def pairs_of(encoding, arrays, mask, segments=None):

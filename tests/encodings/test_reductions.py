@@ -13,6 +13,7 @@ from cope_jax import attention, encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import Carry, Pairs, Tokens
 from cope_jax.encodings.t5 import buckets
+from cope_jax.errors import ConfigError
 from tests.encodings.cases import CASES, FEWEST, FIRSTS, SIZES, every, laws, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 from tests.oracle.rules import Token
@@ -391,6 +392,13 @@ def test_initial_parameters_depend_on_the_key_only(spec):
     # A known sequence.
     published = {"fox(gate=head,longest=16.0)", "grape", "grape(base=100,step=1.0,per_head=True)"}
     assert any(random) or constant or spec in published
+
+
+def test_values_that_turn_need_the_width_of_keys():
+    encoding, k = create_from_key("mapformer(values=True)", 0), jnp.ones((1, 3, 4, 4))
+    message = "values=True turns 4 features of each value, but values have 2: leave values=False"
+    with pytest.raises(ConfigError, match=message):
+        attend(k, k, k[..., :2], encoding=encoding, x=jnp.ones((1, 3, 16)))
 
 
 def create_from_key(spec, seed):

@@ -71,11 +71,12 @@ def attention(
     since = [x[first_of_segment(j, k_segments) : j + 1] for j in range(keys)]
     rules = causal, window, q_segments, k_segments, mask
     seen = [[j for j in range(keys) if visible(i, j, length, keys, *rules)] for i in range(length)]
+    key_tokens = [
+        [Token(k_positions[j], since[j], group, True) for j in range(keys)]
+        for group in range(groups)
+    ]
     rotated_k = [
-        [
-            rule.rotate(k_MGK[j, group], Token(k_positions[j], since[j], group, True))
-            for j in range(keys)
-        ]
+        [rule.rotate(k_MGK[j, group], key_tokens[group][j]) for j in range(keys)]
         for group in range(groups)
     ]
     tokens, logits = {}, {}
@@ -124,7 +125,10 @@ def attention(
             ]
             weights = softmax(final) if rule.weights is None else rule.weights(head, final, about)
             for j, weight in zip(seen[i], weights, strict=True):
-                out_LHK[i, head] += weight * v_MGK[j, group]
+                value = v_MGK[j, group]
+                if rule.carried is not None:
+                    value = rule.carried(value, key_tokens[group][j], tokens[head, i])
+                out_LHK[i, head] += weight * value
             if rule.rest_to_own_value:
                 out_LHK[i, head] += (1 - sum(weights)) * v_MGK[i + keys - length, group]
     return out_LHK

@@ -66,7 +66,8 @@ class Rule(NamedTuple):
     `added(head, q, token, keys)` gets the unrotated query and the keys that it sees, the nearest
     last. `hidden(rows)` gets the logits of the first head, by key, of all queries; all heads
     subtract its result. `weights(head, logits, keys)` gives the weights of the keys; with
-    `rest_to_own_value` the rest is that of v_i.
+    `rest_to_own_value` the rest is that of v_i. `carried(value, key, query)` is what the query
+    gets of a key's value.
     """
 
     embed: Callable[[Vector, float], Vector] = same
@@ -75,6 +76,7 @@ class Rule(NamedTuple):
     hidden: Callable[[Sequence[dict[int, float]]], list[dict[int, float]]] | None = None
     weights: Callable[[int, Sequence[float], Sequence[Key]], list[float]] | None = None
     rest_to_own_value: bool = False
+    carried: Callable[[Vector, Token, Token], Vector] | None = None
 
 
 def compose(rules: Sequence[Rule]) -> Rule:
@@ -99,7 +101,13 @@ def compose(rules: Sequence[Rule]) -> Rule:
 
     embed, rotate = chain([rule.embed for rule in rules]), chain([rule.rotate for rule in rules])
     return Rule(
-        embed, rotate, added, only("hidden"), only("weights"), bool(only("rest_to_own_value"))
+        embed,
+        rotate,
+        added,
+        only("hidden"),
+        only("weights"),
+        bool(only("rest_to_own_value")),
+        only("carried"),
     )
 
 

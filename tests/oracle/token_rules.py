@@ -6,7 +6,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from tests.oracle.rules import Params, Rule, Sizes, Vector, log_sigmoid, sigmoid, softplus, turned
+from tests.oracle.rules import (
+    Params,
+    Rule,
+    Sizes,
+    Token,
+    Vector,
+    log_sigmoid,
+    sigmoid,
+    softplus,
+    turned,
+)
 
 
 def sum_after(numbers: Sequence[float], j: int) -> float:
@@ -77,22 +87,34 @@ def grape_additive(params: Params, sizes: Sizes, gate: str = "key") -> Rule:
     return Rule(added=added)
 
 
-def turning(step: Callable[[Vector, int], Sequence[float]], exclusive: bool = False) -> Rule:
-    """Turns by the sum of `step(x_l, group)` over the tokens l up to the own one, or before it."""
+def turns(angles: Callable[[Token], Sequence[float]], values: bool) -> Rule:
+    """Turns q and k by the angles of their token, and values by the key's less the query's."""
+
+    def carried(value, key, query):
+        pairs = zip(angles(key), angles(query), strict=True)
+        return turned(value, [of_key - of_query for of_key, of_query in pairs])
 
     def rotate(vector, token):
-        before = list(token.x[:-1] if exclusive else token.x)
-        angles = [0.0] * len(step(token.x[-1], token.group))
-        for x in before:
-            angles = [
-                angle + turn for angle, turn in zip(angles, step(x, token.group), strict=True)
-            ]
-        return turned(vector, angles)
+        return turned(vector, angles(token))
 
-    return Rule(rotate=rotate)
+    return Rule(rotate=rotate, carried=carried if values else None)
 
 
-def carope(params: Params, sizes: Sizes, stddev: float = 0.02) -> Rule:
+def turning(
+    step: Callable[[Vector, int], Sequence[float]], values: bool, exclusive: bool = False
+) -> Rule:
+    """Turns by the sum of `step(x_l, group)` over the tokens l up to the own one, or before it."""
+
+    def angles(token):
+        sums = [0.0] * len(step(token.x[-1], token.group))
+        for x in list(token.x[:-1] if exclusive else token.x):
+            sums = [angle + turn for angle, turn in zip(sums, step(x, token.group), strict=True)]
+        return sums
+
+    return turns(angles, values)
+
+
+def carope(params: Params, sizes: Sizes, values: bool = False, stddev: float = 0.02) -> Rule:
     """Angle c of C = K/2: Σ f(x_l)^c, c from 1, f = 1/(softplus(x·w) + 1)."""
     del stddev
 
@@ -100,11 +122,16 @@ def carope(params: Params, sizes: Sizes, stddev: float = 0.02) -> Rule:
         f = 1 / (softplus(float(x @ params["kernel"][:, group])) + 1)
         return [f**c for c in range(1, sizes.head_dim // 2 + 1)]
 
-    return turning(step)
+    return turning(step, values)
 
 
 def grape(
-    params: Params, sizes: Sizes, base: float = 10000.0, step: float = 1e-3, per_head: bool = False
+    params: Params,
+    sizes: Sizes,
+    values: bool = False,
+    base: float = 10000.0,
+    step: float = 1e-3,
+    per_head: bool = False,
 ) -> Rule:
     """Angle c: θ_c Σ_{l<t} softplus(w·x_l + b), θ_c = e^parameter."""
     del base, step
@@ -114,11 +141,16 @@ def grape(
         omega = softplus(float(x @ params["kernel"][:, column]) + float(params["bias"][column]))
         return [omega * math.exp(params["log_frequencies"][c]) for c in range(sizes.head_dim // 2)]
 
-    return turning(increment, exclusive=True)
+    return turning(increment, values, exclusive=True)
 
 
 def mapformer(
-    params: Params, sizes: Sizes, rank: int = 2, world: float = 64.0, fastest: float = 2 * math.pi
+    params: Params,
+    sizes: Sizes,
+    values: bool = False,
+    rank: int = 2,
+    world: float = 64.0,
+    fastest: float = 2 * math.pi,
 ) -> Rule:
     """Angle c: ω_c Σ_{l≤t} (W_out W_in x_l)_c."""
     del world, fastest
@@ -131,7 +163,7 @@ def mapformer(
             float(params["frequencies"][c] * coordinates[c]) for c in range(sizes.head_dim // 2)
         ]
 
-    return turning(step)
+    return turning(step, values)
 
 
 def darope(
@@ -222,6 +254,7 @@ def convolved(rows: Sequence[Vector], kernel: Vector) -> Vector:
 def selective_rope(
     params: Params,
     sizes: Sizes,
+    values: bool = False,
     rank: int = 16,
     width: int = 4,
     silu: bool = False,
@@ -263,8 +296,8 @@ def selective_rope(
             phi[c] = params["out_scale"][group] * float(columns[:, c] @ slices) / length
         return phi
 
-    def rotate(vector, token):
-        angles, rows = [0.0] * count, []
+    def angles(token):
+        sums, rows = [0.0] * count, []
         for x in token.x:
             unit = normalised(x)
             rows.append(projected(unit, token.group))
@@ -281,10 +314,10 @@ def selective_rope(
                         + params["gate_bias"][token.group]
                     )
                     step *= sigmoid(float(logit))
-                angles[c] += rates[c] * step
-        return turned(vector, angles)
+                sums[c] += rates[c] * step
+        return sums
 
-    return Rule(rotate=rotate)
+    return turns(angles, values)
 
 
 def path(
