@@ -101,6 +101,16 @@ def saved(tmp_path):
     return save
 
 
+def test_a_model_without_positions_starts_from_one_with_rope(saved, capsys):
+    folder, params = saved("rope")
+    here, task = learner(folder, "none")
+    start = warm_start.start(folder, here, task)
+    jax.tree.map(np.testing.assert_array_equal, start, params)
+    printed = capsys.readouterr()
+    assert "new: nothing; left out: nothing; encoding: rope there, none here" in printed.out
+    assert "the encoding rope, but this model has none: it computes something else" in printed.err
+
+
 def test_a_part_is_known_by_its_name_in_any_composition(saved, capsys):
     folder, params = saved("cope(npos_max=4)+learned+relative")
     here, task = learner(folder, "rope+relative+learned+cope(npos_max=4)")
