@@ -1,6 +1,7 @@
 """Hooks of mkdocs and griffe: pages that come from other folders or from the code, and links."""
 
 import ast
+import json
 import os
 import posixpath
 import re
@@ -22,6 +23,9 @@ from cope_jax.runs.grid.grid import Grid
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
 ENTRIES = sorted((EXPERIMENTS / "entries").glob("*.tar.xz"))
+COSTS = (
+    "times of a step and of decoding: apart from the runs, see RESULTS.md, What an encoding costs"
+)
 SOURCE = "https://github.com/cope-jax/cope-jax/blob/main/"
 # Pages outside of docs/: where they are in the repository, and in the site.
 NOTEBOOKS = [f"notebooks/{path.name}" for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
@@ -59,8 +63,21 @@ def results(name: str) -> str:
         entered = entries(cells, [entry for file in files for entry in encodings.load(file)])
         cells += [cell for cell in entered if (cell.folder(workdir) / "result.json").exists()]
         grid = Grid(workdir, [search.recorded(cell, workdir) for cell in cells])
-        _, (page, *_) = grid_report.write_all(grid, grid.state(), search.budget(cells))
+        facts = "; ".join(filter(None, (search.budget(cells), COSTS)))
+        _, (page, *_) = grid_report.write_all(grid, grid.state(), facts, costs())
         return page.read_text(encoding="utf-8").replace(folder, "runs")
+
+
+def costs() -> dict[str, dict[str, float]]:
+    """The times of each encoding that the benchmark measured, as multiples of those of `rope`."""
+    records = json.loads((EXPERIMENTS / "results" / "costs.json").read_text())["records"]
+    names = {"train": "step, rope = 1", "decode": "decoding a token, rope = 1"}
+    least = {(row["section"], row["contender"]): min(row["seconds"]) for row in records}
+    times: dict[str, dict[str, float]] = {}
+    for section, heading in names.items():
+        for name in (name for known, name in least if known == section):
+            times.setdefault(name, {})[heading] = least[section, name] / least[section, "rope"]
+    return times
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
