@@ -9,6 +9,7 @@ trains only what is missing. In RESULTS.md everything between the line `<!-- tab
 the next `<!-- end -->` is replaced.
 """
 
+import argparse
 import io
 import json
 import re
@@ -17,9 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
-
-from cope_jax.cli.run import run
+from cope_jax.cli.exits import clear_errors
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import grid_cells, page, results_table
 from cope_jax.evaluation.report.table import Table
@@ -34,17 +33,20 @@ SEEDS = {"abilities": 1, "abilities_v2": 5}
 """The number of seeds on every ability from which on the tables of a grid have an encoding."""
 BLOCK = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-_GRID = flags.DEFINE_string("grid", None, "Name of the grid whose archive is written.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Workdir of its sweep.")
-
 
 def main() -> None:
     """Writes the archive of --grid, and all tables."""
-    if (_GRID.value is None) != (_WORKDIR.value is None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--grid", help="name of the grid whose archive is written")
+    parser.add_argument("--workdir", type=Path, help="workdir of its sweep")
+    given = parser.parse_args()
+    if (given.grid is None) != (given.workdir is None):
         raise ConfigError("an archive needs both --grid and --workdir: give both or neither")
-    if _GRID.value is not None:
-        path = EXPERIMENTS / "results" / f"{_GRID.value}.tar.xz"
-        print(f"written: {pack(_GRID.value, Path(_WORKDIR.value), path)}")
+    if given.grid is not None:
+        path = EXPERIMENTS / "results" / f"{given.grid}.tar.xz"
+        print(f"written: {pack(given.grid, given.workdir, path)}")
     path = EXPERIMENTS / "RESULTS.md"
     print(f"written: {write_atomically(path, written(path.read_text(encoding='utf-8')))}")
 
@@ -129,4 +131,5 @@ def recorded(path: Path) -> dict[str, Record]:
 
 
 if __name__ == "__main__":
-    run(main)
+    with clear_errors():
+        main()

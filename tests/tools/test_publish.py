@@ -58,8 +58,6 @@ def workdir(tmp_path, monkeypatch):
 
 def start(*flags, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["publish", *flags])
-    publish.flags.FLAGS.unparse_flags()
-    publish.flags.FLAGS(sys.argv)
     publish.main()
 
 
