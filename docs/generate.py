@@ -1,10 +1,10 @@
 """Hooks of mkdocs and griffe: pages that come from other folders or from the code, and links."""
 
 import ast
+import json
 import os
 import posixpath
 import re
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +16,16 @@ from mkdocs.structure.files import File, Files
 
 from cope_jax import encodings
 from cope_jax.evaluation.report import grid_report
-from cope_jax.runs.grid import grid_file
+from cope_jax.runs.grid import archive, grid_file, search
 from cope_jax.runs.grid.cell import entries
 from cope_jax.runs.grid.grid import Grid
 
 ROOT = Path(__file__).parents[1]
+EXPERIMENTS = ROOT / "experiments"
+ENTRIES = sorted((EXPERIMENTS / "entries").glob("*.tar.xz"))
+COSTS = (
+    "times of a step and of decoding: apart from the runs, see RESULTS.md, What an encoding costs"
+)
 SOURCE = "https://github.com/cope-jax/cope-jax/blob/main/"
 # Pages outside of docs/: where they are in the repository, and in the site.
 NOTEBOOKS = [f"notebooks/{path.name}" for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
@@ -42,24 +47,37 @@ def on_files(files: Files, config: Any) -> Files:
         *((room, modules(room)) for room in rooms),
     ):
         files.append(File.generated(config, f"reference/{page}.md", content="\n".join(lines)))
-    files.append(File.generated(config, "abilities.html", content=abilities()))
+    for grid in ("abilities", "abilities_v2"):
+        files.append(File.generated(config, f"{grid}.html", content=results(grid)))
     return files
 
 
-def abilities() -> str:
-    """The page of the grid `abilities`, from its archived records."""
+def results(name: str) -> str:
+    """The page of a grid, from the archived records of its cells and of encodings that entered it."""
     with tempfile.TemporaryDirectory() as folder:
-        experiments = ROOT / "experiments"
-        entered = sorted((experiments / "entries").glob("*.tar.xz"))
-        for path in (experiments / "results" / "abilities.tar.xz", *entered):
-            with tarfile.open(path) as archive:
-                archive.extractall(folder, filter="data")
-        cells = grid_file.read(grid_file.find("abilities"))
-        files = sorted((experiments / "entries").glob("*.py"))
-        cells += entries(cells, [name for file in files for name in encodings.load(file)])
-        grid = Grid(Path(folder, "abilities"), cells)
-        _, (page, *_) = grid_report.write_all(grid, grid.state())
+        workdir = Path(folder, name)
+        for path in (EXPERIMENTS / "results" / f"{name}.tar.xz", *ENTRIES):
+            archive.unpack(path, Path(folder))
+        cells = grid_file.read(grid_file.find(name))
+        files = sorted((EXPERIMENTS / "entries").glob("*.py"))
+        entered = entries(cells, [entry for file in files for entry in encodings.load(file)])
+        cells += [cell for cell in entered if (cell.folder(workdir) / "result.json").exists()]
+        grid = Grid(workdir, [search.recorded(cell, workdir) for cell in cells])
+        facts = "; ".join(filter(None, (search.budget(cells), COSTS)))
+        _, (page, *_) = grid_report.write_all(grid, grid.state(), facts, costs())
         return page.read_text(encoding="utf-8").replace(folder, "runs")
+
+
+def costs() -> dict[str, dict[str, float]]:
+    """The times of each encoding that the benchmark measured, as multiples of those of `rope`."""
+    records = json.loads((EXPERIMENTS / "results" / "costs.json").read_text())["records"]
+    names = {"train": "step, rope = 1", "decode": "decoding a token, rope = 1"}
+    least = {(row["section"], row["contender"]): min(row["seconds"]) for row in records}
+    times: dict[str, dict[str, float]] = {}
+    for section, heading in names.items():
+        for name in (name for known, name in least if known == section):
+            times.setdefault(name, {})[heading] = least[section, name] / least[section, "rope"]
+    return times
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

@@ -160,7 +160,12 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     option, module, *arguments = words
     if option == "-c":
         compile(module, "-c", "exec")
-    elif module in ("tools.fuzz", "tools.mutants", "tools.torture") or module.startswith("tests."):
+    elif module in (
+        "tools.fuzz",
+        "tools.mutants",
+        "tools.publish",
+        "tools.torture",
+    ) or module.startswith("tests."):
         check_argparse(module, arguments, monkeypatch)
     elif module.startswith("tools."):
         check_command(module, arguments, monkeypatch)
@@ -232,11 +237,12 @@ def check_argparse(module: str, arguments: list[str], monkeypatch: pytest.Monkey
         parse_args(parser, arguments)
         raise Parsed
 
-    monkeypatch.delitem(sys.modules, f"{module}.__main__", raising=False)
+    name = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
+    monkeypatch.delitem(sys.modules, name, raising=False)
     parse_args = argparse.ArgumentParser.parse_args
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     with pytest.raises(Parsed):
-        runpy.run_module(f"{module}.__main__")["main"]()
+        runpy.run_module(name)["main"]()
 
 
 def check_make(words: list[str]) -> None:

@@ -12,13 +12,12 @@ import argparse
 import math
 import random
 import sys
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cope_jax import encodings
-from cope_jax.runs.grid import grid_file
+from cope_jax.runs.grid import archive, grid_file
 from cope_jax.runs.grid.cell import entries
 from cope_jax.runs.grid.engines import Local
 from cope_jax.runs.grid.grid import Grid
@@ -47,8 +46,7 @@ def main() -> None:
     if given.encoding:
         cells = entries(cells, encodings.load(given.encoding))
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(given.records) as archive:
-            archive.extractall(folder, filter="data")
+        archive.unpack(given.records, Path(folder))
         (unpacked,) = Path(folder).iterdir()
         recorded = Grid(unpacked, cells)
         finished = recorded.state().finished

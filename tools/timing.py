@@ -64,8 +64,9 @@ def run(
     results: Results,
     stop: Callable[[], bool],
     keep: Callable[[], Any],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Times all cases, each contender in `rounds` rounds, and calls `keep` after each case.
+    """Times all cases, each contender in `rounds` rounds by `clock`, and calls `keep` after each case.
 
     Calls `stop` after each round. If `stop` returns True, ends early and keeps the complete rounds.
     """
@@ -76,13 +77,19 @@ def run(
             if stop():
                 return
             progress.label = ", ".join(map(str, list(case.fields.values())[:2]))
-            _time(case, rounds, results, stop, functools.partial(progress.advance, case.cost))
+            advance = functools.partial(progress.advance, case.cost)
+            _time(case, rounds, results, stop, advance, clock)
             keep()
             gc.collect()  # frees the contenders' memory before the next case starts
 
 
 def _time(
-    case: Case, rounds: int, results: Results, stop: Callable[[], bool], advance: Callable[[], Any]
+    case: Case,
+    rounds: int,
+    results: Results,
+    stop: Callable[[], bool],
+    advance: Callable[[], Any],
+    clock: Callable[[], float],
 ) -> None:
     tasks: dict[tuple[str, str], Task] = {}
     for name, build in case.builds.items():
@@ -96,7 +103,7 @@ def _time(
             results.left_out.append({**case.fields, "contender": name, "reason": str(reason)})
     advance()
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in tasks}
-    for seconds_of_round in interleave(tasks, rounds):
+    for seconds_of_round in interleave(tasks, rounds, clock=clock):
         for key, of_task in seconds_of_round.items():
             seconds[key].append(of_task)
         advance()

@@ -26,7 +26,7 @@ from cope_jax.cli import common_flags, engine_flags, jobs, outputs
 from cope_jax.errors import Interrupted
 from cope_jax.evaluation.report import grid_report
 from cope_jax.evaluation.report.grid_cells import RANK
-from cope_jax.runs.grid import grid_file, search
+from cope_jax.runs.grid import archive, grid_file, search
 from cope_jax.runs.grid.cell import Cell, entries
 from cope_jax.runs.grid.engines import Engine
 from cope_jax.runs.grid.grid import Grid, State
@@ -145,6 +145,6 @@ def show(grid: Grid, state: State, budget: str, entered: Sequence[str]) -> None:
     for name in (name for name in entered if name not in waiting):
         cells = [cell for cell in state.finished if cell.label == name]
         path = grid.workdir / f"{name}.tar.xz"
-        paths.append(grid.pack(cells, path, Path(_GRID.value).stem))
+        paths.append(archive.pack(grid.workdir, cells, path, Path(_GRID.value).stem))
     outputs.list_files(paths)
     print(f"all results as a page: {shown(page)}")

@@ -3,6 +3,7 @@
 import json
 import tarfile
 
+from cope_jax.runs import records as recording
 from tests.encodings.test_registry import OWN
 from tests.runs.grid.test_cells import write_grid
 
@@ -91,6 +92,9 @@ def test_encodings_of_files_enter_a_grid(start, tmp_path):
         assert {(file.uname, file.uid) for file in archive} == {("", 0)}
         metrics = next(file for file in archive if file.name.endswith("metrics.jsonl"))
         assert [json.loads(line)["step"] for line in archive.extractfile(metrics)] == [2]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert '"config":{"encoding":"my-encoding"' in page
+    assert f'"commit":"{recording.commit()[:12]}' in page
     folder = "grid/near/cells/my-encoding/seed_1"
     assert f"{folder}/result.json" in packed and len(packed) == 4 * 4
     file.write_text(file.read_text() + "\n")

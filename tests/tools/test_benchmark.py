@@ -73,6 +73,14 @@ def run(cases, rounds=2, stop=lambda: False):
     return results, kept
 
 
+def test_times_are_those_of_the_clock():
+    clock, results = Clock(), timing.Results()
+    task = clock.task("a", 1.0, 2.0, 4.0)  # the first call compiles
+    case = timing.Case({"section": "train", "recipe": "r"}, {"a": lambda: {"step": task}}, "a")
+    timing.run([case], 2, results, lambda: False, lambda: None, clock)
+    assert results.records[0]["seconds"] == [2.0, 4.0]
+
+
 def nothing(*names):
     return {name: lambda: {"step": functools.partial(time.sleep, 0.01)} for name in names}
 
@@ -85,7 +93,7 @@ def test_records_have_medians_ratios_and_all_times(monkeypatch):
     times = iter(
         [{("a", "step"): 1.0, ("b", "step"): 4.0}, {("a", "step"): 2.0, ("b", "step"): 3.0}]
     )
-    monkeypatch.setattr(timing, "interleave", lambda tasks, rounds: times)
+    monkeypatch.setattr(timing, "interleave", lambda tasks, rounds, clock: times)
     results, kept = run([timing.Case({"section": "train", "recipe": "r"}, nothing("a", "b"), "b")])
     shared = {"section": "train", "recipe": "r", "what": "step", "reference": "b"}
     assert results.records == [

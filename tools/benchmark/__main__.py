@@ -13,6 +13,7 @@ with --devices=1, all sections use one device. The PyTorch contenders need
 import dataclasses
 import functools
 import sys
+import time
 from pathlib import Path
 
 from absl import flags
@@ -87,6 +88,12 @@ _DTYPE = flags.DEFINE_enum(
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 7, "Rounds, each of which times every contender; the medians count.", lower_bound=1
 )
+_CPU_TIME = flags.DEFINE_bool(
+    "cpu_time",
+    False,
+    "Whether to count the time that cores worked for this process, which other work on the machine "
+    "changes less, instead of the time that passed.",
+)
 _DEVICES = flags.DEFINE_integer(
     "devices",
     0,
@@ -134,7 +141,8 @@ def main() -> None:
     keep = functools.partial(write, workdir, facts, results)
     try:
         with workdirs.Workdir(workdir).locked(), GracefulStop() as interruption:
-            timing.run(cases, _ROUNDS.value, results, stop, keep)
+            clock = time.process_time if _CPU_TIME.value else time.perf_counter
+            timing.run(cases, _ROUNDS.value, results, stop, keep, clock)
             if "memory" in _ONLY.value and not stop():
                 memory_use.run(weighed, names, results, stop, keep)
             keep()

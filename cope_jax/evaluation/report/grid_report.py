@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -25,6 +26,7 @@ def write(
     task_of: Mapping[str, Task],
     title: str,
     facts: tuple[str, ...] = (),
+    costs: Mapping[str, Mapping[str, float]] | None = None,
 ) -> tuple[Tables, list[Path]]:
     """Writes report.html and table.tex, and returns the tables and both paths.
 
@@ -34,6 +36,7 @@ def write(
       task_of: the task of each setting.
       title: the heading of the page.
       facts: what the page says in addition to versions.
+      costs: further costs of encodings, by their names.
     """
     names = {setting: setting or task.name for setting, task in task_of.items()}
     records = [
@@ -50,30 +53,37 @@ def write(
             command(grid, cell),
             cell.folder(grid.workdir).relative_to(grid.workdir).as_posix(),
             shown,
+            (grid.environment([cell]).get("commit") or "")[:12],
+            dict(fields(cell.config.recipe())),
         )
         for cell, shown in _states(grid, state)
         for seed in cell.seeds
     ]
     line = "; ".join([*filter(None, facts), page.versions(grid.environment(state.finished))])
     rows = ({**row, "setting": names[row["setting"]]} for row in curves(grid, state.finished))
-    written = page.write(grid.workdir / "report.html", title, tables, rows, runs, line)
+    written = page.write(grid.workdir / "report.html", title, tables, rows, runs, line, costs)
     latex = write_atomically(grid.workdir / "table.tex", results_table.latex(tables))
     return tables, [written, latex]
 
 
-def write_all(grid: Grid, state: State, budget: str = "") -> tuple[Tables, list[Path]]:
+def write_all(
+    grid: Grid,
+    state: State,
+    budget: str = "",
+    costs: Mapping[str, Mapping[str, float]] | None = None,
+) -> tuple[Tables, list[Path]]:
     """Writes the results of all finished cells, and returns the tables and the paths, first that of
     the page.
 
     The files are report.html, results.json, results.csv, table.tex, table.md and table.png.
-    `budget` says what was searched.
+    `budget` says what was searched; `costs` are further costs of encodings, by their names.
     """
     settings = {cell.setting: cell.config.task for cell in state.finished}
     made = {setting: task.create() for setting, task in settings.items()}
     total = len(state.finished) + len(state.failed) + len(state.left)
     facts = (f"{len(state.finished)} of {total} cells finished, {len(state.failed)} failed", budget)
     title = grid.workdir.resolve().name
-    tables, (page, latex) = write(grid, state, made, title, facts)
+    tables, (page, latex) = write(grid, state, made, title, facts, costs)
     text = write_atomically(grid.workdir / "table.md", results_table.markdown(tables))
     picture = save(results_picture.picture(tables, title), grid.workdir / "table.png")
     return tables, [page, *grid.write_results(), latex, text, picture]
@@ -91,6 +101,19 @@ def command(grid: Grid, cell: Cell) -> str:
         flags = [*given.items(), *(("encoding", file) for file in files(cell.config.encoding))]
         words = ["cope-jax", "train", *(f"--{name}={value}" for name, value in flags)]
     return shlex.join(words)
+
+
+def fields(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a config by their dotted paths.
+
+    >>> dict(fields({"encoding": "cope", "training": {"steps": 9}}))
+    {'encoding': 'cope', 'training.steps': 9}
+    """
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from fields(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:

@@ -5,8 +5,9 @@ import functools
 import html
 import importlib.resources
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import vl_convert
 
@@ -28,6 +29,8 @@ class PageRun:
       command: the command that trains it.
       folder: its folder, relative to the page.
       state: how it ended, such as "42 s" or the line of an error.
+      commit: the commit that trained it; "" if that is not known.
+      config: the fields of its config, by dotted paths.
     """
 
     setting: str
@@ -36,6 +39,8 @@ class PageRun:
     command: str
     folder: str
     state: str
+    commit: str = ""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def write(
@@ -45,6 +50,7 @@ def write(
     curves: Iterable[Record],
     runs: Sequence[PageRun],
     facts: str,
+    costs: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
     """Writes the page and returns its path.
 
@@ -56,10 +62,16 @@ def write(
         and metrics.
       runs: all runs, also those that failed.
       facts: one line about the runs, such as versions and the commit.
+      costs: further costs of encodings, by their names.
     """
     levels = page_charts.level_points(tables.rows, tables.tasks)
     shares, curves = bool(tables.unit.symbol), list(curves)
     metrics = {setting: task.metric for setting, task in tables.tasks.items()}
+    errors: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in tables.fixed:
+        of_run = errors.setdefault((row["setting"], row["encoding"], row["seed"]), {})
+        of_run[words(row["split"])] = row["value"]
+    shared = shared_fields(runs)
     content = {
         "facts": facts,
         "legend": f"{legend(tables.unit, 'Underlined')} {LEGEND}",
@@ -75,14 +87,25 @@ def write(
         ),
         "sweep": page_charts.bands(levels, ("setting", "encoding", "level")),
         "cost": page_charts.cost_points(
-            tables.fixed, page_charts.steps_to_solve(curves, tables.tasks) if shares else {}
+            tables.fixed,
+            page_charts.steps_to_solve(curves, tables.tasks) if shares else {},
+            costs or {},
         ),
+        "titles": page_charts.COSTS,
         "charts": {
             "curves": page_charts.line_chart("step", "step", shares, row="split"),
             "sweep": page_charts.line_chart("level", "level", shares),
             "cost": page_charts.scatter_chart(shares),
         },
-        "runs": runs,
+        "shared": shared,
+        "runs": [
+            {
+                **dataclasses.asdict(run),
+                "config": {n: x for n, x in run.config.items() if n not in shared[run.setting]},
+                "errors": errors.get((run.setting, run.encoding, run.seed), {}),
+            }
+            for run in runs
+        ],
     }
     text = json.dumps(
         finite(content), allow_nan=False, separators=(",", ":"), default=dataclasses.asdict
@@ -92,6 +115,21 @@ def write(
     for name, value in (("TITLE", html.escape(title)), ("DATA", data), ("LIBRARY", library())):
         text = text.replace(f"@@{name}@@", value)
     return write_atomically(path, text)
+
+
+def shared_fields(runs: Iterable[PageRun]) -> dict[str, dict[str, Any]]:
+    """The fields of configs that all runs of a setting share.
+
+    >>> runs = [PageRun("copy", "cope", n, "", "", "", config={"steps": 9, "data_seed": n}) for n in (0, 1)]
+    >>> shared_fields(runs)
+    {'copy': {'steps': 9}}
+    """
+    shared: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        known = shared.setdefault(run.setting, dict(run.config))
+        for name in [name for name, value in known.items() if run.config.get(name, ()) != value]:
+            del known[name]
+    return shared
 
 
 @functools.cache

@@ -85,9 +85,21 @@ def steps_to_solve(
     return {key: median_high(map(first, seeds.values())) for key, seeds in errors.items()}
 
 
-def cost_points(rows: Iterable[Record], solved: Mapping[tuple[str, str], float]) -> list[Record]:
+COSTS = {
+    "error": "mean error over splits",
+    "seconds": "training time of a seed in s",
+    "GiB": "memory of the process in GiB",
+}
+"""Titles of fields of costs; the others are their names."""
+
+
+def cost_points(
+    rows: Iterable[Record],
+    solved: Mapping[tuple[str, str], float],
+    costs: Mapping[str, Mapping[str, float]],
+) -> list[Record]:
     """Mean error, training time, number of parameters, memory and steps to solve, by setting and
-    encoding; `solved` has the last.
+    encoding; `solved` has the last, and `costs` further costs of an encoding by their names.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
@@ -104,6 +116,7 @@ def cost_points(rows: Iterable[Record], solved: Mapping[tuple[str, str], float])
                 default=None,
             ),
             **_solved(solved.get((setting, encoding))),
+            **costs.get(encoding, {}),
         }
         for (setting, encoding), group in groups.items()
     ]
@@ -162,22 +175,16 @@ def _axis(shares: bool) -> dict[str, Any]:
 
 
 def scatter_chart(shares: bool) -> dict[str, Any]:
-    """The Vega-Lite chart of errors against training time."""
-    solving = ["steps to solve"] if shares else []
-    shown = ["encoding", "seconds", "error", "parameters", "GiB", *solving]
+    """The Vega-Lite chart of errors against a cost, which the page chooses."""
     return {
         "height": 300,
         "mark": {"type": "point", "filled": True},
         "encoding": {
-            "x": {
-                "field": "seconds",
-                "title": "training time of a seed in s",
-                "type": "quantitative",
-            },
+            "x": {"type": "quantitative", "scale": {"zero": False}},
             "y": {
                 "field": "error",
                 "type": "quantitative",
-                "title": "mean error over splits",
+                "title": COSTS["error"],
                 **_axis(shares),
             },
             "size": {
@@ -186,6 +193,5 @@ def scatter_chart(shares: bool) -> dict[str, Any]:
                 "scale": {"zero": False, "range": [60, 300]},
             },
             "color": {"field": "encoding", "type": "nominal", "sort": None},
-            "tooltip": [{"field": name} for name in shown],
         },
     }

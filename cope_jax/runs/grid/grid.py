@@ -1,12 +1,10 @@
 """A grid: many runs in one folder, which shows what is finished."""
 
 import dataclasses
-import io
 import json
 import os
 import signal
 import sys
-import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,10 @@ from cope_jax.runs.grid.cell_process import FAILED, Job
 from cope_jax.runs.grid.engines import Engine, Local
 from cope_jax.runs.grid.schedule import Failure, drive
 from cope_jax.runs.grid.worker import STATUS
-from cope_jax.storage.files import replacing
 from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.from_config import create_learner
-from cope_jax.training.metrics import read_curves
-
-RECORDS = ("config.json", "environment.json", "metrics.jsonl", "result.json")
-"""The files of a run that a package of records has."""
 
 
 @dataclasses.dataclass
@@ -257,23 +250,6 @@ class Grid:
     def write_results(self) -> list[Path]:
         """Writes results.json and results.csv of finished cells, and returns their paths."""
         return recording.write_results(self.workdir, self.records(), self.environment())
-
-    def pack(self, cells: Iterable[Cell], path: Path, name: str) -> Path:
-        """Writes an archive of a folder `name` with what finished cells have recorded: of
-        metrics.jsonl the evaluations, and nothing of who recorded it.
-        """
-        with replacing(path) as partial, tarfile.open(partial, "w:xz") as archive:
-            for cell in cells:
-                folder = cell.folder(self.workdir)
-                for file in sorted(folder / record for record in RECORDS):
-                    data = file.read_bytes()
-                    if file.name == "metrics.jsonl":
-                        rows = (json.dumps(row) for row in read_curves(file))
-                        data = "".join(f"{row}\n" for row in rows).encode()
-                    member = tarfile.TarInfo(Path(name, file.relative_to(self.workdir)).as_posix())
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-        return path
 
     def seconds_left(self, waiting: Iterable[Cell], finished: Iterable[Cell]) -> float | None:
         """The estimated training time of cells, one after the other.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,13 +63,22 @@ def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
 
 
 def recorded(cell: Cell, workdir: Path) -> Cell:
-    """A finished cell with the values that it trained with; its trials need not be there."""
-    known = workdirs.read_json(cell.folder(workdir) / "config.json", config=dict)["config"]
-    for values in _combinations(cell):
-        chosen = _with(cell, values)
-        if json.loads(json.dumps(chosen.config.recipe())) == known:
-            return chosen
+    """A cell that has begun with the values that it trains with; its trials need not be there."""
+    path = cell.folder(workdir) / "config.json"
+    if cell.search and path.exists():
+        known = workdirs.read_json(path, config=dict)["config"]
+        recipe = ExperimentConfig.from_mapping(known).recipe()
+        for values in _combinations(cell):
+            chosen = _with(cell, values)
+            if workdirs.difference(recipe, chosen.config.recipe()) is None:
+                return chosen
     return cell
+
+
+def ended(trials: Grid) -> list[Cell]:
+    """The trials that need not train: finished, or with a loss that is not finite."""
+    state = trials.state()
+    return [*state.finished, *(t for t in state.failed if _diverged(t, trials.workdir))]
 
 
 def left(trials: Grid, only_failed: bool = False) -> list[Cell]:

@@ -56,12 +56,20 @@ def write(folder, records=None, settings=tuple(ERRORS)):
         {**row, "step": step, "token_error": row["value"]} for row in records for step in (100, 200)
     ]
     runs = [
-        page.PageRun(settings[0], "cope", seed, f"train --seed={seed}", f"cells/{seed}", "42 s")
-        for seed in range(3)
+        page.PageRun(
+            settings[0],
+            "cope" if seed < 3 else "rope",
+            seed,
+            f"train --seed={seed}",
+            f"cells/{seed}",
+            "42 s",
+            "0123abc",
+            {"training.steps": 200, "training.data_seed": seed},
+        )
+        for seed in range(4)
     ]
-    return page.write(
-        folder / "report.html", "A <grid>", known(records, settings), curves, runs, "four seeds"
-    )
+    tables, costs = known(records, settings), {"cope": {"decoding": 2.0}, "rope": {"decoding": 0.5}}
+    return page.write(folder / "report.html", "A <grid>", tables, curves, runs, "four seeds", costs)
 
 
 def known(records, settings=tuple(ERRORS)):
@@ -180,6 +188,15 @@ def test_bands_are_over_seeds(tmp_path):
     assert [p["level"] for p in levels] == [value for value, _ in MQAR.sweep[:4]]
     assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21.5, 3.5)
     assert [point["steps to solve"] for point in data["cost"][:2]] == [100, "not solved"]
+    assert [point["decoding"] for point in data["cost"]] == [2.0, 0.5] * 2
+
+
+def test_runs_have_their_errors_and_what_differs_in_their_configs(tmp_path):
+    data = content(write(tmp_path))
+    assert data["shared"] == {"recall": {"training.steps": 200}}
+    assert data["runs"][1]["config"] == {"training.data_seed": 1}
+    assert data["runs"][3]["errors"] == {"in distribution": 0.5, "longer": 0.8}
+    assert data["runs"][3]["commit"] == "0123abc"
 
 
 def test_a_setting_is_solved_from_the_step_on_after_which_its_error_stays_low():
@@ -312,6 +329,19 @@ found.runs = all("#cells tbody tr").length;
 const chart = document.getElementById("curves"), drawn = chart.querySelector("svg").getBoundingClientRect();
 found.used = drawn.width / chart.clientWidth; found.cut = chart.scrollWidth > chart.clientWidth;
 found.folders = all("#cells a").map(node => node.getAttribute("href"));
+const cells = row => [...row.cells].map(cell => cell.textContent), by = document.getElementById("by");
+found.costs = all("#costs tr").map(cells);
+found.by = [...by.options].map(option => option.textContent);
+by.value = "decoding"; await by.onchange(); found.cheapest = all("#costs tbody th").map(node => node.textContent);
+found.axis = document.querySelector("#cost svg").textContent;
+all("#errors tbody a").find(node => node.textContent === "rope").click();
+await new Promise(done => setTimeout(done, 300));
+found.row = {text: document.getElementById("row").textContent, errors: rows(), runs: all("#cells tbody tr").map(cells)};
+found.row.curves = document.querySelector("#curves svg").textContent;
+found.shared = document.getElementById("shared").textContent;
+document.querySelector("#row a").click();
+await new Promise(done => setTimeout(done, 300));
+found.all = [rows(), document.getElementById("row").hidden, all("#cells tbody tr").length];
 """
 
 
@@ -332,8 +362,22 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert shown["notes"] == ["stack <b>"]
     assert shown["conditions"] == "token error in %, 200 steps, 4 seeds"
     assert shown["other"] == "11.0 ± 0.8"
-    assert shown["runs"] == 3
-    assert shown["folders"] == ["cells/0", "cells/1", "cells/2"]
+    assert shown["runs"] == 4
+    assert shown["folders"] == ["cells/0", "cells/1", "cells/2", "cells/3"]
+    head, first, second = shown["costs"]
+    assert head == ["encoding", "mean error over splits", "training time of a seed in s", "parameters",
+        "memory of the process in GiB", "steps to solve", "decoding"]  # fmt: skip
+    assert first == ["cope", "5.5 %", "21.5", "1,000", "3.5", "100", "2"]
+    assert second == ["rope", "65 %", "21.5", "1,000", "3.5", "not solved", "0.5"]
+    assert shown["by"] == head[2:]
+    assert shown["cheapest"] == ["rope", "cope"] and "decoding" in shown["axis"]
+    assert shown["row"]["text"] == "Only rope: its errors, curves and runs. All encodings"
+    assert shown["row"]["errors"] == ["rope"]
+    assert shown["row"]["runs"] == [["recall", "rope", "3", "42 s", "in distribution 50 %, longer 80 %", "folder",
+        "0123abc", "train --seed=3", "training.data_seed=3"]]  # fmt: skip
+    assert "rope" in shown["row"]["curves"] and "cope" not in shown["row"]["curves"]
+    assert shown["shared"] == "Config of all runs of recalltraining.steps=200"
+    assert shown["all"] == [["cope", "rope"], True, 4]
     assert 0.8 < shown["used"] <= 1 and not shown["cut"]
 
 
@@ -407,5 +451,5 @@ def test_two_thousand_runs(tmp_path):
     )
     assert path.stat().st_size < 10_000_000
     shown = browse(path, tmp_path, 'found.rows = all("#errors tbody tr").length;')
-    assert (shown["rows"], shown["errors"]) == (30, [])
+    assert (shown["rows"], shown["errors"]) == (40, [])
     assert shown["milliseconds"] < 2000

@@ -1,0 +1,110 @@
+"""The tables of RESULTS.md are written from archives, which never lose a cell."""
+
+import sys
+
+import pytest
+
+from cope_jax.errors import ConfigError
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid import grid_file, search
+from cope_jax.runs.grid.grid import Grid
+from tests.runs.grid.test_archive import finish
+from tests.runs.grid.test_cells import write_grid
+from tools import publish
+
+GRID = """for seed in range(2):
+        for name in ("cope", "rope", "fox"):
+            for setting in ("near", "far"):
+                yield Cell(quick(name), (seed,), setting, search={"optimizer.learning_rate": (1e-3, 2e-3)})
+"""
+
+
+def measured(cell, workdir):
+    """Writes what a finished cell leaves behind whose error follows from its seed."""
+    folder = finish(cell, workdir, cell.config.optimizer.learning_rate)
+    shared = {"seed": cell.seeds[0], "step": 600, "examples": 512, "parameters": 1000}
+    shared |= {"encoding": cell.label, "learning_rate": cell.config.optimizer.learning_rate}
+    shared |= {"metric": "sequence_error", "kind": "split", "wall_seconds": 1.0}
+    rows = [
+        {**shared, "split": split, "value": (cell.seeds[0] + n) / 4}
+        for n, split in enumerate(("in_distribution", "dense"))
+    ]
+    environment = {"commit": "0123456789abcdef", "jax": "1.2.3", "device_kind": "cpu"}
+    loss = {**shared, "split": "in_distribution", "metric": "loss"}
+    loss["value"] = cell.config.optimizer.learning_rate * (
+        -1 if cell.setting.startswith("near") else 1
+    )
+    workdirs.write_json(
+        folder / "result.json", {"records": [loss, *rows], "environment": environment}
+    )
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    """The workdir of a grid whose trials have ended, and the cells of two encodings but one."""
+    monkeypatch.setattr(publish, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(publish, "SEEDS", {"small": 2})
+    path = write_grid(tmp_path, GRID)
+    monkeypatch.setattr(grid_file, "find", lambda name: path)
+    (tmp_path / "results").mkdir()
+    cells, folder = grid_file.read(path), tmp_path / "runs"
+    for trial in search.trials(cells):
+        measured(trial, folder)
+    for cell in cells:
+        if cell.label == "rope" or (cell.label == "fox" and cell.seeds == (0,)):
+            measured(search.choose(cell, folder)[0], folder)
+    return folder
+
+
+def start(*flags, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["publish", *flags])
+    publish.main()
+
+
+def test_the_tables_of_what_is_complete(workdir, tmp_path, monkeypatch):
+    page = tmp_path / "RESULTS.md"
+    page.write_text("before\n\n<!-- tables of small -->\nold\n<!-- end -->\n\nbehind\n")
+    start("--grid=small", f"--workdir={workdir}", monkeypatch=monkeypatch)
+    assert page.read_text().split("\n\n") == [
+        "before",
+        "<!-- tables of small -->",
+        "Trained so far: 6 of 12 cells and 12 trials (commit 0123456789ab, jax 1.2.3, on cpu). The tables have the "
+        "encodings with at least 2 seeds on every ability: 1 of 3.",
+        "**in distribution**",
+        "| encoding | near | far |\n| --- | ---: | ---: |\n| `rope` | 12.5 ± 17.7 | 12.5 ± 17.7 |",
+        "**out of distribution**",
+        "| encoding | near | far |\n| --- | ---: | ---: |\n| `rope` | 37.5 ± 17.7 | 37.5 ± 17.7 |",
+        publish.grid_cells.legend(publish.grid_cells.SHARE, "Bold")
+        + " The errors are sequence error: near, far.",
+        "**rate**",
+        "| encoding | near | far |\n| --- | ---: | ---: |\n| `rope` | 0.002 | 0.001 |",
+        "<!-- end -->",
+        "behind\n",
+    ]
+    text = page.read_text()
+    start(monkeypatch=monkeypatch)
+    assert page.read_text() == text
+
+
+def test_without_an_archive_there_are_only_counts(workdir):
+    assert publish.tables("small") == (
+        "Trained so far: 0 of 12 cells and 0 trials. The tables have the encodings with at least 2 seeds on every "
+        "ability: 0 of 3."
+    )
+
+
+def test_an_archive_never_loses_a_cell(workdir, tmp_path):
+    path = publish.pack("small", workdir, tmp_path / "small.tar.xz")
+    before = path.read_bytes()
+    assert publish.pack("small", workdir, path).read_bytes() == before
+    cells = [search.recorded(cell, workdir) for cell in grid_file.read(grid_file.find("small"))]
+    lost = Grid(workdir, cells).state().finished[-1].folder(workdir)
+    (lost / "result.json").unlink()
+    with pytest.raises(ConfigError, match=r"has 1 cells .* lacks, such as small/far/cells/rope"):
+        publish.pack("small", workdir, path)
+    assert path.read_bytes() == before
+
+
+def test_an_archive_needs_a_grid_and_its_workdir(monkeypatch):
+    with pytest.raises(ConfigError, match="give both or neither"):
+        start("--grid=small", monkeypatch=monkeypatch)

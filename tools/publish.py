@@ -1,0 +1,135 @@
+r"""Writes the tables of experiments/RESULTS.md from the archived records of grids.
+
+python -m tools.publish
+python -m tools.publish --grid=abilities_v2 --workdir=runs/abilities_v2
+
+The second command first writes experiments/results/GRID.tar.xz, with the finished cells and trials
+of the workdir of a sweep. After `tar -xJf experiments/results/GRID.tar.xz -C runs`, `cope-jax sweep`
+trains only what is missing. In RESULTS.md everything between the line `<!-- tables of GRID -->` and
+the next `<!-- end -->` is replaced.
+"""
+
+import argparse
+import io
+import json
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from cope_jax.cli.exits import clear_errors
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report import grid_cells, page, results_table
+from cope_jax.evaluation.report.table import Table
+from cope_jax.runs.grid import archive, grid_file, search
+from cope_jax.runs.grid.cell_process import FAILED
+from cope_jax.runs.grid.grid import Grid
+from cope_jax.runs.records import Record
+from cope_jax.storage.files import write_atomically
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+SEEDS = {"abilities": 1, "abilities_v2": 5}
+"""The number of seeds on every ability from which on the tables of a grid have an encoding."""
+BLOCK = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> None:
+    """Writes the archive of --grid, and all tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--grid", help="name of the grid whose archive is written")
+    parser.add_argument("--workdir", type=Path, help="workdir of its sweep")
+    given = parser.parse_args()
+    if (given.grid is None) != (given.workdir is None):
+        raise ConfigError("an archive needs both --grid and --workdir: give both or neither")
+    if given.grid is not None:
+        path = EXPERIMENTS / "results" / f"{given.grid}.tar.xz"
+        print(f"written: {pack(given.grid, given.workdir, path)}")
+    path = EXPERIMENTS / "RESULTS.md"
+    print(f"written: {write_atomically(path, written(path.read_text(encoding='utf-8')))}")
+
+
+def pack(name: str, workdir: Path, path: Path) -> Path:
+    """Writes the archive of a grid. ConfigError: the archive at `path` has more than the workdir."""
+    cells = grid_file.read(grid_file.find(name))
+    ended = search.ended(Grid(workdir, search.trials(cells)))
+    finished = Grid(workdir, [search.recorded(cell, workdir) for cell in cells]).state().finished
+    folders = {Path(name, cell.folder(Path())).as_posix() for cell in (*finished, *ended)}
+    known = recorded(path) if path.exists() else {}
+    if lost := {file.rpartition("/")[0] for file in known} - folders:
+        raise ConfigError(
+            f"{path} has {len(lost)} cells that {workdir} lacks, such as {min(lost)}: unpack it there"
+        )
+    return archive.pack(workdir, finished, path, name, ended)
+
+
+def written(text: str) -> str:
+    """The text of RESULTS.md with the tables of its grids."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{tables(match[2])}\n\n{match[3]}", text)
+
+
+def tables(name: str) -> str:
+    """The tables of a grid; of one with a search also what is trained, and the rates."""
+    cells = grid_file.read(grid_file.find(name))
+    path = EXPERIMENTS / "results" / f"{name}.tar.xz"
+    results = recorded(path) if path.exists() else {}
+    finished = {
+        cell: results.pop(key)
+        for cell in cells
+        if (key := Path(name, cell.folder(Path()), "result.json").as_posix()) in results
+    }
+    settings = {cell.setting: cell.config.task for cell in cells}
+    labels = list(dict.fromkeys(cell.label for cell in cells))
+    counts = Counter((cell.label, cell.setting) for cell in finished)
+    least = {label: min(counts[label, setting] for setting in settings) for label in labels}
+    complete = [label for label in labels if least[label] >= SEEDS[name]]
+    rows = [
+        {"setting": cell.setting, **row}
+        for cell, content in finished.items()
+        if cell.label in complete
+        for row in content["records"]
+    ]
+    parts = []
+    if cells[0].search:
+        environments = [content["environment"] for content in finished.values()]
+        trained = f"{len(finished):,} of {len(cells):,} cells and {len(results):,} trials"
+        parts.append(
+            f"Trained so far: {trained}{versions(environments)}. The tables have the encodings with at least "
+            f"{SEEDS[name]} seeds on every ability: {len(complete)} of {len(labels)}."
+        )
+    if rows:
+        tasks = {setting: task.create() for setting, task in settings.items()}
+        parts.append(results_table.markdown(grid_cells.create(rows, tasks)).rstrip())
+    if rows and cells[0].search:
+        chosen = {(row["encoding"], row["setting"]): row["learning_rate"] for row in rows}
+        rates = [
+            [f"`{label}`", *(f"{chosen[label, setting]:g}" for setting in settings)]
+            for label in complete
+        ]
+        parts.append(Table("rate", ["encoding", *settings], rates).markdown())
+    return "\n\n".join(parts)
+
+
+def versions(environments: Sequence[Record]) -> str:
+    """The commits, versions and devices of cells, as the end of a sentence; "" without cells."""
+    if not environments:
+        return ""
+    first, *others = environments
+    return f" ({page.versions({**first, 'others': others})})"
+
+
+def recorded(path: Path) -> dict[str, Record]:
+    """The records of cells and trials in an archive, by the name of their file."""
+    with tarfile.open(path) as file:
+        return {
+            member.name: json.load(file.extractfile(member) or io.BytesIO())
+            for member in file
+            if member.name.endswith(("/result.json", f"/{FAILED}"))
+        }
+
+
+if __name__ == "__main__":
+    with clear_errors():
+        main()
