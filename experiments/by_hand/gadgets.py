@@ -107,6 +107,8 @@ class ALiBi(Gadgets):
 
 
 class NoPE(Gadgets):
+    """Order is in the shares of the prefix alone."""
+
     reads_prefix = True
 
 

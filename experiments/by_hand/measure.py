@@ -80,7 +80,9 @@ def parameters(encoding: str, ability: str, program: Any, task: Any) -> Any:
     return weights.finish()
 
 
-def error(encoding: str, ability: str, times: int, examples: int, rows: int = 250, **block: Any) -> float:
+def error(
+    encoding: str, ability: str, times: int, examples: int, rows: int = 250, **block: Any
+) -> float:
     """The mean error of the hand-written weights in sequences `times` as long as in training."""
     settings = config(encoding, ability, times, **block)
     task = settings.task.create()

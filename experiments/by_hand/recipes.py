@@ -230,7 +230,9 @@ def _deep(gadgets: type[Gadgets]) -> Mapping[str, Any]:
 RECIPES: dict[str, Recipe] = {
     "ignore": Recipe(_ignore, {"write": 1, "read": 1, "bit": 1, "sign": 1, "answer": 1}),
     "count": Recipe(_count, {"set": 1, "increment": 1, "shares": 2}),
-    "recall": Recipe(_recall, {"value": 6, "answer": 6, "token": 6, "previous": 6, "key": 32, "is_key": 1}, _wide),
+    "recall": Recipe(
+        _recall, {"value": 6, "answer": 6, "token": 6, "previous": 6, "key": 32, "is_key": 1}, _wide
+    ),
     "occurrence": Recipe(
         _occurrence,
         {"key": 4, "value": 3, "previous": 4, "last": 3, "before": 3, "answer": 3},

@@ -85,7 +85,7 @@ class Weights:
         attention["out"]["kernel"][layer, columns] = target.T
 
     def relu(self, layer: int, z: np.ndarray, target: np.ndarray) -> None:
-        """Adds relu(z)·target to the residual stream, with one hidden unit for each number of z."""
+        """Adds Σ target·max(z, 0) to the residual stream, with a hidden unit for each number of z."""
         mlp = self.params["blocks"]["mlp"]
         start = self._take("hidden", layer, 0, z.shape[1], mlp["inner"]["bias"].shape[1])
         units = slice(start, start + z.shape[1])
