@@ -1,4 +1,4 @@
-"""What a head can attend to with each encoding: the gadgets that the recipes are made of.
+"""Gadgets, of which the recipes are made: the keys that a head can attend to with an encoding.
 
 A gadget sets the queries and keys of one head, and the parameters of the encoding in its layer; the
 recipe moves values. A layer without a gadget has no position, except with `alibi`. An encoding that
@@ -13,13 +13,13 @@ import numpy as np
 from experiments.by_hand.weights import Weights
 
 NATS = 40.0
-"""By how much the logit of the right key is above all others: e^−40 times 4,096 keys is nothing."""
+"""The logit of the right key is above all others by this much; e^−40 times 4,096 keys is nothing."""
 SLOPE = 20.0
-"""How much a logit falls from a token to the one before it, where the nearest key must win."""
+"""A logit falls by this much from a token to the one before it, where the nearest key must win."""
 FARTHEST = 6144
 """The longest distance in the sequences."""
 NEAR = 256
-"""The longest distance to the nearest match: content outweighs so many steps of SLOPE."""
+"""The longest distance to the nearest match: a match outweighs this number of steps of SLOPE."""
 Form = np.ndarray
 
 

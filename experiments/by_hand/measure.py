@@ -48,7 +48,7 @@ LONGER: dict[str, Any] = {
     "copy": lambda times: {"letters": 16 * times},
     "arithmetic": lambda times: {"digits": 2 * times},
 }
-"""The options of an ability's task with sequences so many times as long as those of training."""
+"""The options of an ability's task whose sequences are `times` as long as those of training."""
 
 SPLIT = "in_distribution"
 

@@ -143,31 +143,31 @@ def _index(w: Weights, gadgets: Gadgets, tokens: Tokens) -> None:
     w.embed("minus", {tokens["-"]: 1})
     w.embed("is_digit", {tokens["0"]: 1, tokens["1"]: 1})
     w.embed("zero", {tokens["0"]: 1})
-    letter, is_letter, one = w.pick("letter"), w.pick("is_letter"), w.one
+    letter, is_letter, unit = w.pick("letter"), w.pick("is_letter"), w.one
     before, asked, shift = w.pick("before"), w.pick("asked"), w.pick("shift")
     gadgets.previous(0, 0, np.hstack([letter, is_letter]), before)
-    gadgets.match(0, 2, one, is_letter, signed=False, back=1)
+    gadgets.match(0, 2, unit, is_letter, signed=False, back=1)
     w.move(0, 2, letter, asked)
-    gadgets.match(0, 3, one, w.pick("is_sign"), signed=False)
+    gadgets.match(0, 3, unit, w.pick("is_sign"), signed=False)
     w.move(0, 3, w.pick("minus"), shift[:, :1])
-    gadgets.match(0, 4, one, w.pick("is_digit"), signed=False)
+    gadgets.match(0, 4, unit, w.pick("is_digit"), signed=False)
     w.move(0, 4, w.pick("zero"), shift[:, 1:])
     # The letter after the one asked for, and the letter before it, in the string. The first letter
     # has itself before it, so the nearest counts, or what is most unlike the token before it. The
     # letter in the question has a comma before it.
-    query, key = np.hstack([asked, one]), np.hstack([before[:, :-1], 2 * is_letter - one])
+    query, key = np.hstack([asked, unit]), np.hstack([before[:, :-1], 2 * is_letter - unit])
     if gadgets.signed_latest:
         gadgets.match(1, 0, query, key, signed=True, back=1)
     else:
         alike = np.hstack([letter + key[:, :-1], -letter - key[:, :-1]])
         w.relu(0, alike, np.repeat(w.pick("alike"), 12, axis=1))
-        query_and_less = np.hstack([10 * query, -one])
+        query_and_less = np.hstack([10 * query, -unit])
         gadgets.match(1, 0, query_and_less, np.hstack([key, w.pick("alike")]), signed=True)
     w.move(1, 0, letter, w.pick("after"))
-    gadgets.match(1, 1, query, np.hstack([letter, 2 * before[:, -1:] - one]), signed=True)
+    gadgets.match(1, 1, query, np.hstack([letter, 2 * before[:, -1:] - unit]), signed=True)
     w.move(1, 1, before[:, :-1], w.pick("earlier"))
     minus, zero = np.hsplit(shift, 2)
-    wrong = {"after": minus + zero, "earlier": one - minus, "asked": one - zero}
+    wrong = {"after": minus + zero, "earlier": unit - minus, "asked": unit - zero}
     for name, otherwise in wrong.items():
         for sign in (1, -1):
             w.relu(1, sign * w.pick(name) - 2 * otherwise, sign * w.pick("answer"))
@@ -178,24 +178,24 @@ def _stack(w: Weights, gadgets: Gadgets, tokens: Tokens) -> None:
     w.embed("up", {tokens["("]: 1, tokens["["]: 1})
     w.embed("down", {tokens[")"]: 1, tokens["]"]: 1})
     w.embed("kind", {tokens["("]: 1, tokens["["]: -1})
-    up, down, top, one = (w.pick(name) for name in ("up", "down", "top", "one"))
+    up, down, top, unit = (w.pick(name) for name in ("up", "down", "top", "one"))
     gadgets.top(0, 0, up, down)
     w.move(0, 0, w.pick("kind"), top)
     w.move(0, 1, up - down, w.pick("depth"))  # divided by the number of tokens
     w.step(0, w.pick("depth"), w.pick("inside"), sharpness=3000)
-    closed = 100 * (w.pick("inside") - one)
+    closed = 100 * (w.pick("inside") - unit)
     w.answers(
         {
-            tokens["("]: 0 * one,
-            tokens["["]: 0 * one,
-            tokens[")"]: closed + 50 * (top - one),
-            tokens["]"]: closed - 50 * (top + one),
+            tokens["("]: 0 * unit,
+            tokens["["]: 0 * unit,
+            tokens[")"]: closed + 50 * (top - unit),
+            tokens["]"]: closed - 50 * (top + unit),
         }
     )
 
 
 SLOTS = 8
-"""How many letters say where a copy is: 1,024 letters repeat 8 of them once in 400,000 strings."""
+"""The letters that say where a copy is: of 1,024 letters, 8 repeat once in 400,000 strings."""
 
 
 def _copy(w: Weights, gadgets: Gadgets, tokens: Tokens) -> None:

@@ -55,9 +55,9 @@ class RoPE(Gadgets):
         key: Form | None = None,
     ) -> None:
         """Adds size·cos(θ·distance + angle), for keys of a kind."""
-        dims, one = (band, band + len(self.rates)), self.w.one
-        query = size * np.hstack([np.cos(angle) * one, np.sin(angle) * one])
-        key = one if key is None else key
+        dims, unit = (band, band + len(self.rates)), self.w.one
+        query = size * np.hstack([np.cos(angle) * unit, np.sin(angle) * unit])
+        key = unit if key is None else key
         self.w.compare(layer, head, query, np.hstack([key, 0 * key]), dims)
 
     def _content(
