@@ -1,0 +1,86 @@
+"""Prints what encodings can do on the abilities of the benchmark, by weights written by hand.
+
+    python -m experiments.by_hand --encodings=none,cope --abilities=count --examples=1000 --times=1,64
+
+A cell has the verdict, and the errors in % that the grid `abilities` learned: mean and best seed.
+"can ×64" means that no error was measured at any of --times, of which 64 is the largest; a number
+after "can" is the largest error in %. The verdict "limit" means that each model fails from some
+length on. Nothing is written.
+"""
+
+import argparse
+import json
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+from cope_jax import tasks
+from cope_jax.configs.abilities import SETTINGS
+from cope_jax.evaluation.report.table import Table
+from experiments.by_hand import limits, measure
+
+ARCHIVE = Path(__file__).parents[1] / "results" / "abilities.tar.xz"
+
+
+def main() -> None:
+    """Measures each cell that has a recipe, and prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--encodings", default=",".join(measure.GADGETS), help="names")
+    parser.add_argument("--abilities", default=",".join(SETTINGS), help="names")
+    parser.add_argument("--examples", type=int, default=1000, help="sequences of each length")
+    parser.add_argument("--times", default="1,64", help="lengths as multiples of the trained one")
+    given = parser.parse_args()
+    encodings, abilities = given.encodings.split(","), given.abilities.split(",")
+    for name, known in [(x, measure.GADGETS) for x in encodings] + [
+        (x, SETTINGS) for x in abilities
+    ]:
+        if name not in known:
+            sys.exit(f"unknown name {name!r}: choose from {', '.join(known)}")
+    times = [int(number) for number in given.times.split(",")]
+    learned = errors_learned()
+    rows = []
+    for encoding in encodings:
+        row = [f"`{encoding}`"]
+        for ability in abilities:
+            shown = verdict(encoding, ability, times, given.examples)
+            print(f"{ability}, {encoding}: {shown}", file=sys.stderr, flush=True)
+            seeds = learned[ability, encoding]
+            row.append(f"{shown} ({100 * fmean(seeds):.1f}, {100 * min(seeds):.1f})")
+        rows.append(row)
+    print(Table("", ["encoding", *abilities], rows, text_columns=1 + len(abilities)).markdown())
+
+
+def verdict(encoding: str, ability: str, times: list[int], examples: int) -> str:
+    """The verdict on a cell, measured if there are weights."""
+    if encoding not in limits.CAN.get(ability, ()):
+        cell = ability, encoding
+        return "cannot" if cell in limits.CANNOT else "limit" if cell in limits.LIMIT else "open"
+    worst = max(measure.error(encoding, ability, number, examples) for number in times)
+    return f"can ×{max(times)}" if worst == 0 else f"can {100 * worst:.2g}"
+
+
+def errors_learned() -> Mapping[tuple[str, str], list[float]]:
+    """The errors of all seeds in distribution, by ability and encoding, of the archived grid."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    metrics = {
+        name: tasks.create(task, **options).metric for name, (task, options) in SETTINGS.items()
+    }
+    with tarfile.open(ARCHIVE) as archive:
+        for member in archive:
+            path = Path(member.name)
+            if path.name != "result.json":
+                continue
+            ability, encoding = path.parts[1], path.parts[3]
+            content = archive.extractfile(member)
+            for record in json.load(content)["records"] if content else ():
+                if (record["split"], record["metric"]) == ("in_distribution", metrics[ability]):
+                    errors.setdefault((ability, encoding), []).append(record["value"])
+    return errors
+
+
+if __name__ == "__main__":
+    main()
