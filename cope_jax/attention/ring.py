@@ -120,8 +120,8 @@ def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
         keys = dataclasses.replace(along_sequence(pad_by(padding), keys), indices=indices)
     queries = along_sequence(_cut((ring.chunks, attention.pieces)), queries)
     keys = along_sequence(_cut((ring.chunks,)), keys)
-    placed = ring.sharded(ring.placed, (True,), True)((queries, keys))
-    out = ring.sharded(ring.unplaced, (True,), True)(
+    placed = ring.sharded(Ring.placed, (True,), True)((queries, keys))
+    out = ring.sharded(Ring.unplaced, (True,), True)(
         derivative.attend(passes, stream.part(*placed))
     )
     out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[
@@ -137,7 +137,7 @@ def _once_around(
     [chunks, pieces, ...] and keys [chunks, ...].
     """
 
-    def on_device(stream: Stream) -> Any:
+    def on_device(ring: Ring, stream: Stream) -> Any:
         def start(strip: QueryBlock) -> streaming_softmax.State:
             return streaming_softmax.start(stream.part(strip, stream.keys), gradient)
 
@@ -169,7 +169,7 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
     stream, *result = kept
     none: Any = None
 
-    def on_device(stream: Stream, result: Any) -> Any:
+    def on_device(ring: Ring, stream: Stream, result: Any) -> Any:
         residuals, queries = Residuals.of(*result), stream.queries
 
         def start(item: Any) -> Gradients:

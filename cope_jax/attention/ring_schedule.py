@@ -14,6 +14,7 @@ they started. In the backward pass, the gradients of the keys are back too.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -38,10 +39,17 @@ class Ring:
 
     >>> Ring("sequence", 4).device_of(5)
     2
+
+    Attributes:
+      axis: the axis of the mesh.
+      devices: n.
+      device: the number of the current device, in functions that `sharded` calls. It comes from an
+        array: XLA refuses `axis_index` in layers that are recomputed.
     """
 
     axis: str
     devices: int
+    device: Any = dataclasses.field(default=None, compare=False)
 
     @classmethod
     def of(cls, axis: str) -> "Ring":
@@ -75,7 +83,7 @@ class Ring:
     def sharded(
         self, function: Callable[..., Any], sharded: tuple[Any, ...], results: Any
     ) -> Callable[..., Any]:
-        """Returns a function that calls `function` on each device of the ring.
+        """Returns a function that calls `function(ring, *arguments)` on each device of the ring.
 
         `sharded` and `results` describe the arguments and results of `function`: True means an
         array that is split by chunks, False an array that is whole on each device.
@@ -84,13 +92,17 @@ class Ring:
         def spec(split: bool) -> PartitionSpec:
             return PartitionSpec(self.axis) if split else PartitionSpec()
 
-        return jax.shard_map(
-            function,
-            in_specs=jax.tree.map(spec, sharded),
+        def on_device(numbers: Array, *arguments: Any) -> Any:
+            return function(dataclasses.replace(self, device=numbers[0]), *arguments)
+
+        call = jax.shard_map(
+            on_device,
+            in_specs=(PartitionSpec(self.axis), *jax.tree.map(spec, sharded)),
             out_specs=jax.tree.map(spec, results),
             axis_names={self.axis},
             check_vma=False,
         )
+        return functools.partial(call, jnp.arange(self.devices, dtype=jnp.int32))
 
     def whole(self, x: Array, axis: int) -> Array:
         """Keeps XLA from splitting an axis, because gradients are wrong if the axis does not split
@@ -126,11 +138,10 @@ class Ring:
         """
         up = [(device, device + 1) for device in range(self.devices - 1)]
         down = [(device + 1, device) for device in range(self.devices - 1)]
-        device = jax.lax.axis_index(self.axis)
 
         def move(pair: Array) -> Array:
-            low = jnp.where(device == 0, pair[1], self._send(pair[0], up))
-            high = jnp.where(device == self.devices - 1, pair[0], self._send(pair[1], down))
+            low = jnp.where(self.device == 0, pair[1], self._send(pair[0], up))
+            high = jnp.where(self.device == self.devices - 1, pair[0], self._send(pair[1], down))
             return jnp.stack([low, high])
 
         return jax.tree.map(move, tree)
@@ -139,7 +150,7 @@ class Ring:
         return [(chunk // 2, self.device_of(chunk)) for chunk in range(parity, self.chunks, 2)]
 
     def _is_even(self) -> Array:
-        return jax.lax.axis_index(self.axis) % 2 == 0
+        return self.device % 2 == 0
 
     def _send(self, x: Array, pairs: list[tuple[int, int]]) -> Array:
         return jax.lax.ppermute(x, self.axis, pairs)

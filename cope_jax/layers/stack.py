@@ -73,9 +73,8 @@ def scan_stack(
         return body if remat == "none" else jax.checkpoint(body, policy=POLICIES[remat])
 
     if forms is None:
-        # A loop fills what it keeps with zeros first, a fifth of a small model's step on a CPU. XLA
-        # refuses a ring of devices in layers that are recomputed, unless a loop is around it.
-        few = len(jax.tree.leaves(stacked)[0]) <= 2 and jax.sharding.get_abstract_mesh().size <= 1
+        # A loop fills what it keeps with zeros first, a fifth of a small model's step on a CPU.
+        few = len(jax.tree.leaves(stacked)[0]) <= 2
         body = body_of(lambda module: module)
         return jax.lax.scan(body, carry, (stacked, inputs), unroll=few)
     outputs = []

@@ -243,7 +243,7 @@ def test_schedule(devices):
     def schedule(chunk):
         ring = Ring.of(AXIS)
 
-        def on_device(natural):
+        def on_device(ring, natural):
             placed = ring.placed(natural)
             home, seen = jax.lax.scan(
                 lambda keys, _: (ring.moved(keys), keys), placed, length=chunks
@@ -295,7 +295,8 @@ def test_hidden_chunks_are_not_computed():
     assert VISITED == {(query, key): 2 for query in range(8) for key in range(query + 1)}
 
 
-def test_a_decoder_trains_as_on_one_device():
+@pytest.mark.parametrize("forms", [{}, {"window": 5}], ids=["equal layers", "one without a window"])
+def test_a_decoder_trains_as_on_one_device(forms):
     """Loss and the gradient of every parameter, with packed segments, dropout, tables and
     recomputed layers.
     """
@@ -304,8 +305,8 @@ def test_a_decoder_trains_as_on_one_device():
 
     def loss_and_gradients(attention, layout=WHOLE):
         block, options = (
-            {"dropout": 0.2, "attention": attention},
-            {"max_length": 12, "remat": "full"},
+            {"dropout": 0.2, "attention": attention, **forms},
+            {"max_length": 12, "remat": "full", "full_layers": (1,) if forms else None},
         )
         graphdef, state = models.build(
             models.config("learned+cope(npos_max=4)", block, layout=layout, **options)

@@ -19,7 +19,7 @@ from cope_jax.attention.kernels.tile.tile_operations import Forms
 from cope_jax.attention.kernels.tile.tile_plan import TilePlan
 from cope_jax.attention.kernels.tpu.tpu_ops import FORMS, GATHERS
 
-SUBLANES = 8  # a register has 8 rows of 32-bit numbers
+SUBLANES, LANES = 8, 128  # the rows and columns of a register of 32-bit numbers
 VMEM_BYTES = 100 * 2**20
 
 
@@ -73,12 +73,12 @@ def _read(x: Argument, ref: Any, gathers: bool, first: Any = 0, blocks: int = 1)
         return jnp.full(x.spec.size, x.fill, x.spec.dtype)
     parts = [ref[first + n] for n in range(blocks)] if x.side == "key" else [ref[0]]
     array = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=x.along)
-    return _turn(array, gathers) if x.turned else array
+    return _as_column(array, gathers) if x.turned else array
 
 
-def _write(x: Argument, ref: Any, gathers: bool, array: Array, *, add: bool) -> None:
+def _write(x: Argument, ref: Any, array: Array, *, add: bool) -> None:
     """Writes the own block of a query or head."""
-    array = (_turn(array, gathers) if x.turned else array).astype(ref.dtype)
+    array = (_as_row(array) if x.turned else array).astype(ref.dtype)
     ref[0] = ref[0] + array if add else array
 
 
@@ -91,16 +91,25 @@ def _add_to_keys(x: Argument, ref: Any, first: Any, array: Array, blocks: int) -
         ).astype(ref.dtype)
 
 
-def _turn(x: Array, gathers: bool) -> Array:
-    """A row as a column, or a column as a row.
-
-    A chip that cannot gather transposes registers, which takes longer.
-    """
+def _as_column(x: Array, gathers: bool) -> Array:
+    """A row as a column; a chip that cannot gather transposes registers, which takes longer."""
     if gathers:
         return x.reshape(x.shape[::-1])
-    return jnp.broadcast_to(x, tuple(max(n, SUBLANES) for n in x.shape)).T[
-        : x.shape[1], : x.shape[0]
-    ]
+    return jnp.broadcast_to(x, (SUBLANES, max(x.shape[1], SUBLANES))).T[: x.shape[1], :1]
+
+
+def _as_row(x: Array) -> Array:
+    """A column as a row: the sums over the rows of a diagonal, as a reshape takes many more steps."""
+
+    def turned(column: Array) -> Array:
+        size = (len(column),) * 2
+        rows, columns = (jax.lax.broadcasted_iota(jnp.int32, size, axis) for axis in (0, 1))
+        diagonal = jnp.where(rows == columns, column, jnp.zeros_like(column))
+        return jnp.sum(diagonal, axis=0, keepdims=True, dtype=x.dtype)
+
+    return jnp.concatenate(
+        [turned(x[first : first + LANES]) for first in range(0, len(x), LANES)], axis=1
+    )
 
 
 def _visit(
@@ -157,12 +166,21 @@ def never(loop: Any) -> Any:
 
 
 class PallasKernel:
-    """A `TileKernel` as a Pallas kernel."""
+    """A `TileKernel` as a Pallas kernel.
+
+    What passes from one block of keys to the next lies in fast memory, if it has several columns: in
+    registers, each loop would move all of it. `kept` tells which outputs those are.
+    """
 
     def __init__(self, kernel: TileKernel, execution: TpuExecution):
         self.kernel, self.plan, self.execution = kernel, kernel.plan, execution
         self.inputs, self.outputs = kernel.inputs, kernel.outputs
         self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
+        passed = sum(kernel.counts[:2])
+        self.kept = [
+            use and x.spec.size[1] > 1
+            for x, use in zip(kernel.outputs[:passed], kernel.written[:passed], strict=True)
+        ]
 
     def _read(self, tree: PyTree, refs: Sequence[Any], first: Any = 0, blocks: int = 1) -> PyTree:
         """Reads the leaves of a tree; a leaf that no program uses becomes 0."""
@@ -177,7 +195,8 @@ class PallasKernel:
         return jax.tree.map(read, tree, is_leaf=is_argument)
 
     def _body(self, span_ref: Any, *refs: Any) -> None:
-        inputs, written = refs[: len(self.inputs)], iter(refs[len(self.inputs) :])
+        last = len(self.inputs) + sum(self.kernel.written)
+        inputs, written = refs[: len(self.inputs)], iter(refs[len(self.inputs) : last])
         results = [next(written) if use else None for use in self.kernel.written]
         first_strip = pl.program_id(3) == 0
         first_of_group = first_strip & (pl.program_id(2) == 0)
@@ -206,7 +225,25 @@ class PallasKernel:
         )
         tree = jax.tree.structure(self.kernel.loop, is_leaf=is_argument)
 
-        def step(first: Array, loop: Any, *, blocks: int, masked: bool, saturated: bool) -> Any:
+        def load(columns: list[Any]) -> tuple[list[Any], list[Any]]:
+            memory, unkept = iter(refs[last:]), iter(columns)
+            values = [next(memory)[...] if kept else next(unkept) for kept in self.kept]
+            return values[:loops], values[totals]
+
+        def save(new: list[Any], total: list[Any]) -> list[Any]:
+            """Writes what is kept, and returns the others."""
+            memory, columns = iter(refs[last:]), []
+            for value, kept in zip([*new, *total], self.kept, strict=True):
+                if kept:
+                    next(memory)[...] = value
+                else:
+                    columns.append(value)
+            return columns
+
+        def step(
+            first: Array, columns: list[Any], *, blocks: int, masked: bool, saturated: bool
+        ) -> Any:
+            loop = load(columns)
             programs = self.kernel.steps[masked, saturated, blocks]
             own_keys = self._read(keys, inputs, first, blocks)
             args = (
@@ -234,17 +271,16 @@ class PallasKernel:
             ):
                 if value is not None:
                     _add_to_keys(x, ref, first, value, blocks)
-            return new, total
+            return save(new, total)
 
         def asking(name: str) -> Callable[..., Any]:
             programs = self.kernel.ask[name]
             if programs is None:
                 return never
 
-            def ask(loop: Any) -> Array:
-                carry = self.kernel.carry(
-                    (fixed[0], fixed[1], None, fixed[2], *rest), jax.tree.unflatten(tree, loop[0])
-                )
+            def ask(columns: list[Any]) -> Array:
+                loop = jax.tree.unflatten(tree, load(columns)[0])
+                carry = self.kernel.carry((fixed[0], fixed[1], None, fixed[2], *rest), loop)
                 rows: Any = programs.program(constants[id(programs)], (fixed[0], carry))[0]
                 return jnp.min(rows.astype(jnp.float32)) > 0.5
 
@@ -254,13 +290,14 @@ class PallasKernel:
             jnp.zeros(x.spec.size, x.spec.dtype) if use else np.int32(0)
             for x, use in zip(self.outputs[totals], self.kernel.written[totals], strict=True)
         ]
-        start = jax.tree.leaves(self._read(self.kernel.loop, inputs)), zeros
-        new, total = _visit(self.plan, span_ref, start, step, asking("saturated"), asking("done"))
+        start = save(jax.tree.leaves(self._read(self.kernel.loop, inputs)), zeros)
+        columns = _visit(self.plan, span_ref, start, step, asking("saturated"), asking("done"))
+        new, total = load(columns)
         for x, ref, value in zip(
             self.outputs[: totals.stop], results[: totals.stop], [*new, *total], strict=True
         ):
             if ref is not None:
-                _write(x, ref, self.execution.gathers, value, add=x.side == "head")
+                _write(x, ref, value, add=x.side == "head")
 
     def __call__(self, name: str) -> PyTree:
         """Runs the kernel.
@@ -285,6 +322,11 @@ class PallasKernel:
             grid=(batch, groups // devices, repeats, strips),
             in_specs=[spec(x) for x in self.inputs],
             out_specs=[spec(x) for x in outputs],
+            scratch_shapes=[
+                pltpu.VMEM(x.spec.size, x.spec.dtype)
+                for x, kept in zip(self.outputs, self.kept, strict=False)
+                if kept
+            ],
         )
         semantics: Any = ("parallel", "parallel", "arbitrary", "arbitrary")
 
