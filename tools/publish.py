@@ -6,7 +6,8 @@ python -m tools.publish --grid=abilities_v2 --workdir=runs/abilities_v2
 The second command first writes experiments/results/GRID.tar.xz, with the finished cells and trials
 of the workdir of a sweep. After `tar -xJf experiments/results/GRID.tar.xz -C runs`, `cope-jax sweep`
 trains only what is missing. In RESULTS.md everything between the line `<!-- tables of GRID -->` and
-the next `<!-- end -->` is replaced.
+the next `<!-- end -->` is replaced, and below `<!-- published numbers -->` the table of
+experiments/published.json, whose column of our numbers comes from the tables of RESULTS.md.
 """
 
 import argparse
@@ -32,6 +33,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 SEEDS = {"abilities": 1, "abilities_v2": 5}
 """The number of seeds on every ability from which on the tables of a grid have an encoding."""
 BLOCK = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PUBLISHED = re.compile(r"(<!-- published numbers -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -67,7 +69,28 @@ def pack(name: str, workdir: Path, path: Path) -> Path:
 
 def written(text: str) -> str:
     """The text of RESULTS.md with the tables of its grids."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{tables(match[2])}\n\n{match[3]}", text)
+    text = BLOCK.sub(lambda match: f"{match[1]}\n{tables(match[2])}\n\n{match[3]}", text)
+    return PUBLISHED.sub(lambda match: f"{match[1]}\n{published(text)}\n\n{match[2]}", text)
+
+
+def published(text: str) -> str:
+    """The numbers that papers print, and those of the tables of RESULTS.md."""
+    sections, rows, count = read_tables(text), [], 0
+    papers = json.loads((EXPERIMENTS / "published.json").read_text(encoding="utf-8"))
+    for paper in papers:
+        (section,) = (name for name in sections if name.startswith(paper["section"]))
+        for row in paper["rows"]:
+            cells = sections[section][0][row["row"]]
+            ours = [re.split(r"<br>| \(", cells[column])[0] for column in paper["columns"]]
+            count += sum(map(bool, row["printed"]))
+            printed = " / ".join(number or "–" for number in row["printed"])
+            splits = " / ".join(paper["columns"])
+            setting = f"{paper['paper']} ({splits})" if row is paper["rows"][0] else ""
+            numbers = printed, " / ".join(ours), str(paper["seeds"])
+            rows.append([setting, f"`{row['row']}`", *numbers, row["verdict"]])
+    columns = ["paper and setting", "encoding", "printed", "ours", "seeds", "verdict"]
+    table = Table("", columns, rows, text_columns=len(columns)).markdown()
+    return f"{count} numbers:\n\n{table}"
 
 
 def tables(name: str) -> str:
@@ -128,6 +151,31 @@ def recorded(path: Path) -> dict[str, Record]:
             for member in file
             if member.name.endswith(("/result.json", f"/{FAILED}"))
         }
+
+
+def read_tables(page: str) -> dict[str, list[dict[str, dict[str, str]]]]:
+    """The tables below each heading of a page; a row is named by its first cell, or two."""
+    by_heading: dict[str, list[dict[str, dict[str, str]]]] = {}
+    for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        blocks = re.findall(r"^\|.*\n\| ?-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+        heads = re.findall(r"^(\|.*)\n\| ?-", text, re.MULTILINE)
+        by_heading[heading] = [
+            _named(_cells(head), [_cells(line) for line in block.splitlines()])
+            for head, block in zip(heads, blocks, strict=True)
+        ]
+    return by_heading
+
+
+def _named(head: list[str], rows: list[list[str]]) -> dict[str, dict[str, str]]:
+    firsts = [row[0] for row in rows]
+    names = [row[0] if firsts.count(row[0]) == 1 else ", ".join(row[:2]) for row in rows]
+    return {name: dict(zip(head, row, strict=True)) for name, row in zip(names, rows, strict=True)}
+
+
+def _cells(line: str) -> list[str]:
+    cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+    return [re.sub(r"[*`]", "", cell).strip() for cell in cells]
 
 
 if __name__ == "__main__":

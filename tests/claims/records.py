@@ -15,6 +15,7 @@ import numpy as np
 from cope_jax import tasks
 from cope_jax.configs.abilities import SETTINGS
 from cope_jax.evaluation.report import grid_cells, significance
+from tools.publish import read_tables
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "experiments" / "results" / "abilities.tar.xz"
@@ -135,30 +136,6 @@ def read() -> Records:
                 content = json.load(archive.extractfile(member) or b"")
                 rows += [{"setting": setting, **row} for row in content["records"]]
     return Records(
-        grid_cells.headlines(rows, TASKS), tables((ROOT / "experiments" / "RESULTS.md").read_text())
+        grid_cells.headlines(rows, TASKS),
+        read_tables((ROOT / "experiments" / "RESULTS.md").read_text()),
     )
-
-
-def tables(page: str) -> dict[str, list[dict[str, dict[str, str]]]]:
-    """The tables below each heading of a page; a row is named by its first cell, or two."""
-    by_heading: dict[str, list[dict[str, dict[str, str]]]] = {}
-    for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
-        heading, _, text = section.partition("\n")
-        blocks = re.findall(r"^\|.*\n\| ?-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-        heads = re.findall(r"^(\|.*)\n\| ?-", text, re.MULTILINE)
-        by_heading[heading] = [
-            _named(_cells(head), [_cells(line) for line in block.splitlines()])
-            for head, block in zip(heads, blocks, strict=True)
-        ]
-    return by_heading
-
-
-def _named(head: list[str], rows: list[list[str]]) -> dict[str, dict[str, str]]:
-    firsts = [row[0] for row in rows]
-    names = [row[0] if firsts.count(row[0]) == 1 else ", ".join(row[:2]) for row in rows]
-    return {name: dict(zip(head, row, strict=True)) for name, row in zip(names, rows, strict=True)}
-
-
-def _cells(line: str) -> list[str]:
-    cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
-    return [re.sub(r"[*`]", "", cell).strip() for cell in cells]

@@ -108,3 +108,25 @@ def test_an_archive_never_loses_a_cell(workdir, tmp_path):
 def test_an_archive_needs_a_grid_and_its_workdir(monkeypatch):
     with pytest.raises(ConfigError, match="give both or neither"):
         start("--grid=small", monkeypatch=monkeypatch)
+
+
+PAGE = """## Copying words
+| encoding | near | far |
+| --- | ---: | ---: |
+| `cope` | **1.0 ± 0.5**<br>1.2 [0.4, 1.6] | 27.3 (0) |
+
+<!-- published numbers -->
+old
+<!-- end -->
+"""
+
+
+def test_published_numbers_are_next_to_those_of_the_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "EXPERIMENTS", tmp_path)
+    row = {"row": "cope", "printed": ["0", ""], "verdict": "agrees"}
+    paper = {"paper": "P", "section": "Copying", "columns": ["near", "far"], "seeds": 3}
+    workdirs.write_json(tmp_path / "published.json", [paper | {"rows": [row]}])
+    text = publish.written(PAGE)
+    assert "old" not in text and "1 numbers:" in text
+    assert "| P (near / far) | `cope` | 0 / – | 1.0 ± 0.5 / 27.3 | 3 | agrees |" in text
+    assert publish.written(text) == text
