@@ -70,6 +70,9 @@ class Learner:
         model_key, run_key = jax.random.split(jax.random.key(seed))
         model = self._create(nnx.Rngs(model_key))
         params = overlay(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
+        # A weak type, as of jnp.full(n, 0.5), ends with the first step: the second would be another
+        # program.
+        params = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), params)
         carry = model.initial_carry(self.batch_size)
         step, memory = jnp.zeros((), jnp.int32), self.optimizer.init(params)
         return TrainState(step, params, memory, run_key, carry)

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from cope_jax import positions
+from cope_jax.encodings import EncodingConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_schedule
 from tests.training import tiny
@@ -147,6 +148,15 @@ def test_initial_parameters_depend_on_the_seed_alone(start):
     assert (jax.random.key_data(other.key) != jax.random.key_data(start.key)).any()
     assert (other.params["embedding"]["embedding"] != start.params["embedding"]["embedding"]).all()
     assert {leaf.dtype for leaf in jax.tree.leaves(start.params)} == {jnp.dtype(jnp.float32)}
+
+
+@pytest.mark.parametrize("encoding", ["fox", "fire"])
+def test_the_first_step_has_the_types_of_all_steps(encoding):
+    """A weak type ends with the first step, so that the second would be compiled again."""
+    model = dataclasses.replace(tiny.MODEL, encoding=EncodingConfig.parse(encoding))
+    learner = dataclasses.replace(tiny.program().learner, model=model)
+    leaves = jax.tree.leaves(jax.eval_shape(learner.init, np.int32(0)))
+    assert not any(leaf.weak_type for leaf in leaves)
 
 
 def test_positions_come_from_the_sampler_below_the_models_length(start, monkeypatch):
