@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.attention import checks
 from cope_jax.attention.blocks import head_major
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
@@ -67,7 +68,8 @@ class Cache:
         tokens.
 
         Args:
-          positions_BL: int32 or float32, `[B, L]` or `[1, L]`.
+          positions_BL: integers or real numbers, `[B, L]` or `[1, L]`. The first real numbers
+            change the type of the cache, so enter them before a compiled loop.
           segment_ids_BL: integers, `[B, L]` or `[1, L]`. If None, all new tokens are in segment 0.
 
         Raises:
@@ -81,15 +83,18 @@ class Cache:
                 f"a cache of capacity {self.capacity} cannot hold {start + length} tokens: create a larger cache"
             )
 
+        positions_BC, dtype = self.positions_BC, accumulator_dtype(self.entries.k.dtype)
+        batch = len(positions_BC)
+        positions_BL = checks.checked_positions("positions_BL", positions_BL, batch, length, dtype)
+        if positions_BL.dtype != positions_BC.dtype:
+            positions_BL = checks.as_real("positions_BL", positions_BL, dtype)
+            positions_BC = positions_BC.astype(dtype)
+
         def write(slots_BC: Array, new_BL: Any) -> Array:
-            new_BL = jnp.asarray(new_BL, slots_BC.dtype)
-            new_BL = jnp.broadcast_to(new_BL, (slots_BC.shape[0], length))
+            new_BL = jnp.broadcast_to(jnp.asarray(new_BL, slots_BC.dtype), (batch, length))
             return jax.lax.dynamic_update_slice_in_dim(slots_BC, new_BL, self.filled, axis=1)
 
         segment_ids_BL = np.zeros((1, length)) if segment_ids_BL is None else segment_ids_BL
-        positions_BC = self.positions_BC
-        if jnp.issubdtype(positions_BL.dtype, jnp.floating):
-            positions_BC = positions_BC.astype(accumulator_dtype(self.entries.k.dtype))
         return dataclasses.replace(
             self,
             positions_BC=write(positions_BC, positions_BL),

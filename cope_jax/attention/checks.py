@@ -116,9 +116,25 @@ def checked_positions(name: str, positions: Any, batch: int, length: int, dtype:
     """
     positions = _array(name, positions)
     if not jnp.issubdtype(positions.dtype, jnp.floating):
+        if not jnp.issubdtype(positions.dtype, jnp.integer):
+            raise ConfigError(f"{name} must be integers or real numbers, got {positions.dtype}")
         return checked_integers(name, positions, batch, length)
     _check_shape(name, positions, batch, length)
+    if not isinstance(positions, jax.core.Tracer) and not np.isfinite(positions).all():
+        raise ConfigError(f"{name} must be finite numbers, got NaN or infinity")
     return jax.lax.stop_gradient(positions.astype(dtype))
+
+
+def as_real(name: str, positions: Any, dtype: Any) -> Any:
+    """Returns positions in a floating-point type, next to which there are real numbers."""
+    largest = 2**24 if dtype == jnp.float32 else 2**53
+    known = positions.size and not isinstance(positions, jax.core.Tracer)
+    if known and np.issubdtype(positions.dtype, np.integer) and abs(positions).max() > largest:
+        raise ConfigError(
+            f"{name} must be at most {largest:,} next to real numbers, which {jnp.dtype(dtype)} holds exactly, "
+            f"got {abs(positions).max():,}"
+        )
+    return positions.astype(dtype)
 
 
 def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:

@@ -176,7 +176,8 @@ def prepare(
     q_positions = checks.checked_positions("q_positions", q_positions, batch, length, dtype)
     k_positions = checks.checked_positions("k_positions", k_positions, batch, keys, dtype)
     if q_positions.dtype != k_positions.dtype:
-        q_positions, k_positions = (x.astype(dtype) for x in (q_positions, k_positions))
+        q_positions = checks.as_real("q_positions", q_positions, dtype)
+        k_positions = checks.as_real("k_positions", k_positions, dtype)
     q_segment_ids = checks.checked_integers("q_segment_ids", q_segment_ids, batch, length)
     k_segment_ids = checks.checked_integers("k_segment_ids", k_segment_ids, batch, keys)
     if mask is not None and not encoding.traits.takes_masks:

@@ -2,10 +2,10 @@
 
     python -m experiments.by_hand --encodings=none,cope --abilities=count --examples=1000 --times=1,64
 
-A cell has the verdict, and the errors in % that the grid `abilities` learned: mean and best seed.
-"can ×64" means that no error was measured at any of --times, of which 64 is the largest; a number
-after "can" is the largest error in %. The verdict "limit" means that each model fails from some
-length on. Nothing is written.
+A cell has the verdict, and the errors in % that the grid `abilities` learned, mean and best seed, if
+both versions of the ability have one setting. "can ×64" means that no error was measured at any of
+--times, of which 64 is the largest; a number after "can" is the largest error in %. The verdict
+"limit" means that each model's margin vanishes as sequences grow. Nothing is written.
 """
 
 import argparse
@@ -17,7 +17,9 @@ from pathlib import Path
 from statistics import fmean
 
 from cope_jax import tasks
-from cope_jax.configs.abilities import SETTINGS
+from cope_jax.cli.exits import clear_errors
+from cope_jax.cli.flag_values import read_numbers
+from cope_jax.configs.abilities import CHANGED, SETTINGS
 from cope_jax.evaluation.report.table import Table
 from experiments.by_hand import limits, measure
 
@@ -40,7 +42,9 @@ def main() -> None:
     ]:
         if name not in known:
             sys.exit(f"unknown name {name!r}: choose from {', '.join(known)}")
-    times = [int(number) for number in given.times.split(",")]
+    times = read_numbers("times", given.times.split(","))
+    if given.examples < 1:
+        sys.exit(f"--examples={given.examples}: at least 1")
     learned = errors_learned()
     rows = []
     for encoding in encodings:
@@ -48,10 +52,15 @@ def main() -> None:
         for ability in abilities:
             shown = verdict(encoding, ability, times, given.examples)
             print(f"{ability}, {encoding}: {shown}", file=sys.stderr, flush=True)
-            seeds = learned[ability, encoding]
-            row.append(f"{shown} ({100 * fmean(seeds):.1f}, {100 * min(seeds):.1f})")
+            row.append(shown + bracket(learned, ability, encoding))
         rows.append(row)
     print(Table("", ["encoding", *abilities], rows, text_columns=1 + len(abilities)).markdown())
+
+
+def bracket(learned: Mapping[tuple[str, str], list[float]], ability: str, encoding: str) -> str:
+    """The mean and the least learned error in %, in brackets; "" if they are of another setting."""
+    seeds = learned[ability, encoding]
+    return "" if ability in CHANGED else f" ({100 * fmean(seeds):.1f}, {100 * min(seeds):.1f})"
 
 
 def verdict(encoding: str, ability: str, times: list[int], examples: int) -> str:
@@ -83,4 +92,5 @@ def errors_learned() -> Mapping[tuple[str, str], list[float]]:
 
 
 if __name__ == "__main__":
-    main()
+    with clear_errors():
+        main()

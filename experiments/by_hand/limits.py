@@ -38,4 +38,5 @@ LIMIT: dict[tuple[str, str], str] = {
     **{("ignore", encoding): MARGIN for encoding in ("fox", "stick_breaking")},
     **{("ignore", encoding): BITS for encoding in ("rope", "pope", "alibi")},
 }
-"""Cells in which each model fails from some length on; we do not know weights for 64 times."""
+"""Cells in which the margin of each model vanishes as sequences grow; we do not know weights for 64
+times the length."""

@@ -128,3 +128,27 @@ def test_integers_beside_real_numbers():
     np.testing.assert_array_equal(mixed, exact)
     with pytest.raises(ConfigError, match=r"q_positions must have shape \[1, 3\], got \[1, 2\]"):
         attend(q, q, q, encoding=encoding, q_positions=np.ones((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (np.array([[0.0, np.nan]]), "positions must be finite numbers, got NaN or infinity"),
+        (np.array([[True, False]]), "positions must be integers or real numbers, got bool"),
+        (
+            np.array([[2**24 + 1, 0]]),
+            "positions must be at most 16,777,216 next to real numbers, which float32 holds exactly, "
+            "got 16,777,217",
+        ),
+    ],
+)
+def test_mistakes_are_one_clear_line(positions, message):
+    encoding = encodings.create("alibi", num_heads=1, head_dim=2, rngs=nnx.Rngs(0))
+    q, real = jnp.ones((1, 2, 1, 2)), np.array([[0.0, 1.5]])
+    with pytest.raises(ConfigError) as error:
+        attend(q, q, q, encoding=encoding, q_positions=positions, k_positions=real)
+    assert str(error.value) == f"q_{message}"
+    cache = create_cache(encoding, batch=1, capacity=4)
+    with pytest.raises(ConfigError) as error:
+        cache.enter(real).enter(positions)
+    assert str(error.value) == f"{message}".replace("positions", "positions_BL", 1)

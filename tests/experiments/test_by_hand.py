@@ -1,14 +1,26 @@
 """Weights written by hand solve their tasks at four times the trained length, and broken ones fail."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from flax import nnx
 
 from cope_jax.layout import WHOLE
 from cope_jax.models.decoder import Decoder
+from experiments.by_hand import __main__ as command
 from experiments.by_hand import limits, measure
+from tools.publish import read_tables
 
-CELLS = [(ability, encoding) for ability, names in limits.CAN.items() for encoding in names]
+PAGE = Path(__file__).parents[2] / "docs" / "can.md"
+
+FAST = ("cope", "stick_breaking", "mapformer")
+CELLS = [
+    pytest.param(ability, encoding, marks=() if encoding in FAST else pytest.mark.slow)
+    for ability, names in limits.CAN.items()
+    for encoding in names
+]
 
 
 def error(encoding: str, ability: str, times: int) -> float:
@@ -76,3 +88,27 @@ def test_the_bit_to_recall_is_not_in_the_multiset_of_tokens():
     first, swapped, other = np.asarray(model(texts))[:, -1]
     np.testing.assert_allclose(first, swapped, atol=1e-5)
     assert np.abs(first - other).max() > 1e-3
+
+
+def test_the_page_has_the_verdicts_and_the_learned_errors(monkeypatch):
+    monkeypatch.setattr(measure, "error", lambda *_: 0.0)
+    learned, text = command.errors_learned(), PAGE.read_text()
+    cells = {
+        (ability, encoding): shown
+        for table in read_tables(f"## Tables\n{text}")["Tables"]
+        for encoding, row in table.items()
+        for ability, shown in row.items()
+        if encoding in limits.ALL and ability != "encoding"
+    }
+    assert len(cells) == 110
+    for (ability, encoding), shown in cells.items():
+        verdict = command.verdict(encoding, ability, [64], 1).removesuffix(" ×64")
+        assert shown == verdict + command.bracket(learned, ability, encoding)
+    counts = [sum(shown.startswith(word) for shown in cells.values()) for word in ("can", "cannot")]
+    counts += [sum(shown.startswith(word) for shown in cells.values()) for word in ("limit", "open")]
+    can = counts[0] - counts[1]
+    sentence = re.sub(r"\s+", " ", text)
+    assert (
+        f"Of 110 cells, {can} have weights, {counts[1]} cannot be solved by any, and {counts[2]} have a limit. "
+        f"The other {counts[3]} are open" in sentence
+    )
