@@ -22,7 +22,6 @@ from cope_jax.runs.grid.grid import Grid
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
-ENTRIES = sorted((EXPERIMENTS / "entries").glob("*.tar.xz"))
 COSTS = (
     "times of a step and of decoding: apart from the runs, see RESULTS.md, What an encoding costs"
 )
@@ -56,11 +55,13 @@ def results(name: str) -> str:
     """The page of a grid, from the archived records of its cells and of encodings that entered it."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder, name)
-        for path in (EXPERIMENTS / "results" / f"{name}.tar.xz", *ENTRIES):
-            archive.unpack(path, Path(folder))
-        cells = grid_file.read(grid_file.find(name))
-        files = sorted((EXPERIMENTS / "entries").glob("*.py"))
-        entered = entries(cells, [entry for file in files for entry in encodings.load(file)])
+        archive.unpack(EXPERIMENTS / "results" / f"{name}.tar.xz", Path(folder))
+        cells, entered_names = grid_file.read(grid_file.find(name)), []
+        for file in sorted((EXPERIMENTS / "entries").glob("*.py")):
+            names = encodings.load(file)
+            archive.unpack(file.with_suffix(".tar.xz"), Path(folder), names)  # nobody else's cells
+            entered_names += names
+        entered = entries(cells, entered_names)
         cells += [cell for cell in entered if (cell.folder(workdir) / "result.json").exists()]
         grid = Grid(workdir, [search.recorded(cell, workdir) for cell in cells])
         facts = "; ".join(filter(None, (search.budget(cells), COSTS)))
@@ -72,11 +73,9 @@ def costs() -> dict[str, dict[str, float]]:
     """The times of each encoding that the benchmark measured, as multiples of those of `rope`."""
     records = json.loads((EXPERIMENTS / "results" / "costs.json").read_text())["records"]
     names = {"train": "step, rope = 1", "decode": "decoding a token, rope = 1"}
-    least = {(row["section"], row["contender"]): min(row["seconds"]) for row in records}
     times: dict[str, dict[str, float]] = {}
-    for section, heading in names.items():
-        for name in (name for known, name in least if known == section):
-            times.setdefault(name, {})[heading] = least[section, name] / least[section, "rope"]
+    for row in records:
+        times.setdefault(row["contender"], {})[names[row["section"]]] = row["ratio"]
     return times
 
 

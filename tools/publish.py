@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cope_jax.cli.exits import clear_errors
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 from cope_jax.evaluation.report import grid_cells, page, results_table
 from cope_jax.evaluation.report.table import Table
 from cope_jax.runs.grid import archive, grid_file, search
@@ -63,6 +63,10 @@ def pack(name: str, workdir: Path, path: Path) -> Path:
     if lost := {file.rpartition("/")[0] for file in known} - folders:
         raise ConfigError(
             f"{path} has {len(lost)} cells that {workdir} lacks, such as {min(lost)}: unpack it there"
+        )
+    if not folders:
+        raise ConfigError(
+            f"{workdir} has no finished cell of {name}: give the workdir of its sweep"
         )
     return archive.pack(workdir, finished, path, name, ended)
 
@@ -117,7 +121,9 @@ def tables(name: str) -> str:
     parts = []
     if cells[0].search:
         environments = [content["environment"] for content in finished.values()]
-        trained = f"{len(finished):,} of {len(cells):,} cells and {len(results):,} trials"
+        ended = {Path(name, trial.folder(Path())).as_posix() for trial in search.trials(cells)}
+        trials = sum(file.rpartition("/")[0] in ended for file in results)
+        trained = f"{len(finished):,} of {len(cells):,} cells and {trials:,} trials"
         parts.append(
             f"Trained so far: {trained}{versions(environments)}. The tables have the encodings with at least "
             f"{SEEDS[name]} seeds on every ability: {len(complete)} of {len(labels)}."
@@ -144,13 +150,19 @@ def versions(environments: Sequence[Record]) -> str:
 
 
 def recorded(path: Path) -> dict[str, Record]:
-    """The records of cells and trials in an archive, by the name of their file."""
-    with tarfile.open(path) as file:
-        return {
-            member.name: json.load(file.extractfile(member) or io.BytesIO())
-            for member in file
-            if member.name.endswith(("/result.json", f"/{FAILED}"))
-        }
+    """The records of cells and trials in an archive, by the name of their file.
+
+    ConfigError: the archive is damaged.
+    """
+    try:
+        with tarfile.open(path) as file:
+            return {
+                member.name: json.load(file.extractfile(member) or io.BytesIO())
+                for member in file
+                if member.isfile() and member.name.endswith(("/result.json", f"/{FAILED}"))
+            }
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no archive of records: {first_line(error)}") from error
 
 
 def read_tables(page: str) -> dict[str, list[dict[str, dict[str, str]]]]:

@@ -137,7 +137,7 @@ def _once_around(
     [chunks, pieces, ...] and keys [chunks, ...].
     """
 
-    def on_device(ring: Ring, stream: Stream) -> Any:
+    def on_device(here: Ring, stream: Stream) -> Any:
         def start(strip: QueryBlock) -> streaming_softmax.State:
             return streaming_softmax.start(stream.part(strip, stream.keys), gradient)
 
@@ -152,7 +152,7 @@ def _once_around(
 
         def step(loop: Any, _: None) -> Any:
             keys, states = loop
-            return (ring.moved(keys), jax.lax.map(see, (stream.queries, keys, states))), None
+            return (here.moved(keys), jax.lax.map(see, (stream.queries, keys, states))), None
 
         def finish(item: Any) -> Any:
             strip, state = item
@@ -169,7 +169,7 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
     stream, *result = kept
     none: Any = None
 
-    def on_device(ring: Ring, stream: Stream, result: Any) -> Any:
+    def on_device(here: Ring, stream: Stream, result: Any) -> Any:
         residuals, queries = Residuals.of(*result), stream.queries
 
         def start(item: Any) -> Gradients:
@@ -195,12 +195,12 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
             keys, dkeys, dparams, states = loop
             # Gradients of keys travel while those of the next chunk are computed, and are added
             # afterwards.
-            arriving = ring.moved(dkeys)
+            arriving = here.moved(dkeys)
             dparams, (leaving, states) = jax.lax.scan(
                 see, dparams, (queries, keys, residuals, states)
             )
             return (
-                ring.moved(keys),
+                here.moved(keys),
                 jax.tree.map(jnp.add, arriving, leaving),
                 dparams,
                 states,
@@ -226,7 +226,7 @@ def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> 
         return (
             jax.lax.psum(dparams, ring.axis),
             dqueries,
-            jax.vmap(KeyGradients.of)(ring.moved(dkeys), keys),
+            jax.vmap(KeyGradients.of)(here.moved(dkeys), keys),
         )
 
     sharded = ring.sharded(on_device, (_split(stream), True), (False, True, True))

@@ -81,7 +81,7 @@ def main() -> None:
             for cell in grid.cells
             if cell in state.failed or (cell in state.left and not _ONLY_FAILED.value)
         ]
-        announce(len(cells), grid, state, todo)
+        announce(len(cells), grid, state, todo, missing if _DRY_RUN.value else [])
         if _DRY_RUN.value:
             return
         stopped = stopped or train(grid, todo, engine)
@@ -114,12 +114,12 @@ def train(grid: Grid, cells: list[Cell], start: Callable[[int], Engine]) -> Inte
     return None
 
 
-def announce(total: int, grid: Grid, state: State, todo: list[Cell]) -> None:
-    """Prints how many cells are finished, and how long the others will take."""
+def announce(total: int, grid: Grid, state: State, todo: list[Cell], trials: list[Cell]) -> None:
+    """Prints how many cells are finished, and how long the others and the trials will take."""
     at_a_time = engine_flags.slots(len(todo))
     counts = [f"{total} cells", f"{len(state.finished)} finished", f"{len(state.failed)} failed"]
     line = f"{', '.join(counts)}, {len(todo)} to train, {at_a_time} at a time"
-    seconds = grid.seconds_left(todo, state.finished)
+    seconds = grid.seconds_left([*todo, *trials], state.finished)
     if todo:
         time = "unknown until a cell is finished"
         if seconds is not None:

@@ -11,6 +11,7 @@ from cope_jax.layout import WHOLE, Layout
 from cope_jax.models import MODELS
 from cope_jax.models.decoder import DecoderOptions
 from cope_jax.models.model import attends
+from cope_jax.positions import SAMPLERS
 from cope_jax.registry import check_at_least, check_fields, configure
 from cope_jax.tasks import TASKS, Task
 
@@ -137,6 +138,7 @@ class TrainingConfig:
         check_at_least(1, "training", 1024, readers=self.readers)
         check_at_least(0, "training", evaluate_every=self.evaluate_every)
         check_at_least(0, "training", 2**63 - 1, data_seed=self.data_seed)
+        SAMPLERS.get(self.positions)  # checks the name
         if self.positions != "consecutive" and self.max_position is None:
             raise ConfigError(
                 f"training.positions={self.positions} samples positions: set training.max_position"

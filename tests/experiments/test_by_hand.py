@@ -105,7 +105,9 @@ def test_the_page_has_the_verdicts_and_the_learned_errors(monkeypatch):
         verdict = command.verdict(encoding, ability, [64], 1).removesuffix(" ×64")
         assert shown == verdict + command.bracket(learned, ability, encoding)
     counts = [sum(shown.startswith(word) for shown in cells.values()) for word in ("can", "cannot")]
-    counts += [sum(shown.startswith(word) for shown in cells.values()) for word in ("limit", "open")]
+    counts += [
+        sum(shown.startswith(word) for shown in cells.values()) for word in ("limit", "open")
+    ]
     can = counts[0] - counts[1]
     sentence = re.sub(r"\s+", " ", text)
     assert (

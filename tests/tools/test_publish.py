@@ -103,6 +103,8 @@ def test_an_archive_never_loses_a_cell(workdir, tmp_path):
     with pytest.raises(ConfigError, match=r"has 1 cells .* lacks, such as small/far/cells/rope"):
         publish.pack("small", workdir, path)
     assert path.read_bytes() == before
+    with pytest.raises(ConfigError, match=r"elsewhere has no finished cell of small: give the"):
+        publish.pack("small", tmp_path / "elsewhere", tmp_path / "new.tar.xz")
 
 
 def test_an_archive_needs_a_grid_and_its_workdir(monkeypatch):

@@ -6,8 +6,9 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from cope_jax.errors import ConfigError, first_line
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.cell import Cell, folder_name
 from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.storage.files import replacing
 from cope_jax.training.metrics import read_curves
@@ -49,7 +50,21 @@ def _content(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def unpack(path: Path, folder: Path) -> None:
-    """Unpacks an archive into a folder, as `tar -xJf PATH -C FOLDER` does."""
-    with tarfile.open(path) as archive:
-        archive.extractall(folder, filter="data")
+def unpack(path: Path, folder: Path, labels: Iterable[str] | None = None) -> None:
+    """Unpacks an archive into a folder, as `tar -xJf PATH -C FOLDER` does; of cells only those with
+    the given labels, if not None.
+
+    Raises:
+      ConfigError: the file is missing or damaged, or would write outside of the folder.
+    """
+    names = None if labels is None else {folder_name(label) for label in labels}
+
+    def accepted(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+        *_, label, _, _ = ("", "", *Path(member.name).parts)
+        return tarfile.data_filter(member, folder) if names is None or label in names else None
+
+    try:
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, filter=accepted)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError(f"{path} is no archive of records: {first_line(error)}") from error

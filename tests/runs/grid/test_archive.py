@@ -3,7 +3,10 @@
 import json
 import tarfile
 
+import pytest
+
 import cope_jax as cj
+from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import archive, search
 from cope_jax.runs.grid.cell import Cell
@@ -87,3 +90,20 @@ def test_a_cell_of_an_earlier_version_is_known_by_its_rate(tmp_path):
     del known["config"]["training"]["positions"]
     path.write_text(json.dumps(known))
     assert search.recorded(cell, tmp_path).config == chosen.config
+
+
+def test_an_entry_has_its_own_cells_alone_and_damage_is_one_line(tmp_path):
+    workdir = tmp_path / "run"
+    cells = [Cell(cj.config("quick", encoding=name), (0,), "quick") for name in ("cope", "rope")]
+    for cell in cells:
+        finish(cell, workdir)
+    path = archive.pack(workdir, cells, tmp_path / "x.tar.xz", "grid")
+    archive.unpack(path, tmp_path / "other", ["rope"])
+    unpacked = [
+        (cell.folder(tmp_path / "other" / "grid") / "result.json").exists() for cell in cells
+    ]
+    assert unpacked == [False, True]
+    for content in (b"", path.read_bytes()[:200], b"no archive"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=f"{path} is no archive of records: ."):
+            archive.unpack(path, tmp_path / "third")
