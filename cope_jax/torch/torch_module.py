@@ -249,7 +249,7 @@ def _call(
             raise ConfigError(
                 f"{name} is on {x.device}, and {next(iter(tensors))} is on {device}: move them to one device"
             )
-        if name in INTEGERS and not x.is_floating_point():
+        if name in INTEGERS and x.dtype != torch.bool and not x.is_floating_point():
             _check_size(name, x)
             tensors[name] = x.to(torch.int32)
         if autocast and name in CAST and x.is_floating_point() and x.dtype != torch.float64:

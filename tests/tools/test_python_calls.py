@@ -49,6 +49,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         X,
     ),
     "ids": (3, "x", 2.5, {}, [["a"]], [[1], [2, 3]], np.ones((1, 5)), np.ones(5, int), X),
+    "positions": (3, "x", 2.5, [["a"]], np.ones((1, 5), bool), np.full((1, 5), np.nan), X),
     "mask": (3, "x", {}, np.ones((1, 1, 5, 5)), np.ones((5, 5), bool), X),
     "key": (None, 0, "x", np.zeros(2), jnp.zeros(()), jnp.uint32(0), KEY[None, None], X),
     "stops": ("x", 2.5, True, {}, [2.5], ["x"], [True], 1j, X),
@@ -82,8 +83,9 @@ def calls():
         (
             *("attend", lambda q, k, v, **options: cj.attend(q, k, v, **options)),
             {"q": q, "k": q, "v": q, "encoding": encoding},
-            "q:array k:array v:array q_positions:ids? k_positions:ids? q_segment_ids:ids? "
-            "k_segment_ids:ids? embedded:bool causal:bool sequence_axis:str? head_axis:str? "
+            "q:array k:array v:array q_positions:positions? k_positions:positions? "
+            "q_segment_ids:ids? k_segment_ids:ids? embedded:bool causal:bool sequence_axis:str? "
+            "head_axis:str? "
             "encoding:object mask:mask? window:int? implementation:str dropout_rate:float "
             "dropout_key:key? batch_axes:names blocks:sizes?",
         ),

@@ -336,10 +336,10 @@ WRONG = {
         {"scale": torch.ones((), requires_grad=True)},
         r"scale must not be a tensor, as it gets no gradient: pass scale\.item",
     ),
-    "numbers as positions": (
+    "conditions as positions": (
         (Q, K, V),
-        {"q_positions": torch.zeros(1, 3)},
-        "q_positions must be int",
+        {"q_positions": torch.zeros(1, 3, dtype=torch.bool)},
+        "q_positions must be integers or real numbers",
     ),
     "numbers as a mask": ((Q, K, V), {"mask": torch.zeros(1, 1, 3, 3)}, "mask must be boolean"),
     "no batch": ((Q[0], K, V), {}, "needs 4 axes each"),
