@@ -23,8 +23,8 @@ class SelectiveRoPEConfig(TurnedConfig):
     """The options of selective RoPE.
 
     Attributes:
-      rank: r, the rank of the projection from tokens to steps. 0 means that there is none: each
-        head has a matrix for its slice of x̂, with columns of one length, which is learned.
+      rank: r, the rank of the projection from tokens to steps. With 0, each head multiplies its
+        slice of x̂ by a matrix of its own instead, whose columns all have one learned length.
       width: the number of tokens in the convolution over steps; 0 means no convolution, and the
         difference of a step and the step before it.
       silu: whether SiLU follows the convolution.

@@ -44,7 +44,7 @@ def main() -> None:
             sys.exit(f"unknown name {name!r}: choose from {', '.join(known)}")
     times = read_numbers("times", given.times.split(","))
     if given.examples < 1:
-        sys.exit(f"--examples={given.examples}: at least 1")
+        sys.exit(f"--examples must be at least 1, got {given.examples}")
     learned = errors_learned()
     rows = []
     for encoding in encodings:

@@ -46,13 +46,7 @@ class RoPE(Gadgets):
         self._cosine(layer, head, band, np.pi / 2, SLOPE / rate / np.cos(rate * NEAR))
 
     def _cosine(
-        self,
-        layer: int,
-        head: int,
-        band: int,
-        angle: float,
-        size: float,
-        key: Form | None = None,
+        self, layer: int, head: int, band: int, angle: float, size: float, key: Form | None = None
     ) -> None:
         """Adds size·cos(θ·distance + angle), for keys of a kind."""
         dims, unit = (band, band + len(self.rates)), self.w.one
@@ -86,13 +80,7 @@ class PoPE(RoPE):
             weights.params["blocks"]["attention"][name]["bias"][...] = -self.OFF
 
     def _cosine(
-        self,
-        layer: int,
-        head: int,
-        band: int,
-        angle: float,
-        size: float,
-        key: Form | None = None,
+        self, layer: int, head: int, band: int, angle: float, size: float, key: Form | None = None
     ) -> None:
         self._lengths(layer, head, size, self.w.one, self.w.one if key is None else key, [band])
         self.e["phase"][layer, head, band] = -angle - 2 * np.pi * (angle < 0)
