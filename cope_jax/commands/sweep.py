@@ -47,6 +47,7 @@ _DRY_RUN = flags.DEFINE_bool(
 _ONLY_FAILED = flags.DEFINE_bool("only_failed", False, "Train only cells that failed before.")
 flags.adopt_module_key_flags(engine_flags)
 flags.adopt_module_key_flags(jobs)
+FEW = 100  # cells, which are checked in a second
 
 
 def main() -> None:
@@ -58,6 +59,8 @@ def main() -> None:
         finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
         known = [search.recorded(cell, workdir) for cell in finished]
         cells = [*known, *entries(cells, entered)]
+    if len(cells) > FEW:
+        print(f"checking {len(cells):,} cells", file=sys.stderr)
     Grid(workdir, cells).check()
     trials = Grid(workdir, search.trials(cells))
     trials.check()

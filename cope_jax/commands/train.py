@@ -13,6 +13,7 @@ from cope_jax.cli import common_flags, config_flags, distributed, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.load import load
 from cope_jax.runs.workdir import Workdir
 from cope_jax.training import processes
 from cope_jax.training.profiling import Profile
@@ -51,6 +52,8 @@ def main() -> None:
             f"--profile_steps={_PROFILE.value} is not before step {config.training.steps}, the end of the run: choose "
             "earlier steps"
         )
+    if config.training.start and not Workdir(workdir).has_checkpoints():
+        load(config.training.start)  # no arrays: a wrong folder is known before anything compiles
     distributed.join()
     experiment = Experiment(config, task=Workdir(workdir).create_task(config))
     records = experiment.train(workdir, [_SEED.value], profile=profile, verbose=True)

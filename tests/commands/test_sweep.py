@@ -24,6 +24,12 @@ def test_a_dry_run_counts_cells_and_trials(start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_large_grid_says_that_it_is_checked(start, tmp_path):
+    path = write_grid(tmp_path, "yield from (Cell(quick(), (seed,)) for seed in range(101))")
+    done = start("sweep", f"--grid={path}", f"--workdir={tmp_path / 'run'}", "--dry_run").wait()
+    assert done.err.startswith("checking 101 cells\n101 cells, 0 finished")
+
+
 def test_a_cell_without_trials_has_not_failed(start, tmp_path):
     flags = (f"--grid={write_grid(tmp_path, SEARCHED)}", f"--workdir={tmp_path / 'run'}")
     done = start("sweep", *flags, "--only_failed").wait()
