@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.mutants.cpp import places
 from tools.mutants.faults import draw, faults
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,26 @@ def test_what_is_changed_and_what_is_not():
     }
     assert expected <= changes
     assert not any(text in before for before, _ in changes for text in ("5", "docstring", "list"))
+
+
+HEADER = """#include "a + b.h"
+template <int n = 2>
+INLINE float f(float* x, float y) {  // y < 3
+  for (int i = 0; i < n; i++) y += x[i] * -2.5f;
+  return y == 0.f ? std::min(y, x[0]) : y;
+}
+"""
+
+
+def test_what_is_changed_in_a_header():
+    changes = [(fault.first, fault.before, fault.after) for fault in places(HEADER, "f.h")]
+    of_line = [(4, "0", "1"), (4, "<", ">="), (4, "++", "--"), (4, "+=", "-="), (4, "*", "/")]
+    of_line.append((4, "2.5f", "5.0f"))
+    last = [(5, "==", "!="), (5, "0.f", "1.0f"), (5, "std::min", "std::max"), (5, "0", "1")]
+    assert changes == of_line + last
+    source = HEADER.encode()
+    changed = next(fault for fault in places(HEADER, "f.h") if fault.before == "2.5f").apply(source)
+    assert changed == source.replace(b"2.5f", b"5.0f")
 
 
 @pytest.mark.slow
