@@ -160,15 +160,17 @@ def field_that_ends(name: str, prefix: str = "config") -> str | None:
 
 
 def unknown_field(text: str, argv: Sequence[str]) -> str:
-    """The message for a flag whose field the config does not have.
+    r"""The message for a flag whose field the config does not have.
 
     >>> unknown_field('stepz Did you mean "steps" instead of "stepz"?', ["cope-jax train", "--config.training.stepz=5"])
     "unknown field 'stepz' in --config.training.stepz: did you mean 'steps'? Add --help to see all fields"
     >>> unknown_field("'block'", ["cope-jax train", "--config.block.qk_norm=True"]).partition("A")[0]
     "unknown field 'block' in --config.block.qk_norm: did you mean --config.model.block.qk_norm? "
+    >>> unknown_field('"\'num_heads\'"', ["cope-jax", "--config.model.num_heads=4"]).split(": ")[1].split("?")[0]
+    'did you mean --config.model.block.num_heads'
     """
     name, _, rest = text.partition(" ")
-    name = name.strip("'")
+    name = name.strip("'\"")
     given = (word.partition("=")[0] for word in argv[1:])
     flag = next((word for word in given if f".{name}" in word), None)
     if flag is None:
@@ -176,5 +178,6 @@ def unknown_field(text: str, argv: Sequence[str]) -> str:
     close = re.search(r'Did you mean "(\w+)"', rest)
     prefix, _, field = flag.lstrip("-").partition(".")
     meant = field_that_ends(field, prefix) or (repr(close[1]) if close else None)
+    meant = meant or field_that_ends(name, prefix)
     hint = f"did you mean {meant}? A" if meant else "a"
     return f"unknown field {name!r} in {flag}: {hint}dd --help to see all fields"
