@@ -40,6 +40,7 @@ def test_every_encoding_in_float64(spec):
             150,
             {"window": 60, "segments": DOCUMENTS, "dropout_rate": 0.4},
         ),
+        pytest.param("cope(npos_max=3)", 180, {}, marks=pytest.mark.slow),  # 30 queries see no key
         pytest.param("alibi", 150, {"segments": SHUFFLED, "causal": False}, marks=pytest.mark.slow),
         pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),
         pytest.param("grape_additive", 37, {"step": 0.7, "window": 70}, marks=pytest.mark.slow),

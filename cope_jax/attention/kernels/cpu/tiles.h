@@ -129,7 +129,7 @@ INLINE real prefix_sums(real x, real& before) { return before += x; }
   INLINE V NAME(V x) {                                 \
     V y;                                               \
     for (int i = 0; i < W; i++) y[i] = FUNCTION(x[i]); \
-    return y;                                   \
+    return y;                                          \
   }
 LANES(sin_of, std::sin)
 LANES(cos_of, std::cos)
@@ -236,7 +236,7 @@ INLINE T threefry(T k0, T k1, T x0, T x1) {
   }
   return word ? x1 : x0;
 }
-#if defined(DOUBLE)
+#if defined(DOUBLE)  // the same of integers of 64 bits, whose values have 32
 template <int word>
 INLINE integer threefry(integer k0, integer k1, integer x0, integer x1) {
   return threefry<word, int32_t>(k0, k1, x0, x1);
