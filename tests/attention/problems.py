@@ -227,7 +227,8 @@ def segment_ids(kind: str, keys: int) -> np.ndarray:
 
 
 @functools.cache
-def _compiled(attention: Any, spec: str, sizes: Sizes, **static: Any) -> Any:
+def _compiled(attention: Any, spec: str, sizes: Sizes, x64: bool, **static: Any) -> Any:
+    del x64  # part of the key: constants of encodings depend on it
     graphdef, _ = build(spec, sizes=sizes)
     return jax.jit(
         lambda state, arrays, data: value_and_gradients(
@@ -251,11 +252,12 @@ def assert_equals_full(
     dtype: Any = np.float32,
     **static: Any,
 ) -> None:
-    """An implementation in float32 against full attention in float64, relative to the largest entry
-    of each array, or to `least`.
+    """An implementation against full attention in float64, relative to the largest entry of each
+    array, or to `least`.
 
-    The arrays, but not the parameters, have type `dtype`. With `no_keys` all keys are 0, so every
-    gate is exactly ½, and every second position is whole. Positions are multiples of `step`.
+    The arrays have type `dtype`; the parameters are float64 if this is float64, else float32. With
+    `no_keys` all keys are 0, so every gate is exactly ½, and every second position is whole.
+    Positions are multiples of `step`.
     """
     # Kernels know them while tracing.
     data = plain(length, keys)._replace(q_indices=None, k_indices=None)
@@ -264,16 +266,20 @@ def assert_equals_full(
     if segments is not None:
         ids = segment_ids(segments, keys)
         data = data._replace(k_segments=ids, q_segments=ids[:, keys - length :])
+    if static.get("dropout_rate"):
+        data = data._replace(dropout_key=jax.random.key(0))
     _, state = build(spec, sizes=sizes)
-    arrays = arrays_of(length, keys, sizes=sizes)
-    state, arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), (state, arrays))
+    arrays, x64 = arrays_of(length, keys, sizes=sizes), dtype == np.float64
+    real = np.float64 if x64 else np.float32
+    state, arrays = jax.tree.map(lambda x: np.asarray(x, real), (state, arrays))
     if no_keys:
         arrays["k"] = 0 * arrays["k"]
     arrays = jax.tree.map(lambda x: x.astype(dtype), arrays)
-    computed = named(_compiled(attention, spec, sizes, **static)(state, arrays, data))
+    with jax.enable_x64(x64):
+        computed = named(_compiled(attention, spec, sizes, x64, **static)(state, arrays, data))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays))
-        exact = named(_compiled(full_attention, spec, sizes, **static)(*wide, data))
+        exact = named(_compiled(full_attention, spec, sizes, True, **static)(*wide, data))
     assert computed.keys() == exact.keys()
     for name, array in exact.items():
         scale = max(np.abs(array).max(), least)

@@ -23,23 +23,23 @@ ROWS = 6
 WIDTHS = (64, 24, 5)  # some vectors divide the first two, none divides the last
 
 
-def step_of(name, function, arrays, tiles=False):
+def step_of(name, function, arrays, tiles=False, real="float32"):
     """The text of a step that computes `function`, with an entry for ctypes."""
     specs = tuple(natural(x.shape, x.dtype) for x in arrays)
     shape = jax.eval_shape(lambda: _traced(function, specs))
     like = natural(shape.shape, shape.dtype)
     program = TileProgram(FORMS, function, specs, like)
-    graph = CppGraph(program, tiles)
+    graph = CppGraph(program, real, tiles)
     (node,) = graph.results
     results = [Result(node, "set", 0, like.size)]
     sources = {n: f"t.in[{n}]" for n in range(len(arrays))}
     step = Step(name, Schedule(graph, results), sources, {})
     entry = (
-        f'extern "C" void run_{name}(const void** in, float* out) {{\n'
-        f"  static float memory[{step.memory + 64}];\n  Tiles t;\n  t.out[0] = out;\n"
+        f'extern "C" void run_{name}(const void** in, real* out) {{\n'
+        f"  static real memory[{step.memory + 64}];\n  Tiles t;\n  t.out[0] = out;\n"
         f"  for (int n = 0; n < {len(arrays)}; n++) t.in[n] = in[n];\n"
         f"  if ({int(tiles)}) configure_tiles();\n"
-        f"  {name}(t, (float*)(((uintptr_t)memory + 63) / 64 * 64));\n"
+        f"  {name}(t, (real*)(((uintptr_t)memory + 63) / 64 * 64));\n"
         f"  if ({int(tiles)}) release_tiles();\n}}\n"
     )
     return step.text + entry, like, program.used
@@ -51,14 +51,20 @@ def _traced(function, specs):
 
 
 def run(cases, tiles=False):
-    """The result of each (function, arrays), after one compilation."""
-    steps = [step_of(f"step{n}", *case, tiles) for n, case in enumerate(cases)]
-    text = "\n".join(['#include "driver.h"', *(text for text, _, _ in steps)])
-    compiled = ctypes.CDLL(str(library._compiled(text)))
+    """The result of each (function, arrays), after one compilation; in float64 if it is enabled."""
+    wide = jax.config.jax_enable_x64
+    real, whole = ("float64", np.int64) if wide else ("float32", np.int32)
+    steps = [step_of(f"step{n}", *case, tiles, real) for n, case in enumerate(cases)]
+    texts = ["#define DOUBLE"] * wide + ['#include "driver.h"', *(text for text, _, _ in steps)]
+    compiled = ctypes.CDLL(str(library._compiled("\n".join(texts))))
     results = []
     for n, ((_, arrays), (_, like, used)) in enumerate(zip(cases, steps, strict=True)):
-        given = [np.ascontiguousarray(x) for x, use in zip(arrays, used, strict=True) if use]
-        out = np.zeros(like.size, np.float32 if like.dtype == jnp.float32 else np.int32)
+        given = [
+            np.ascontiguousarray(x, whole if x.dtype == np.int32 else real)
+            for x, use in zip(arrays, used, strict=True)
+            if use
+        ]
+        out = np.zeros(like.size, whole if like.dtype == bool else real)
         addresses = (ctypes.c_void_p * len(given))(*(x.ctypes.data for x in given))
         getattr(compiled, f"run_step{n}")(addresses, out.ctypes.data_as(ctypes.c_void_p))
         results.append(
@@ -74,7 +80,8 @@ def quickly(monkeypatch):
 
 
 def random(*shape, seed=0, low=-3.0, high=3.0):
-    return np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32)
+    dtype = np.float64 if jax.config.jax_enable_x64 else np.float32
+    return np.random.default_rng(seed).uniform(low, high, shape).astype(dtype)
 
 
 def edges(x):
@@ -114,7 +121,7 @@ UNARY = {
         (x < 0).astype(x.dtype) + (x.astype(jnp.int32) != 0).astype(x.dtype)
     ),
     "columns": lambda x: x + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1).astype(x.dtype),
-    "rows": lambda x: x + jax.lax.broadcasted_iota(jnp.float32, x.shape, 0),
+    "rows": lambda x: x + jax.lax.broadcasted_iota(x.dtype, x.shape, 0),
     "sums": lambda x: x / jnp.abs(x).sum(axis=1, keepdims=True) + x.sum(axis=0, keepdims=True),
     "edges of floor": lambda x: jnp.floor(edges(x)),
     "edges of whole numbers": lambda x: jnp.clip(edges(x).astype(jnp.int32), -9, 9).astype(x.dtype),
@@ -142,7 +149,8 @@ UNARY = {
 
 
 @functools.cache
-def unary_results():
+def unary_results(wide):
+    del wide  # part of the key
     cases = [(f, [random(ROWS, width)]) for width in WIDTHS for f in UNARY.values()]
     return dict(
         zip(
@@ -153,25 +161,48 @@ def unary_results():
     )
 
 
+@pytest.fixture(params=[False, True], ids=["float32", "float64"])
+def wide(request):
+    """True for a test in float64."""
+    with jax.enable_x64(request.param):
+        yield request.param
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-def test_operations(width):
+def test_operations(width, wide):
+    rtol, atol = (3e-14, 2e-14) if wide else (3e-6, 2e-6)
     for name in UNARY:
-        (function, arrays), computed = unary_results()[name, width]
-        exact = np.asarray(jax.jit(function)(*arrays))
+        (function, arrays), computed = unary_results(wide)[name, width]
+        exact = np.asarray(jax.jit(function)(*arrays)).reshape(computed.shape)
         scale = np.abs(exact[np.isfinite(exact)]).max(initial=1.0)
-        np.testing.assert_allclose(
-            computed, exact.reshape(computed.shape), rtol=3e-6, atol=2e-6 * scale, err_msg=name
-        )
+        np.testing.assert_allclose(computed, exact, rtol=rtol, atol=atol * scale, err_msg=name)
+
+
+def test_float32_is_rounded_where_the_kernel_computes_in_float64(x64):
+    x = np.asarray([[1 / 3, -1 / 3, 1 + 2**-24, 1 + 3 * 2**-24, 1e300, np.nan, 7.0, 2.0**24 + 1]])
+
+    def function(x):
+        low = x.astype(jnp.float32)
+        third = low / jnp.float32(3) + (7 * x).astype(jnp.int32).astype(jnp.float32)
+        return third.astype(x.dtype) + 1e-9 * low.astype(x.dtype)
+
+    np.testing.assert_array_equal(*run([(function, [x])]), jax.jit(function)(x))
 
 
 def hats(p, size):
     return np.maximum(0, 1 - np.abs(p[..., None] - np.arange(size)))
 
 
+SELDOM = [(n, wide) for n in (2, 16, 32) for wide in (False, True)]
+
+
 @pytest.mark.parametrize(
-    "size", [pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 32)] + [7, 64, 70]
+    ("size", "wide"),
+    [pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM]
+    + [(7, False), (64, False), (70, False), (70, True)],
+    indirect=["wide"],
 )
-def test_tables(size):
+def test_tables(size, wide):
     """Sums along the keys, look-ups, and what adds to the places that an index gives."""
     cases, exact = [], []
     for width in WIDTHS:
@@ -214,7 +245,9 @@ def test_tables(size):
             2 * np.cumsum(dy, axis=1),
         ]
     for n, (computed, right) in enumerate(zip(run(cases), exact, strict=True)):
-        np.testing.assert_allclose(computed, right, rtol=0, atol=3e-5, err_msg=str(n))
+        np.testing.assert_allclose(
+            computed, right, rtol=0, atol=1e-13 if wide else 3e-5, err_msg=str(n)
+        )
 
 
 SIDES = [(64, 64, 64), (33, 40, 17), (1, 3, 70), (100, 150, 5)]
@@ -362,16 +395,15 @@ def tile_sum(x, suffix):
     return jnp.cumsum(x[:, ::-1], axis=1)[:, ::-1] if suffix else jnp.cumsum(x, axis=1)
 
 
-def test_random_programs():
+def test_random_programs(x64):
     """The schedule keeps what later passes and stages read, whatever the program."""
     functions = [random_program(seed) for seed in range(3)]
     cases = [
         (f, [random(ROWS, width, seed=n) for n in range(3)]) for f in functions for width in (32, 5)
     ]
     for n, ((function, arrays), computed) in enumerate(zip(cases, run(cases), strict=True)):
-        with jax.enable_x64(True):
-            exact = jax.jit(function)(*(np.asarray(x, np.float64) for x in arrays))
-        np.testing.assert_allclose(computed, exact, rtol=0, atol=3e-4, err_msg=str(n))
+        exact = jax.jit(function)(*arrays)
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-12, err_msg=str(n))
 
 
 def test_what_is_missing_is_named():

@@ -76,7 +76,6 @@ def why_not(encoding, request):
 
 compare = functools.partial(assert_equals_full, generated, sizes=SIZES)
 
-
 # Without those for heads of width 4, and whose table is too long.
 ALL = [spec for spec in CASES if "longrope" not in spec and spec != "relative"]
 
@@ -441,6 +440,7 @@ cases.compare("t5", 37, 150, window=30)
 cases.compare("cope(npos_max=20)", 300, 300)
 cases.compare("cope(npos_max=20)", 150, 150, segments="documents")
 cases.compare("cope(npos_max=20)", 70, 70, sizes=cases.Sizes(2, 1, 24, 6, 200))
+cases.compare("cope(npos_max=100)", 70, 70, dtype=cases.np.float64, atol=1e-12, dropout_rate=0.4)
 cases.test_nan_stays_in_its_row_and_reads_no_other_memory()
 print("all cases ran")
 """

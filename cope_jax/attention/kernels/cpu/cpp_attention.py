@@ -16,14 +16,14 @@ from cope_jax.encodings import Encoding
 
 SIZES, SHORT_SIZES, SHORTEST_SIZES = (BlockSizes(size, size, size) for size in (64, 32, 16))
 SHORT = 256  # up to this length, small blocks have fewer hidden pairs
-TYPES = (jnp.float32, jnp.bfloat16)
+TYPES = (jnp.float32, jnp.bfloat16, jnp.float64)
 
 
 def plan(encoding: Encoding, request: Request) -> Plan | Reason:
     """Returns the plan to compute the result of `blockwise_attention` with generated kernels, or the
     reason why this is not possible.
 
-    The kernels are compiled while the plan is made. Sums are float32 whatever the type of the inputs.
+    The kernels are compiled while the plan is made. Sums are float32 (float64 for float64 inputs).
 
     Raises:
       ConfigError: `COPE_JAX_NATIVE` is required, and a kernel cannot be compiled.
@@ -47,9 +47,11 @@ def run(encoding: Encoding, request: Request) -> Array:
 
 def _refusal(encoding: Encoding, request: Request) -> str | None:
     queries, keys = request.queries, request.keys
-    types = [x.dtype for x in (queries.q, keys.k, keys.v) if x.dtype not in TYPES]
-    if types:
-        return f"a type is {types[0]}, not float32 or bfloat16"
+    types = [x.dtype for x in (queries.q, keys.k, keys.v)]
+    if others := [dtype for dtype in types if dtype not in TYPES]:
+        return f"a type is {others[0]}, not float32, bfloat16 or float64"
+    if len({dtype == jnp.float64 for dtype in types}) > 1:
+        return "only some of q, k and v are float64"
     return tile_attention.why_not(encoding, request)
 
 

@@ -9,7 +9,7 @@ from cope_jax.attention.kernels.tile.tile_values import NotATile
 
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|"}
 FUNCTIONS = frozenset(
-    "abs bfloat16 cos eq erf exp floor ge gt is_finite le log log1p logistic lt max min ne rsqrt "
+    "abs bfloat16 cos eq erf exp float32 floor ge gt is_finite le log log1p logistic lt max min ne rsqrt "
     "sign sin sqrt tanh".split()
 )
 
@@ -21,19 +21,19 @@ def area(node: Node) -> int:
 
 def c_type(node: Node) -> str:
     """The type of the entries in memory."""
-    return "float" if node.kind == "float" else "int32_t"
+    return "real" if node.kind == "float" else "integer"
 
 
 def literal(node: Node) -> str:
     """A number in C++."""
     value: Any = node.params["value"]
     if node.kind == "bool":
-        return "-1" if value else "0"
+        return f"integer({-int(value)})"
     if node.kind != "float":
-        return f"int32_t({np.int64(value).astype(np.int32)})"
+        return f"integer({np.int64(value).astype(np.int32)})"
     if not np.isfinite(value):
-        return "NAN" if np.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
-    return f"{float(np.float32(value))!r}f"
+        value = "NAN" if np.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
+    return f"real({value})"
 
 
 def formula(node: Node, args: list[str]) -> str:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.array_types import Array, PyTree
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention.kernels.cpu import library
 from cope_jax.attention.kernels.cpu.cpp_schedule import Result, Schedule
 from cope_jax.attention.kernels.cpu.cpp_text import Growing, Step
@@ -65,9 +65,13 @@ class CpuExecution:
             digest = library.load_kernel(cpp.text)
         except library.Unavailable as error:
             raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
-        shapes = [jax.ShapeDtypeStruct(x.stored_shape, _wide(x.spec.dtype)) for x in cpp.written]
+        types = [_wide(x.spec.dtype, cpp.real) for x in cpp.written]
+        shapes = [
+            jax.ShapeDtypeStruct(x.stored_shape, t) for x, t in zip(cpp.written, types, strict=True)
+        ]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
-        inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *map(_given, kernel.inputs)]
+        given = [_given(x, cpp.real) for x in kernel.inputs]
+        inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *given]
         arrays = library.call(digest, shapes, *inputs)
         known = {
             id(x): x.restored(y).astype(x.spec.dtype)
@@ -83,46 +87,52 @@ class CpuExecution:
 class CppGraph(Graph):
     """A graph in which a look-up, of the value and of the slope, is one operation.
 
-    Numbers of type bfloat16 are float32 in memory; operation "bfloat16" rounds them.
+    Numbers of type bfloat16 are float32 in memory; operation "bfloat16" rounds them. So are those of
+    type float32, by operation "float32", where the kernel computes in float64.
 
     Args:
       program: the tile program.
+      real: "float32" or "float64".
       tiles: whether products may run on the matrix unit, which multiplies bfloat16 and adds float32.
         A factor of float32 is the sum of two parts, see `matrices.h`: next to one of bfloat16, unless
         the precision is "highest", and next to another one only if it is "high".
 
     Attributes:
-      rounded: the nodes whose numbers are exact in bfloat16.
+      rounded: the nodes whose numbers are exact in the narrower type.
     """
 
-    def __init__(self, program: TileProgram, tiles: bool = False):
-        self.tiles = tiles
+    def __init__(self, program: TileProgram, real: str = "float32", tiles: bool = False):
+        self.real, self.tiles = real, tiles
+        self.narrow = "bfloat16" if real == "float32" else "float32"
         self.rounded: set[Node] = set()
-        super().__init__(program)
+        super().__init__(program, real)
 
     def add(self, op: str, args: Sequence[Node], size: Size, kind: str, **params: Any) -> Node:
-        low = kind == "bfloat16"
+        low = kind == self.narrow
         if low and op == "convert" and args[0].kind == "float":
             rounded = args[0] in self.rounded
-            return args[0] if rounded else self.add("bfloat16", args, size, kind)
+            return args[0] if rounded else self.add(self.narrow, args, size, kind)
         node = super().add(op, args, size, "float" if low else kind, **params)
         if node.kind == "float" and self._is_exact(node, low):
             self.rounded.add(node)
         elif low and node not in self.rounded:
-            return self.add("bfloat16", [node], size, kind)
+            return self.add(self.narrow, [node], size, kind)
         return node
 
     def _is_exact(self, node: Node, low: bool) -> bool:
-        """Returns whether the numbers of a node of float are exact in bfloat16; `low`: it has this type."""
+        """Returns whether the numbers of a node of float are exact in the narrower type; `low`: it has
+        this type.
+        """
         if node.op == "const":
-            value = np.float32(node.params["value"])
-            return low or np.float32(value.astype(jnp.bfloat16)) == value
+            value = np.asarray(node.params["value"], self.real)
+            with np.errstate(over="ignore"):
+                return low or value.astype(jnp.dtype(self.narrow)).astype(self.real) == value
         if node.op in SELECTING:
             return all(a in self.rounded for a in node.args if a.kind == "float")
-        return low and node.op in ("input", "bfloat16")
+        return low and node.op in ("input", self.narrow)
 
     def _elementwise(self, op: str, args: Sequence[Node], kind: str) -> Node:
-        if op == "div" and kind == "bfloat16":
+        if op == "div" and kind == self.narrow:
             quotient = super()._elementwise(op, args, "float")
             return self.add("convert", [quotient], quotient.size, kind)
         return super()._elementwise(op, args, kind)
@@ -147,16 +157,20 @@ def _is_table(x: Argument) -> bool:
     return x.side == "query" and x.spec.size[1] > PART
 
 
-def _wide(dtype: Any) -> Any:
-    """The type in which C++ has an array of float32 or bfloat16, or of integers."""
-    return jnp.float32 if dtype == jnp.bfloat16 else dtype
+def _wide(dtype: Any, real: str) -> Any:
+    """The type in which C++ has an array, next to numbers of type `real`: all are as wide."""
+    whole = "int32" if real == "float32" else "int64"
+    return jnp.dtype(real if jnp.issubdtype(dtype, jnp.floating) else whole)
 
 
-def _given(x: Argument) -> Array:
-    """An array as C++ reads it; conditions are -1 where true."""
-    if x.array.dtype == jnp.bool_:
-        return -x.stored.astype(jnp.int32)
-    return x.stored.astype(_wide(x.array.dtype))
+def _given(x: Argument, real: str) -> Array:
+    """An array as C++ reads it; conditions are -1 where true, and unsigned numbers have a sign."""
+    array, dtype = x.stored, x.array.dtype
+    if dtype == jnp.bool_:
+        array = -array.astype(jnp.int32)
+    elif dtype == jnp.uint32:
+        array = jax.lax.bitcast_convert_type(array, jnp.int32)
+    return array.astype(_wide(dtype, real))
 
 
 class CppKernel:
@@ -169,7 +183,8 @@ class CppKernel:
 
     def __init__(self, kernel: TileKernel, tiles: bool = False):
         self.kernel, plan = kernel, kernel.plan
-        self.tiles, self.multiplies = tiles, False
+        self.real = jnp.dtype(accumulator_dtype(plan.stream.queries.q.dtype)).name
+        self.tiles, self.multiplies = tiles and self.real == "float32", False
         self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
         self.results = kernel.halves[1][0].results, kernel.results[2]
         self.loop = leaves_of(kernel.loop)
@@ -184,7 +199,7 @@ class CppKernel:
         self.forms: set[tuple[int, str]] = set()
         self.memory = 0
         for x in kernel.inputs:
-            kind_of(x.spec.dtype)
+            kind_of(x.spec.dtype, self.real)
         if len(kernel.inputs) > MOST or len(self.outputs) >= ANSWER:
             raise NotATile(f"this kernel has more than {MOST} arguments")
         step_args = leaves_of((*kernel.args, kernel.loop))
@@ -201,7 +216,9 @@ class CppKernel:
         asks = {name: programs for name, programs in kernel.ask.items() if programs is not None}
         for name, programs in asks.items():
             texts += [self._step(f"ask_{name}", programs, carry_args, None), self._ask(name)]
-        self.text = "\n".join(['#include "driver.h"', "", *texts, *self._tables(asks)])
+        define = ["#define DOUBLE"] if self.real == "float64" else []
+        includes = [*define, '#include "driver.h"', ""]
+        self.text = "\n".join([*includes, *texts, *self._tables(asks)])
 
     def _grow(self) -> list[str]:
         """Finds the outputs that grow column by column; returns the functions by which they grow.
@@ -212,7 +229,8 @@ class CppKernel:
         given = [
             x for x, use in zip(leaves_of(begin.args), programs.program.used, strict=True) if use
         ]
-        arguments, graph = [*programs.constants, *given], CppGraph(programs.program, self.tiles)
+        arguments = [*programs.constants, *given]
+        graph = CppGraph(programs.program, self.real, self.tiles)
         texts = []
         for x, node in zip(leaves_of(begin.results), graph.results, strict=True):
             if node is None or node.op != "dot" or id(x) not in self.numbers or not _is_table(x):
@@ -260,7 +278,7 @@ class CppKernel:
         """The text of a function that writes `results`, or an answer."""
         given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
         arguments = [*programs.constants, *given]
-        graph = CppGraph(programs.program, self.tiles)
+        graph = CppGraph(programs.program, self.real, self.tiles)
         self.multiplies |= any(node.params.get("parts") for node in graph.nodes)
         if name in STEPS:
             self._check_products(graph, arguments)
@@ -332,7 +350,7 @@ class CppKernel:
                 self.unfilled.add(number)
                 if number in self.growing:
                     continue
-            node = graph.const(0.0, kind_of(x.spec.dtype)) if node is None else node
+            node = graph.const(0.0, "float") if node is None else node
             if id(x) in self.added:
                 results.append(Result(node, "add_to", number, x.spec.size))
             elif node is not old:
@@ -342,11 +360,11 @@ class CppKernel:
     def _ask(self, name: str) -> str:
         rows = self.kernel.plan.sizes.queries
         return (
-            f"static bool is_{name}(Tiles& t, float* memory) {{\n"
-            f"  int32_t answer[{rows}];\n"
-            f"  t.out[{ANSWER}] = (float*)answer;\n"
+            f"static bool is_{name}(Tiles& t, real* memory) {{\n"
+            f"  integer answer[{rows}];\n"
+            f"  t.out[{ANSWER}] = (real*)answer;\n"
             f"  ask_{name}(t, memory);\n"
-            f"  return std::all_of(answer, answer + {rows}, [](int32_t x) {{ return x != 0; }});\n"
+            f"  return std::all_of(answer, answer + {rows}, [](integer x) {{ return x != 0; }});\n"
             "}\n"
         )
 
@@ -375,7 +393,7 @@ class CppKernel:
         for n, x in enumerate(self.outputs):
             result = next((m for m, y in enumerate(self.written) if y is x), -1)
             filled = str(n not in self.unfilled).lower()
-            fields = self._argument(x), str(result), filled, f"{x.fill or 0.0!r}f"
+            fields = self._argument(x), str(result), filled, f"real({x.fill or 0.0!r})"
             outputs.append(f"{{{', '.join(fields)}}}")
         steps = [name if key in kernel.steps else "nullptr" for name, key in STEPS.items()]
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]

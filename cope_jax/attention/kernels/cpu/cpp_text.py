@@ -12,7 +12,7 @@ from cope_jax.attention.kernels.cpu.cpp_formulas import area, c_type, formula, l
 from cope_jax.attention.kernels.cpu.cpp_schedule import OVER_ROWS, TILE, WHOLE, Group, Schedule
 from cope_jax.attention.kernels.tile.tile_graph import COLLECTING, Node
 
-START = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
+START = {"sum": "real(0)", "max": "real(-INFINITY)", "min": "real(INFINITY)"}
 ALIGNMENT = 16  # numbers
 SUMS_ROWS = ("RIGHT", "LEFT_TURNED")  # forms of factors whose rows a product sums
 
@@ -38,7 +38,7 @@ class Step:
         row.
 
     Attributes:
-      text: the function `name(Tiles& t, float* memory)`.
+      text: the function `name(Tiles& t, real* memory)`.
       memory: how many numbers it needs at `memory`.
       uses: the numbers of the inputs of which it reads the transposed form.
       reads: the numbers of the inputs that it reads as they are.
@@ -75,7 +75,7 @@ class Step:
             for group in sorted(groups, key=lambda group: group.rows):
                 self._rows(group)
         copies = [
-            f"std::memcpy(t.out[{n.params['output']}], {self._address[n][0]}, {4 * area(n)});"
+            f"std::memcpy(t.out[{n.params['output']}], {self._address[n][0]}, {area(n)} * sizeof(real));"
             for n in schedule.order
             if n.op == "set" and n not in schedule.skipped and n not in schedule.into
         ]
@@ -88,7 +88,7 @@ class Step:
         ]
         lines = [*declared, *grown, *self._lines, *copies]
         body = "\n".join(f"  {line}" for line in lines)
-        self.text = f"static void {name}(Tiles& t, float* memory) {{\n{body}\n}}\n"
+        self.text = f"static void {name}(Tiles& t, real* memory) {{\n{body}\n}}\n"
 
     def _needed_entirely(self) -> set[int]:
         """The outputs that grow, of which this function needs all columns."""
@@ -273,7 +273,7 @@ class Step:
         nodes, schedule = self.schedule.groups[group], self.schedule
         for node in nodes:
             if node.op in OVER_ROWS | COLLECTING and node not in schedule.into:
-                start = START[node.op[:3]] if node.op in OVER_ROWS else "0.f"
+                start = START[node.op[:3]] if node.op in OVER_ROWS else "real(0)"
                 self._write(f"std::fill_n({self._address[node][0]}, {area(node)}, {start});")
             if node.full and node in schedule.kept and node not in self._address:
                 kind = c_type(node)
@@ -399,7 +399,7 @@ class Step:
                 self._write(f"    store({self._row(node)} + c, {value(node.args[0])});")
             elif node in schedule.kept or node in self._address or not schedule.cheap(node):
                 if node.op == "running_sum":
-                    begin.append(f"float c{label} = 0;")
+                    begin.append(f"real c{label} = 0;")
                 x = value(node)
                 if node in schedule.kept or node in self._address:
                     self._write(f"    store({self._row(node)} + c, {x});")

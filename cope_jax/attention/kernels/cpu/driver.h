@@ -13,9 +13,9 @@ constexpr int PART = 64, MORE = PANEL * W;  // the columns of a panel of a table
 
 struct Tiles {  // what a step sees
   const void* in[MOST];
-  const float* turned[MOST];
+  const real* turned[MOST];
   const Words* packed[MOST][FORMS];
-  float* out[MOST];
+  real* out[MOST];
   int known[MOST];  // of outputs that grow: how many columns exist
 };
 
@@ -23,16 +23,16 @@ struct Tiles {  // what a step sees
 template <int left, int right>
 INLINE void grow_product(Tiles& t, int end, int n, int rows, int columns, int distance, int q, int table, int width) {
   for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns)) {
-    const float* queries = (const float*)t.in[q];
-    const float* panel = t.turned[table] + known / PART * PART * width + known % PART;
-    float* to = t.out[n] + known;
+    const real* queries = (const real*)t.in[q];
+    const real* panel = t.turned[table] + known / PART * PART * width + known % PART;
+    real* to = t.out[n] + known;
     if constexpr (left > 0) tile_product<left, right>(false, rows, MORE, width, queries, width, panel, PART, to, distance);
     else product<false>(rows, MORE, width, {queries, width, 1}, panel, PART, to, distance);
   }
 }
 INLINE void grow_zeros(Tiles& t, int end, int n, int rows, int columns, int distance) {
   for (int& known = t.known[n]; known < end; known = std::min(known + MORE, columns))
-    for (int r = 0; r < rows; r++) std::fill_n(t.out[n] + r * distance + known, MORE, 0.f);
+    for (int r = 0; r < rows; r++) std::fill_n(t.out[n] + r * distance + known, MORE, real(0));
 }
 
 enum Side { QUERY, KEY, HEAD };
@@ -41,7 +41,7 @@ enum Side { QUERY, KEY, HEAD };
 // or the columns of a block: [batch, blocks, tokens, heads, width].
 enum Order { BY_HEAD, TOKEN_ROWS, TOKEN_COLUMNS };
 
-// An array of 32-bit numbers. `plain` and `turned`: functions read its blocks as they are, and transposed; if `panels`,
+// An array of numbers, all of one width. `plain` and `turned`: functions read its blocks as they are, and transposed; if `panels`,
 // PART of its rows after each other. `forms`: in which forms they read its blocks in tiles, a bit for each.
 struct Argument {
   Side side;
@@ -59,22 +59,22 @@ struct Argument {
     if (order == BY_HEAD) return (((long)b * heads + head) * blocks + block) * size();
     return ((long)b * blocks + block) * heads * size() + (long)head * (order == TOKEN_ROWS ? columns : rows);
   }
-  void pack(const float* from, float* to) const {
+  void pack(const real* from, real* to) const {
     if (order == BY_HEAD) std::copy_n(from, size(), to);
     else
       for (int r = 0; r < rows; r++) std::copy_n(from + r * distance(), columns, to + (long)r * columns);
   }
-  void pack_turned(const float* from, float* to) const {
+  void pack_turned(const real* from, real* to) const {
     const long apart = row();
     if (!panels) return transpose(from, apart, rows, columns, to, rows);
-    std::fill_n(to, turned_size(), 0.f);
+    std::fill_n(to, turned_size(), real(0));
     for (int r = 0; r < rows; r += PART)
       transpose(from + r * apart, apart, std::min(PART, rows - r), columns, to + r * (long)columns, PART);
   }
   long row() const { return order == BY_HEAD ? columns : distance(); }
   bool has(int form) const { return forms >> form & 1; }
   long packed_size(int form) const { return form_size(form, rows, columns); }
-  void unpack(const float* from, float* to) const {
+  void unpack(const real* from, real* to) const {
     if (order == TOKEN_COLUMNS) return transpose(from, columns, rows, columns, to, distance());
     for (int r = 0; r < rows; r++) std::copy_n(from + (long)r * columns, columns, to + r * distance());
   }
@@ -86,10 +86,10 @@ struct Output {
   Argument array;
   int result;
   bool filled;
-  float fill;
+  real fill;
 };
 
-typedef void (*Step)(Tiles&, float*);
+typedef void (*Step)(Tiles&, real*);
 typedef void (*Parallel)(void* threads, int count, void (*work)(void*, int), void* arg);
 
 // `begin` and `end` come before and after the blocks of keys. Steps by what they see: blocks with hidden pairs, blocks
@@ -101,14 +101,14 @@ struct Kernel {
   bool boundary, spans_by_example;
   void (*pack)(int form, const float* p, long row, int rows, int columns, Words* to);  // or null: there are no tiles
   Step begin, end, masked, plain, saturated;
-  bool (*is_saturated)(Tiles&, float*);
-  bool (*is_done)(Tiles&, float*);
+  bool (*is_saturated)(Tiles&, real*);
+  bool (*is_done)(Tiles&, real*);
 };
 
-inline float* memory_of_thread(int number, size_t count) {
-  static thread_local std::vector<float> memory[2];
+inline real* memory_of_thread(int number, size_t count) {
+  static thread_local std::vector<real> memory[2];
   if (memory[number].size() < count + 16) memory[number].resize(count + 16);
-  return (float*)(((uintptr_t)memory[number].data() + 63) / 64 * 64);
+  return (real*)(((uintptr_t)memory[number].data() + 63) / 64 * 64);
 }
 
 struct Call {
@@ -117,7 +117,7 @@ struct Call {
   void* const* out;
   const int32_t* spans;  // first, end, full, full_end of each block of queries, in blocks of keys
   int batch, strips, blocks;
-  std::vector<float*> plain, turned;  // copies of all blocks of keys, head by head, or null
+  std::vector<real*> plain, turned;  // copies of all blocks of keys, head by head, or null
   std::vector<Words*> packed[FORMS];
 
   int count(const Argument& x) const { return x.side == QUERY ? strips : x.side == KEY ? blocks : 1; }
@@ -131,10 +131,10 @@ struct Call {
   long at(const Argument& x, int b, int h, int block) const { return x.at(b, head(x, h), count(x), block); }
   bool staged(const Argument& x) const { return x.side == QUERY && x.plain && x.order != BY_HEAD; }
   bool staged(const Output& x) const { return x.array.side == QUERY && (x.result < 0 || x.array.order != BY_HEAD); }
-  float* result(const Output& x) const { return (float*)out[x.result]; }
+  real* result(const Output& x) const { return (real*)out[x.result]; }
 
   // All blocks of keys for one block of queries of one head. `sums` are the sums of each output over these blocks.
-  void visit(int b, int h, int strip, float* const* sums) const {
+  void visit(int b, int h, int strip, real* const* sums) const {
     size_t needed = kernel.memory;
     auto space = [](const Argument& x) { return (x.size() + 15) / 16 * 16; };
     for (int n = 0; n < kernel.input_count; n++) {
@@ -144,12 +144,12 @@ struct Call {
     }
     for (int n = 0; n < kernel.output_count; n++)
       needed += staged(kernel.outputs[n]) ? space(kernel.outputs[n].array) : 0;
-    float *memory = memory_of_thread(0, needed), *stage = memory + kernel.memory;
+    real *memory = memory_of_thread(0, needed), *stage = memory + kernel.memory;
     Tiles t;
     std::fill_n(t.known, kernel.output_count, 0);
     for (int n = 0; n < kernel.input_count; n++) {
       const Argument& x = kernel.inputs[n];
-      const float* from = (const float*)in[n];
+      const real* from = (const real*)in[n];
       if (x.side == KEY) continue;
       t.in[n] = from + at(x, b, h, x.side == QUERY ? strip : 0);
       if (turned[n]) t.turned[n] = turned[n] + by_head(x, b, h, 0) * x.turned_size();
@@ -162,7 +162,7 @@ struct Call {
           t.packed[n][form] = (const Words*)stage, stage += SIDE * x.packed_size(form);
         }
       if (!staged(x)) continue;
-      x.pack((const float*)t.in[n], stage);
+      x.pack((const real*)t.in[n], stage);
       t.in[n] = stage, stage += space(x);
     }
     for (int n = 0; n < kernel.output_count; n++) {
@@ -177,7 +177,7 @@ struct Call {
         const Argument& x = kernel.inputs[n];
         if (x.side != KEY) continue;
         const long from = by_head(x, b, h, block);
-        t.in[n] = (plain[n] ? plain[n] : (const float*)in[n]) + from * x.size();
+        t.in[n] = (plain[n] ? plain[n] : (const real*)in[n]) + from * x.size();
         if (turned[n]) t.turned[n] = turned[n] + from * x.turned_size();
         for (int form = 0; form < FORMS; form++)
           if (x.has(form)) t.packed[n][form] = packed[form][n] + from * x.packed_size(form);
@@ -190,7 +190,7 @@ struct Call {
     const int32_t* span = spans + 4 * ((kernel.spans_by_example ? (long)b * strips : 0) + strip);
     const int first = span[0], full = span[2], full_end = span[3];
     int block = span[1] - 1;
-    auto go = [&](Step step, auto here, bool (*stop)(Tiles&, float*) = nullptr) {
+    auto go = [&](Step step, auto here, bool (*stop)(Tiles&, real*) = nullptr) {
       for (; block >= first && here(); block--) {
         if (kernel.is_done && kernel.is_done(t, memory)) break;
         if (stop && stop(t, memory)) break;
@@ -222,12 +222,12 @@ struct Call {
       const Argument& x = kernel.outputs[n].array;
       if (x.side == KEY) needed += heads(x) * blocks * x.size();
       if (x.side == HEAD)
-        for (int h = first; h < first + heads(x); h++) std::fill_n(result(kernel.outputs[n]) + at(x, b, h, 0), x.size(), 0.f);
+        for (int h = first; h < first + heads(x); h++) std::fill_n(result(kernel.outputs[n]) + at(x, b, h, 0), x.size(), real(0));
     }
-    float* memory = memory_of_thread(1, needed);
-    std::fill_n(memory, needed, 0.f);
+    real* memory = memory_of_thread(1, needed);
+    std::fill_n(memory, needed, real(0));
     for (int h = first; h < first + repeats; h++) {
-      float *sums[MOST], *free = memory;
+      real *sums[MOST], *free = memory;
       for (int n = 0; n < kernel.output_count; n++) {
         const Argument& x = kernel.outputs[n].array;
         if (x.side != KEY) continue;
@@ -236,13 +236,13 @@ struct Call {
       }
       for (int strip = 0; strip < strips; strip++) visit(b, h, strip, sums);
     }
-    float* free = memory;
+    real* free = memory;
     for (int n = 0; n < kernel.output_count; n++) {
       const Argument& x = kernel.outputs[n].array;
       if (x.side != KEY) continue;
       for (int h = first; h < first + heads(x); h++)
         for (int block = 0; block < blocks; block++, free += x.size()) {
-          float* to = result(kernel.outputs[n]) + at(x, b, h, block);
+          real* to = result(kernel.outputs[n]) + at(x, b, h, block);
           if (x.order == BY_HEAD) std::copy_n(free, x.size(), to);
           else x.unpack(free, to);
         }
@@ -262,11 +262,11 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
     const Argument& x = kernel.inputs[number];
     const int heads = (x.batched ? call.batch : 1) * x.heads;
     const int blocks = call.count(x);
-    copies.emplace_back(new Words[(heads * (size_t)blocks * size + SIDE - 1) / SIDE]);
-    float* to = (float*)copies.back().get();
+    copies.emplace_back(new Words[heads * (size_t)blocks * size * sizeof(real) / sizeof(Words) + 1]);
+    real* to = (real*)copies.back().get();
     auto work = [&](int item) {
       for (int block = 0; block < blocks; block++)
-        pack((const float*)call.in[number] + x.at(item / x.heads, item % x.heads, blocks, block),
+        pack((const real*)call.in[number] + x.at(item / x.heads, item % x.heads, blocks, block),
              to + ((long)item * blocks + block) * size);
     };
     typedef decltype(work) Work;
@@ -277,13 +277,13 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
   for (int n = 0; n < kernel.input_count; n++) {
     const Argument& x = kernel.inputs[n];
     if (x.side == KEY && x.plain && x.order != BY_HEAD)
-      call.plain[n] = copy(n, x.size(), [&](const float* from, float* to) { x.pack(from, to); });
+      call.plain[n] = copy(n, x.size(), [&](const real* from, real* to) { x.pack(from, to); });
     if (x.turned)
-      call.turned[n] = copy(n, x.turned_size(), [&](const float* from, float* to) { x.pack_turned(from, to); });
+      call.turned[n] = copy(n, x.turned_size(), [&](const real* from, real* to) { x.pack_turned(from, to); });
     for (int form = 0; form < FORMS; form++)
       if (x.has(form) && x.side != QUERY)
-        call.packed[form][n] = (Words*)copy(n, SIDE * x.packed_size(form), [&](const float* from, float* to) {
-          kernel.pack(form, from, x.row(), x.rows, x.columns, (Words*)to);
+        call.packed[form][n] = (Words*)copy(n, SIDE * x.packed_size(form), [&](const real* from, real* to) {
+          kernel.pack(form, (const float*)from, x.row(), x.rows, x.columns, (Words*)to);
         });
   }
   for (int n = 0; n < kernel.output_count; n++) shared |= kernel.outputs[n].array.side != QUERY;

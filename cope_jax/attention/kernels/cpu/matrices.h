@@ -1,4 +1,4 @@
-// Products of small matrices, of float32 by vectors, or of bfloat16 by tiles.
+// Products of small matrices, of real numbers by vectors, or of bfloat16 by tiles.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 namespace {
 
 struct Matrix {  // element (m, k) is at p[m·row + k·column]
-  const float* p;
+  const real* p;
   long row, column;
 };
 
 // C[M, n·W] = A[M, K] B[K, n·W], plus C if `ADD`. All M·n vectors of the result are in registers.
 template <int M, int n, bool ADD>
-INLINE void block(int K, Matrix a, const float* b, long b_row, float* c, long c_row) {
+INLINE void block(int K, Matrix a, const real* b, long b_row, real* c, long c_row) {
   V total[M][n];
   for (int m = 0; m < M; m++)
     for (int j = 0; j < n; j++) total[m][j] = ADD ? load(c + m * c_row + W * j) : V{};
@@ -33,7 +33,7 @@ INLINE void block(int K, Matrix a, const float* b, long b_row, float* c, long c_
 }
 
 template <int n, bool ADD>
-void columns(int M, int K, Matrix a, const float* b, long b_row, float* c, long c_row) {
+void columns(int M, int K, Matrix a, const real* b, long b_row, real* c, long c_row) {
   int m = 0;
   auto at = [&](int m) { return Matrix{a.p + m * a.row, a.row, a.column}; };
   for (; m + ROWS <= M; m += ROWS) block<ROWS, n, ADD>(K, at(m), b, b_row, c + m * c_row, c_row);
@@ -43,7 +43,7 @@ void columns(int M, int K, Matrix a, const float* b, long b_row, float* c, long 
 
 // C[M, N] = A[M, K] B[K, N], plus C if `ADD`; N is a multiple of W.
 template <bool ADD>
-void product(int M, int N, int K, Matrix a, const float* b, long b_row, float* c, long c_row) {
+void product(int M, int N, int K, Matrix a, const real* b, long b_row, real* c, long c_row) {
   int j = 0;
   for (; j + PANEL * W <= N; j += PANEL * W) columns<PANEL, ADD>(M, K, a, b + j, b_row, c + j, c_row);
   for (; j + 2 * W <= N; j += 2 * W) columns<2, ADD>(M, K, a, b + j, b_row, c + j, c_row);

@@ -5,7 +5,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
-#include <type_traits>
+#include <limits>
 
 #include "matrices.h"
 
@@ -21,11 +21,11 @@ constexpr int step = whole<width> ? W : 1;
 #define UNROLL _Pragma("GCC unroll 4")
 #define EACH template <int width> INLINE
 
-EACH auto at(const float* p) {
+EACH auto at(const real* p) {
   if constexpr (whole<width>) return load(p);
   else return *p;
 }
-EACH auto at(const int32_t* p) {
+EACH auto at(const integer* p) {
   if constexpr (whole<width>) return load(p);
   else return *p;
 }
@@ -36,10 +36,10 @@ INLINE auto all(T x) {
 }
 EACH auto indices(int c) {
   if constexpr (whole<width>) return iota() + c;
-  else return (int32_t)c;
+  else return (integer)c;
 }
-INLINE void store(float* p, float x) { *p = x; }
-INLINE void store(int32_t* p, int32_t x) { *p = x; }
+INLINE void store(real* p, real x) { *p = x; }
+INLINE void store(integer* p, integer x) { *p = x; }
 // Whether the columns from c on hold this one, and its entry.
 EACH bool holds(int c, int column) { return c == column / step<width> * step<width>; }
 template <int width, class T>
@@ -52,8 +52,8 @@ INLINE auto lane(T x, int column) {
 #define COMPARISON(NAME, OPERATOR)                                        \
   INLINE I NAME(V a, V b) { return a OPERATOR b; }                        \
   INLINE I NAME(I a, I b) { return a OPERATOR b; }                        \
-  INLINE int32_t NAME(float a, float b) { return -(a OPERATOR b); }       \
-  INLINE int32_t NAME(int32_t a, int32_t b) { return -(a OPERATOR b); }
+  INLINE integer NAME(real a, real b) { return -(a OPERATOR b); }         \
+  INLINE integer NAME(integer a, integer b) { return -(a OPERATOR b); }
 COMPARISON(gt_of, >)
 COMPARISON(ge_of, >=)
 COMPARISON(lt_of, <)
@@ -61,13 +61,14 @@ COMPARISON(le_of, <=)
 COMPARISON(eq_of, ==)
 COMPARISON(ne_of, !=)
 #undef COMPARISON
+// Of unsigned numbers, which lie in memory as signed ones of 32 bits.
 INLINE I unsigned_ge(I a, I b) { return (a ^ INT32_MIN) >= (b ^ INT32_MIN); }
-INLINE int32_t unsigned_ge(int32_t a, int32_t b) { return -((uint32_t)a >= (uint32_t)b); }
+INLINE integer unsigned_ge(integer a, integer b) { return -((uint32_t)a >= (uint32_t)b); }
 
 INLINE V choose(I condition, V yes, V no) { return condition ? yes : no; }
 INLINE I choose(I condition, I yes, I no) { return condition ? yes : no; }
-INLINE float choose(int32_t condition, float yes, float no) { return condition ? yes : no; }
-INLINE int32_t choose(int32_t condition, int32_t yes, int32_t no) { return condition ? yes : no; }
+INLINE real choose(integer condition, real yes, real no) { return condition ? yes : no; }
+INLINE integer choose(integer condition, integer yes, integer no) { return condition ? yes : no; }
 
 // As XLA converts: numbers beyond int32 take the nearest, and NaN takes 0.
 INLINE I float_to_int(V x) {
@@ -75,11 +76,11 @@ INLINE I float_to_int(V x) {
   const I beyond = x < -2147483648.f ? all(INT32_MIN) : (above ? all(INT32_MAX) : I{});
   return inside ? truncate(inside ? x : V{}) : beyond;
 }
-INLINE int32_t float_to_int(float x) { return float_to_int(all(x))[0]; }
+INLINE integer float_to_int(real x) { return float_to_int(all(x))[0]; }
 INLINE V int_to_float(I x) { return to_float(x); }
-INLINE float int_to_float(int32_t x) { return (float)x; }
+INLINE real int_to_float(integer x) { return (real)x; }
 INLINE V bool_to_float(I x) { return x ? all(1.f) : V{}; }
-INLINE float bool_to_float(int32_t x) { return x ? 1.f : 0.f; }
+INLINE real bool_to_float(integer x) { return x ? 1.f : 0.f; }
 template <class T>
 INLINE T bool_to_int(T x) { return -x; }
 template <class T>
@@ -97,38 +98,38 @@ INLINE T at_least(T a, T limit) { return a < limit ? limit : a; }
 template <class T>
 INLINE T at_most(T a, T limit) { return a > limit ? limit : a; }
 
-INLINE float sum_of_lanes(V x) { return sum(x); }
-INLINE float sum_of_lanes(float x) { return x; }
+INLINE real sum_of_lanes(V x) { return sum(x); }
+INLINE real sum_of_lanes(real x) { return x; }
 template <int N = W / 2>
-INLINE float max_of_lanes(V x) {
+INLINE real max_of_lanes(V x) {
   if constexpr (N > 0) return max_of_lanes<N / 2>(max_of(x, swapped<N>(x, Lanes())));
   else return x[0];
 }
-INLINE float max_of_lanes(float x) { return x; }
-INLINE float min_of_lanes(V x) { return -max_of_lanes(-x); }
-INLINE float min_of_lanes(float x) { return x; }
-INLINE V suffix_sums(V x, float& farther) {
+INLINE real max_of_lanes(real x) { return x; }
+INLINE real min_of_lanes(V x) { return -max_of_lanes(-x); }
+INLINE real min_of_lanes(real x) { return x; }
+INLINE V suffix_sums(V x, real& farther) {
   const V y = suffix_sum(x) + farther;
   farther = y[0];
   return y;
 }
-INLINE V prefix_sums(V x, float& before) {
+INLINE V prefix_sums(V x, real& before) {
   const V y = prefix_sum(x) + before;
   before = y[W - 1];
   return y;
 }
-INLINE float suffix_sums(float x, float& farther) { return farther += x; }
-INLINE float prefix_sums(float x, float& before) { return before += x; }
+INLINE real suffix_sums(real x, real& farther) { return farther += x; }
+INLINE real prefix_sums(real x, real& before) { return before += x; }
 
 // A function of vectors, for single numbers too.
-#define SCALAR(NAME) INLINE float NAME(float x) { return NAME(all(x))[0]; }
+#define SCALAR(NAME) INLINE real NAME(real x) { return NAME(all(x))[0]; }
 // A function of the standard library, lane by lane.
-#define LANES(NAME, FUNCTION)                   \
-  INLINE float NAME(float x) { return FUNCTION(x); } \
-  INLINE V NAME(V x) {                          \
-    V y;                                        \
+#define LANES(NAME, FUNCTION)                          \
+  INLINE real NAME(real x) { return FUNCTION(x); }     \
+  INLINE V NAME(V x) {                                 \
+    V y;                                               \
     for (int i = 0; i < W; i++) y[i] = FUNCTION(x[i]); \
-    return y;                                   \
+    return y;                                          \
   }
 LANES(sin_of, std::sin)
 LANES(cos_of, std::cos)
@@ -136,26 +137,48 @@ LANES(erf_of, std::erf)
 LANES(sqrt_of, std::sqrt)
 INLINE V rsqrt_of(V x) { return 1.f / sqrt_of(x); }
 SCALAR(rsqrt_of)
-INLINE V abs_of(V x) { return (V)((I)x & INT32_MAX); }
+INLINE V abs_of(V x) { return (V)((I)x & std::numeric_limits<integer>::max()); }
 INLINE I abs_of(I x) { return x < 0 ? -x : x; }
-INLINE int32_t abs_of(int32_t x) { return x < 0 ? -x : x; }
+INLINE integer abs_of(integer x) { return x < 0 ? -x : x; }
 SCALAR(abs_of)
 INLINE V sign_of(V x) { return x > 0.f ? all(1.f) : (x < 0.f ? all(-1.f) : x); }
 SCALAR(sign_of)
-INLINE I is_finite_of(V x) { return ((I)x & 0x7f800000) != 0x7f800000; }
-INLINE int32_t is_finite_of(float x) { return -(int32_t)std::isfinite(x); }
+INLINE I is_finite_of(V x) { return abs_of(x) < INFINITY; }
+INLINE integer is_finite_of(real x) { return -(integer)std::isfinite(x); }
+INLINE V floor_of(V x) {
+  const I fraction = abs_of(x) < 1 / std::numeric_limits<real>::epsilon();  // from here on all numbers are whole
+  const V whole = to_float(truncate(fraction ? x : V{}));
+  return fraction ? whole - (x < whole ? all(1.f) : V{}) : x;
+}
+SCALAR(floor_of)
+#if defined(DOUBLE)  // for precision, not for speed
+LANES(exp_of, std::exp)
+LANES(log_of, std::log)
+LANES(log1p_of, std::log1p)
+LANES(tanh_of, std::tanh)
+LANES(float32_of, (float))
+#else
 INLINE V bfloat16_of(V x) {  // the nearest bfloat16, of two the even one
   const U bits = (U)x;
   return x == x ? (V)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u) : x;
 }
 SCALAR(bfloat16_of)
-INLINE V floor_of(V x) {
-  const I fraction = abs_of(x) < 8388608.f;  // from 2^23 on all numbers are whole
-  const V whole = to_float(truncate(fraction ? x : V{}));
-  return fraction ? whole - (x < whole ? all(1.f) : V{}) : x;
+// e^x with a relative error of 2e-7: 0 below -87, where it would be denormal, and infinite above 88.73.
+INLINE V exp_of(V x) {
+  x = x < -87.3f ? all(-87.3f) : x;  // NaN stays NaN
+  x = x > 89.f ? all(89.f) : x;
+  const V magic = all(12582912.f);  // 1.5·2^23: adding it rounds to a whole number
+  V n = (x * 1.44269504088896341f + magic) - magic;
+  V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  V p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.f);
+  return (p + p) * (V)((truncate(n) + 126) << 23);  // 2^n alone is too large for n = 128
 }
-SCALAR(floor_of)
-INLINE V exp_of(V x) { return exponential(x); }
 SCALAR(exp_of)
 // log x with a relative error of about 1e-7. Denormal numbers count as 0, as in XLA.
 INLINE V log_of(V x) {
@@ -180,16 +203,17 @@ INLINE V log1p_of(V x) {  // log u, plus what rounding took from u = 1 + x
   return u == 1.f ? x : (u == INFINITY ? u : log_of(u) + lost / u);
 }
 SCALAR(log1p_of)
-INLINE V logistic_of(V x) { return 1.f / (1.f + exponential(-x)); }
-SCALAR(logistic_of)
 INLINE V tanh_of(V x) {
-  const V size = abs_of(x), e = exponential(size * -2.f), z = x * x;
+  const V size = abs_of(x), e = exp_of(size * -2.f), z = x * x;
   const V large = (V)((I)((1.f - e) / (1.f + e)) | ((I)x & INT32_MIN));
   V p = all(-5.70498872745e-3f);
   for (float c : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) p = p * z + c;
   return size > 0.625f ? large : x + x * z * p;
 }
 SCALAR(tanh_of)
+#endif
+INLINE V logistic_of(V x) { return 1.f / (1.f + exp_of(-x)); }
+SCALAR(logistic_of)
 
 // One of the two words of Threefry-2x32 with 20 rounds.
 template <int word, class T>
@@ -212,32 +236,43 @@ INLINE T threefry(T k0, T k1, T x0, T x1) {
   }
   return word ? x1 : x0;
 }
+#if defined(DOUBLE)  // the same of integers of 64 bits, whose values have 32
+template <int word>
+INLINE integer threefry(integer k0, integer k1, integer x0, integer x1) {
+  return threefry<word, int32_t>(k0, k1, x0, x1);
+}
+template <int word>
+INLINE I threefry(I k0, I k1, I x0, I x1) {
+  for (int i = 0; i < W; i++) x0[i] = threefry<word>(k0[i], k1[i], x0[i], x1[i]);
+  return x0;
+}
+#endif
 
 // z[index] of one row with n entries; an index beyond them, of a NaN, takes the nearest.
 INLINE I inside(I index, int n) {
   index = index < 0 ? I{} : index;
   return index >= n ? all(n - 1) : index;
 }
-INLINE int32_t inside(int32_t index, int n) { return std::max(0, std::min(index, n - 1)); }
+INLINE integer inside(integer index, int n) { return std::max<integer>(0, std::min<integer>(index, n - 1)); }
 // The builtins spare every kernel <immintrin.h>, which takes a second to compile.
 // Whether each place is in [0, W).
 INLINE bool in_a_vector(I places) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(DOUBLE)
   return __builtin_ia32_ucmpd512_mask(places, all(W), 1, -1) == 0xffff;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(DOUBLE)
   return !__builtin_ia32_movmskps256((V)((places < 0) | (places >= W)));
 #else
   const I outside = (places < 0) | (places >= W);
-  int32_t any = 0;
+  integer any = 0;
   for (int i = 0; i < W; i++) any |= outside[i];
   return !any;
 #endif
 }
-EACH V take(const float* z, int n, I index) {
+EACH V take(const real* z, int n, I index) {
   index = inside(index, n);
   const int base = std::min(index[0], index[W - 1]);  // indices of neighbours are near each other
   if (base + W <= n && in_a_vector(index - base)) return permute(load(z + base), index - base);
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(DOUBLE)
   return __builtin_ia32_gathersiv16sf(V{}, z, index, -1, 4);
 #else
   V y;
@@ -245,13 +280,13 @@ EACH V take(const float* z, int n, I index) {
   return y;
 #endif
 }
-EACH float take(const float* z, int n, int32_t index) { return z[inside(index, n)]; }
-EACH I take(const int32_t* z, int n, I index) { return (I)take<width>((const float*)z, n, index); }
-EACH int32_t take(const int32_t* z, int n, int32_t index) { return z[inside(index, n)]; }
+EACH real take(const real* z, int n, integer index) { return z[inside(index, n)]; }
+EACH I take(const integer* z, int n, I index) { return (I)take<width>((const real*)z, n, index); }
+EACH integer take(const integer* z, int n, integer index) { return z[inside(index, n)]; }
 
 // z[index] += x
-INLINE void add_entries(float* z, int n, int32_t index, float x) { z[inside(index, n)] += x; }
-INLINE void add_entries(float* z, int n, I index, V x) {
+INLINE void add_entries(real* z, int n, integer index, real x) { z[inside(index, n)] += x; }
+INLINE void add_entries(real* z, int n, I index, V x) {
   for (int i = 0; i < W; i++) add_entries(z, n, index[i], x[i]);
 }
 // Where p is among the n entries of a row: between `cell` and the next one, at `weight`. The entries from `base` on
@@ -263,8 +298,8 @@ struct Cells {
   bool near;
 };
 INLINE Cells cells(V p, int n) {
-  const I cell = truncate(at_most(p > 0.f ? p : V{}, all((float)std::max(0, n - 2))));
-  const int base = std::min(std::min(cell[0], cell[W - 1]), n - W - 1);  // positions of neighbours are near each other
+  const I cell = truncate(at_most(p > 0.f ? p : V{}, all((real)std::max(0, n - 2))));
+  const int base = std::min<integer>(std::min(cell[0], cell[W - 1]), n - W - 1);  // positions of neighbours are near each other
   return {p - to_float(cell), cell, base, n > W && in_a_vector(cell - base)};
 }
 
@@ -279,7 +314,7 @@ struct Found {
   T value, slope;
 };
 template <int width, class Need = Known>
-INLINE Found<V> look_up(const float* z, int n, V p, Need need = {}) {
+INLINE Found<V> look_up(const real* z, int n, V p, Need need = {}) {
   const Cells at = cells(p, n);
   V low, high;
   if (at.near) {
@@ -288,38 +323,38 @@ INLINE Found<V> look_up(const float* z, int n, V p, Need need = {}) {
     high = permute(load(z + at.base + 1), at.cell - at.base);
   } else {
     need(n);
-    for (int i = 0; i < W; i++) low[i] = z[at.cell[i]], high[i] = z[std::min(at.cell[i] + 1, n - 1)];
+    for (int i = 0; i < W; i++) low[i] = z[at.cell[i]], high[i] = z[std::min<integer>(at.cell[i] + 1, n - 1)];
   }
   const V slope = high - low;
   return {low + at.weight * slope, (at.weight == 0.f) | (at.weight == 1.f) ? V{} : slope};
 }
 template <int width, class Need = Known>
-INLINE Found<float> look_up(const float* z, int n, float p, Need need = {}) {
+INLINE Found<real> look_up(const real* z, int n, real p, Need need = {}) {
   need(n);
-  const int cell = (int)at_most(p > 0 ? p : 0.f, (float)std::max(0, n - 2));
-  const float low = z[cell], slope = z[std::min(cell + 1, n - 1)] - low, weight = p - cell;
+  const int cell = (int)at_most(p > 0 ? p : 0.f, (real)std::max(0, n - 2));
+  const real low = z[cell], slope = z[std::min(cell + 1, n - 1)] - low, weight = p - cell;
   return {low + weight * slope, weight == 0 || weight == 1 ? 0 : slope};
 }
 // z[⌊p⌋] += x·(1-w), z[⌊p⌋+1] += x·w
 template <class Need = Known>
-INLINE void add_hats(float* z, int n, float p, float x, Need need = {}) {
+INLINE void add_hats(real* z, int n, real p, real x, Need need = {}) {
   need(n);
-  const int cell = (int)at_most(p > 0 ? p : 0.f, (float)std::max(0, n - 2));
-  const float above = x * (p - cell);
+  const int cell = (int)at_most(p > 0 ? p : 0.f, (real)std::max(0, n - 2));
+  const real above = x * (p - cell);
   z[cell] += x - above;
   z[std::min(cell + 1, n - 1)] += above;
 }
 template <class Need = Known>
-INLINE void add_hats(float* z, int n, V p, V x, Need need = {}) {
+INLINE void add_hats(real* z, int n, V p, V x, Need need = {}) {
   const Cells at = cells(p, n);
   const V above = x * at.weight;
-  alignas(4 * W) float low[W], high[W];  // in memory, from where one number fills a vector in one instruction
-  alignas(4 * W) int32_t places[W];
+  alignas(BYTES) real low[W], high[W];  // in memory, from where one number fills a vector in one instruction
+  alignas(BYTES) integer places[W];
   store(high, above), store(low, x - above);
   if (!at.near) {
     need(n);
     store(places, at.cell);
-    for (int i = 0; i < W; i++) z[places[i]] += low[i], z[std::min(places[i] + 1, n - 1)] += high[i];
+    for (int i = 0; i < W; i++) z[places[i]] += low[i], z[std::min<integer>(places[i] + 1, n - 1)] += high[i];
     return;
   }
   need(at.base + W + 1);
@@ -338,7 +373,7 @@ INLINE void add_hats(float* z, int n, V p, V x, Need need = {}) {
 }
 
 // y[column][row] = x[row][column], with rows of x `distance` apart, and those of y `to_distance`
-inline void transpose(const float* x, long distance, int rows, int columns, float* y, long to_distance) {
+inline void transpose(const real* x, long distance, int rows, int columns, real* y, long to_distance) {
   for (int first = 0; first < rows; first += 16)
     for (int c = 0; c < columns; c++)
       for (int r = first; r < std::min(rows, first + 16); r++) y[c * to_distance + r] = x[r * distance + c];
@@ -346,11 +381,11 @@ inline void transpose(const float* x, long distance, int rows, int columns, floa
 
 // C = A·B, plus C if `ADD`. Columns that are left after whole vectors become one vector, filled up with zeros.
 template <int columns, bool ADD>
-void product(int rows, int summed, Matrix a, const float* b, long b_row, float* c) {
+void product(int rows, int summed, Matrix a, const real* b, long b_row, real* c) {
   constexpr int vectors = columns / W * W, left = columns - vectors, MOST = 64;
   if (vectors) product<ADD>(rows, vectors, summed, a, b, b_row, c, columns);
   for (int m = 0; m < rows && left; m += MOST) {
-    alignas(64) float sums[MOST * W] = {}, filled[MOST * W] = {};
+    alignas(64) real sums[MOST * W] = {}, filled[MOST * W] = {};
     const int height = std::min(MOST, rows - m);
     for (int k = 0; k < summed; k += MOST) {
       const int depth = std::min(MOST, summed - k);
@@ -359,7 +394,7 @@ void product(int rows, int summed, Matrix a, const float* b, long b_row, float* 
     }
     for (int i = 0; i < height; i++)
       for (int j = 0; j < left; j++) {
-        float& to = c[(long)(m + i) * columns + vectors + j];
+        real& to = c[(long)(m + i) * columns + vectors + j];
         to = (ADD ? to : 0) + sums[i * W + j];
       }
   }

@@ -5,6 +5,7 @@ one node.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ class Node:
       op: its name; "input" and "const" have no arguments.
       args: its operands.
       size: the numbers of rows and columns.
-      kind: "float", "bfloat16", "int", "uint" or "bool".
+      kind: "float", "bfloat16", "int", "uint" or "bool"; "float32" where "float" is float64.
       params: what else it depends on.
     """
 
@@ -62,15 +63,20 @@ Value = tuple[
 ]  # of a traced function: the node, and the shape with all entries
 
 
-def kind_of(dtype: Any) -> str:
-    """The kind of the entries of an array."""
-    if dtype == np.float32:
-        return "float"
-    kinds = {np.dtype("int32"): "int", np.dtype("uint32"): "uint", np.dtype("bool"): "bool"}
-    kinds[np.dtype(jnp.bfloat16)] = "bfloat16"
-    if np.dtype(dtype) not in kinds:
-        raise NotATile(f"this kernel has no type {np.dtype(dtype)}")
-    return kinds[np.dtype(dtype)]
+KINDS = {"int32": "int", "uint32": "uint", "bool": "bool"}
+# By the type of a kernel's own numbers.
+MORE_KINDS = {
+    "float32": {"float32": "float", "bfloat16": "bfloat16"},
+    "float64": {"float64": "float", "float32": "float32", "int64": "int"},
+}
+
+
+def kind_of(dtype: Any, real: str = "float32") -> str:
+    """The kind of the entries of an array; "float" if they have type `real`, float32 or float64."""
+    kinds, name = KINDS | MORE_KINDS[real], jnp.dtype(dtype).name
+    if name not in kinds:
+        raise NotATile(f"this kernel has no type {name}")
+    return kinds[name]
 
 
 FORMS: dict[Any, Callable[..., Any]] = {p: p.bind for p in tile.PRIMITIVES} | {
@@ -84,17 +90,22 @@ FORMS: dict[Any, Callable[..., Any]] = {p: p.bind for p in tile.PRIMITIVES} | {
 class Graph:
     """The operations of one tile program, in the order of computation.
 
+    Args:
+      program: the tile program.
+      real: the type of numbers of kind "float".
+
     Attributes:
       inputs: the nodes of the constants and of the arguments that the program uses.
       results: the nodes of its results; None for a result that is 0.
     """
 
-    def __init__(self, program: TileProgram):
+    def __init__(self, program: TileProgram, real: str = "float32"):
+        self.kind_of = functools.partial(kind_of, real=real)
         self.nodes: list[Node] = []
         self._known: dict[Any, Node] = {}
         jaxpr, sizes = program.two_axes()
         self.inputs = [
-            self.add("input", (), size, kind_of(dtype), number=n)
+            self.add("input", (), size, self.kind_of(dtype), number=n)
             for n, (size, dtype) in enumerate(sizes)
         ]
         values = [(node, size) for node, (size, _) in zip(self.inputs, sizes, strict=True)]
@@ -134,7 +145,7 @@ class Graph:
     def _number(self, x: Any) -> Value:
         if np.ndim(x):
             raise NotATile("a nested function closes over an array")
-        return self.const(x, kind_of(x.dtype)), ()
+        return self.const(x, self.kind_of(x.dtype)), ()
 
     def _apply(self, eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         name, params = eqn.primitive.name, eqn.params
@@ -147,7 +158,10 @@ class Graph:
             return values
         if name in ELEMENTWISE or name == "add_any":
             return [
-                (self._elementwise(name.removesuffix("_any"), nodes, kind_of(out.dtype)), out.shape)
+                (
+                    self._elementwise(name.removesuffix("_any"), nodes, self.kind_of(out.dtype)),
+                    out.shape,
+                )
             ]
         if name == "look_up":
             return [(node, out.shape) for node in self._look_up(nodes[0], nodes[1])]
@@ -196,7 +210,7 @@ class Graph:
         return None
 
     def _convert_element_type(self, out: Any, values: list[Value], **_: Any) -> Node:
-        node, kind = values[0][0], kind_of(out.dtype)
+        node, kind = values[0][0], self.kind_of(out.dtype)
         if {node.kind, kind} <= {"int", "uint"}:
             return node if node.kind == kind else self.add("as", [node], node.size, kind)
         return node if node.kind == kind else self.add("convert", [node], node.size, kind)
@@ -260,7 +274,9 @@ class Graph:
     def _iota(self, out: Any, values: list[Value], *, dimension: int, **_: Any) -> Node:
         size = (out.shape[0], 1) if dimension == 0 and len(out.shape) == 2 else (1, out.shape[-1])
         node = self.add("iota", (), size, "int")
-        return node if kind_of(out.dtype) == "int" else self.add("convert", [node], size, "float")
+        return (
+            node if self.kind_of(out.dtype) == "int" else self.add("convert", [node], size, "float")
+        )
 
     def _slice(
         self, out: Any, values: list[Value], *, start_indices: Any, limit_indices: Any, strides: Any
@@ -281,7 +297,7 @@ class Graph:
 
     def _concatenate(self, out: Any, values: list[Value], *, dimension: int) -> Node:
         parts = [self._sized(node, shape) for node, shape in values]
-        return self.add("concatenate", parts, out.shape, kind_of(out.dtype), axis=dimension)
+        return self.add("concatenate", parts, out.shape, self.kind_of(out.dtype), axis=dimension)
 
     def _dot_general(
         self,
@@ -294,7 +310,7 @@ class Graph:
     ) -> Node:
         (x_axis,), (y_axis,) = dimension_numbers[0]
         x, y = (self._sized(node, shape) for node, shape in values)
-        if kind_of(out.dtype) != "float" or not {x.kind, y.kind} <= {*FACTORS}:
+        if self.kind_of(out.dtype) != "float" or not {x.kind, y.kind} <= {*FACTORS}:
             raise NotATile(f"this kernel has no product of type {out.dtype}")
         if x.kind != y.kind:  # as in the gradient of a gate that has a key of its own
             x, y = (
