@@ -18,15 +18,13 @@ from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, batch_of
 from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
-KINDS, NOISES = 10, 10
 BEGIN, COUNT, AND, COLON, EQUALS, FIRST_KIND = range(6)
-FIRST_NOISE = FIRST_KIND + KINDS
-FIRST_NUMBER = FIRST_NOISE + NOISES
+NOISES = 10
 
 
 @TASKS.register("selective_counting")
 class SelectiveCounting(SyntheticTask):
-    """Names one or two of ten kinds, lists tokens, and asks how many of them are of these kinds.
+    """Names one or two kinds, lists tokens, and asks how many of them are of these kinds.
 
     Half of the listed tokens are of a uniform kind, the others noise. The level is L, the number of
     inputs. Only the answer counts.
@@ -43,10 +41,12 @@ class SelectiveCounting(SyntheticTask):
         Attributes:
           length: L in "train" and "in_distribution"; it is twice as large in "longer".
           given: whether the last input is the answer itself; if not, it is the question.
+          kinds: the number of kinds.
         """
 
         length: int = 64
         given: bool = False
+        kinds: int = 10
 
     abilities = ("count",)
     axis = "length"
@@ -55,7 +55,7 @@ class SelectiveCounting(SyntheticTask):
 
     def __init__(self, config: Config):
         n = config.length
-        names = ["<", "count", "and", ":", "=", *(f"k{kind}" for kind in range(KINDS))]
+        names = ["<", "count", "and", ":", "=", *(f"k{kind}" for kind in range(config.kinds))]
         names += [*(f"n{noise}" for noise in range(NOISES)), *map(str, range(2 * n))]
         super().__init__(
             config,
@@ -68,18 +68,20 @@ class SelectiveCounting(SyntheticTask):
         return int(level)
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
-        length = int(level)
+        length, kinds = int(level), self.config.kinds
+        first_noise = FIRST_KIND + kinds
+        first_number = first_noise + NOISES
         inputs = np.zeros((n, length), np.int32)
         targets = np.zeros((n, length), np.int32)
         for row in range(n):
-            named = FIRST_KIND + rng.permutation(KINDS)[: rng.integers(1, 3)]
+            named = FIRST_KIND + rng.permutation(kinds)[: rng.integers(1, 3)]
             head = [BEGIN, COUNT, named[0], *([AND, named[1]] if len(named) > 1 else []), COLON]
             tail = 2 if self.config.given else 1
             size = length - len(head) - tail
-            kinds = rng.integers(FIRST_KIND, FIRST_NOISE, size=size)
-            noises = rng.integers(FIRST_NOISE, FIRST_NUMBER, size=size)
-            listed = np.where(rng.random(size) < 0.5, kinds, noises)
-            answer = FIRST_NUMBER + np.isin(listed, named).sum()
+            of_kinds = rng.integers(FIRST_KIND, first_noise, size=size)
+            noises = rng.integers(first_noise, first_number, size=size)
+            listed = np.where(rng.random(size) < 0.5, of_kinds, noises)
+            answer = first_number + np.isin(listed, named).sum()
             inputs[row] = [*head, *listed, EQUALS, *([answer] if self.config.given else [])]
             targets[row, -1] = answer
         weights = np.broadcast_to(np.arange(length) == length - 1, inputs.shape)
@@ -89,7 +91,7 @@ class SelectiveCounting(SyntheticTask):
 SETTINGS = {
     # The repository trains on 3,200 sequences, 800 steps of 4, with 1,024 tokens and 12 layers.
     "given": ({"length": 256, "given": True}, adamw(3e-3, 50, weight_decay=0.01), 800, 4),
-    "asked": ({"length": 64}, adamw(2e-3, 100, final_fraction=0.05), 1500, 32),
+    "asked": ({"length": 32, "kinds": 4}, adamw(3e-3, 100, final_fraction=0.05), 2000, 32),
 }
 VARIANTS = tuple(SETTINGS)
 
@@ -108,10 +110,10 @@ def get_config(setting: str = "given") -> ConfigDict:
 
 
 def seen(length: int, trained: int, leasts: Sequence[int], draws: int = 20) -> np.ndarray:
-    """Per cent of the answers of each split that are the answers of so many training sequences.
+    """Per cent of test answers that training sequences have too, by `leasts` and split.
 
-    Row i is for `leasts[i]` or more sequences: means over `draws` sets of `trained` training
-    sequences and 2,000 test sequences.
+    Row i is for answers of at least `leasts[i]` training sequences: means over `draws` sets of
+    `trained` training sequences and 2,000 test sequences.
     """
     task = SelectiveCounting(SelectiveCounting.Config(length=length))
     shares = np.zeros((draws, len(leasts), len(task.evaluation_splits)))
