@@ -22,7 +22,6 @@ BEGIN, COUNT, AND, COLON, EQUALS, FIRST_KIND = range(6)
 NOISES = 10
 
 
-@TASKS.register("selective_counting")
 class SelectiveCounting(SyntheticTask):
     """Names one or two kinds, lists tokens, and asks how many of them are of these kinds.
 
@@ -97,7 +96,8 @@ VARIANTS = tuple(SETTINGS)
 
 
 def get_config(setting: str = "given") -> ConfigDict:
-    """The config with the answer given, or asked."""
+    """The config with the answer given, or asked; registers the task."""
+    TASKS.register("selective_counting")(SelectiveCounting)
     options, optimizer, steps, batch_size = SETTINGS[setting]
     return experiment(
         "selective_counting",
