@@ -50,6 +50,7 @@ MAY_NAME = {
     "cope_jax/commands/classify.py": "the systems of one comparison",
     "cope_jax/commands/language_models.py": "a perplexity by words is that of one task",
     "cope_jax/commands/tag.py": "the systems of one comparison",
+    "experiments/reproductions.py": "a setting of a paper is that of a task and a model",
     "experiments/by_hand/": "weights written by hand are those of an encoding and of a task",
     "tools/": "a tool names what it measures, or tries to break",
 }

@@ -82,9 +82,9 @@ def published(text: str) -> str:
     sections, rows, count = read_tables(text), [], 0
     papers = json.loads((EXPERIMENTS / "published.json").read_text(encoding="utf-8"))
     for paper in papers:
-        (section,) = (name for name in sections if name.startswith(paper["section"]))
+        measured = sections[paper["section"]][paper.get("table", 0)]
         for row in paper["rows"]:
-            cells = sections[section][0][row["row"]]
+            cells = measured[row["row"]]
             ours = [re.split(r"<br>| \(", cells[column])[0] for column in paper["columns"]]
             count += sum(map(bool, row["printed"]))
             printed = " / ".join(number or "–" for number in row["printed"])

@@ -34,11 +34,14 @@ class RecurrentLMOptions(ModelOptions):
         Recurrent connections have no dropout.
       num_sampled: number of words that a sampled softmax samples in training; 0 means the full
         softmax. The sampling assumes a vocabulary sorted by decreasing frequency.
+      carries: whether states are carried from batch to batch. If not, every sequence starts with a
+        cleared state, so that examples need not continue one another.
     """
 
     num_layers: int = 2
     dropout: float = 0.0
     num_sampled: int = 0
+    carries: bool = True
 
     def __post_init__(self):
         check_fields(self, self.name)
@@ -55,8 +58,8 @@ class RecurrentLMOptions(ModelOptions):
 class RecurrentLM(Model):
     """Base class of recurrent language models over words, in one direction or in both.
 
-    States are carried from batch to batch, but gradients are not (truncated backpropagation through
-    time).
+    With the option `carries` states are carried from batch to batch, but gradients are not
+    (truncated backpropagation through time).
 
     Attributes:
       residual: whether each layer after the first adds its input to its output.
@@ -69,6 +72,10 @@ class RecurrentLM(Model):
     softmax: WordSoftmax | None
 
     def initial_carry(self, batch_size: int) -> Carries:
+        return self._cleared(batch_size) if self.config.carries else ()
+
+    def _cleared(self, batch_size: int) -> Carries:
+        """The state before the first token of a text."""
         return tuple(
             tuple(layer.initial_carry(batch_size) for layer in stack) for stack in self.directions
         )
@@ -101,7 +108,7 @@ class RecurrentLM(Model):
                 raise ConfigError(
                     f"{name} needs {field!r} in its batches: use a task that provides both directions"
                 )
-        carry = carry if len(carry) else self.initial_carry(len(batch["inputs"]))
+        carry = carry if len(carry) else self._cleared(len(batch["inputs"]))
         carry = clear(jax.lax.stop_gradient(carry), batch.get("reset"))
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
         inputs = self._inputs([batch[f"{prefix}inputs"] for prefix in prefixes])
@@ -122,7 +129,8 @@ class RecurrentLM(Model):
             )
             parts.append((losses, jnp.sum(weights_BL)))
             last.append(end)
-        return _join(parts), jax.lax.stop_gradient(tuple(last))
+        carried = tuple(last) if self.config.carries else ()
+        return _join(parts), jax.lax.stop_gradient(carried)
 
     def _inputs(self, words: Sequence[Array]) -> Iterator[Array]:
         """Yields x_BLD, the vectors of the words, for each direction."""
@@ -141,7 +149,7 @@ class RecurrentLM(Model):
                 ..., None
             ]
             x_BLD = jnp.where(real_BL1, x_BLD, jnp.zeros((), x_BLD.dtype))
-        carry = self.initial_carry(len(x_BLD)) if carry is None else carry
+        carry = self._cleared(len(x_BLD)) if carry is None else carry
         runs = [
             self._read(number, x_BLD, before, lengths_B=lengths_B, reverse=number == 1)
             for number, before in enumerate(carry)

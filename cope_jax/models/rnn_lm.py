@@ -132,7 +132,7 @@ class RNNLM(RecurrentLM):
         If `lengths_B` is given, the model reads only the first `lengths_B` words of each row.
         """
         check_shapes("rnn_lm", {"tokens": tokens_BL})
-        carry = self.initial_carry(len(tokens_BL)) if carry is None else carry
+        carry = self._cleared(len(tokens_BL)) if carry is None else carry
         states, last = self._read(0, self._embed(tokens_BL), carry[0], lengths_B=lengths_B)
         return self.softmax(states[-1], self._tied(), self.config.layout), (last, *carry[1:])
 

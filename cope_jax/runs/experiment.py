@@ -350,7 +350,7 @@ def _check(config: ExperimentConfig, task: Task) -> None:
     if jax.tree.leaves(carry) and task.stream("train", config.training.batch_size) is None:
         raise ConfigError(
             f"{config.model.name} carries its state from batch to batch, but the examples of {task.name} do not "
-            f"continue one another: choose a task of continuous text, such as words"
+            f"continue one another: set model.carries=False, or choose a task of continuous text, such as words"
         )
     if "positions" in batch and config.training.positions != "consecutive":
         raise ConfigError(

@@ -80,6 +80,7 @@ def changes(r: Records, which: int) -> list[float]:
 
 SELECTIVE, FLIP_FLOP, ONE_LAYER = "Selective copy, 32", "Flip-flop, length", "Flip-flop with one"
 NAVIGATION, COUNTING, COUNTING_3 = "Navigation", "Counting, one", "Counting, three"
+GIVEN = "Selective counting"
 WIKITEXT, CODE, ADDED = "Language models of WikiText-2", "Language models of code", "CoPE added"
 PRETRAINED, REARRANGED = "ELMo and BERT", "Results before and after"
 BERT = "Position encodings of"
@@ -159,6 +160,15 @@ CLAIMS = [
             r.cell(COUNTING_3, "cope", "pass 10")[-1]
             > r.cell(COUNTING_3, "relative", "pass 10")[-2]
         ),
+    ),
+    Claim(
+        "So trained, CoPE has {} % error and {} % at twice the length, RoPE {} and {} %, a decoder without positions "
+        "{} and {} %.",
+        lambda r: [
+            r.first(GIVEN, n, s, 1)
+            for n in ("cope", "rope", "none")
+            for s in ("in distribution", "twice as long")
+        ],
     ),
     Claim(
         "at eight times the length of training CoPE's perplexity is {:.1f} % worse than at the length of training, "

@@ -149,7 +149,7 @@ def test_models_without_attention_refuse_an_encoding():
         (
             "wikitext2:lstm",
             "text",
-            "rnn_lm carries its state .*, but the examples of text do not continue one another",
+            "rnn_lm carries its state .* text do not continue one another: set model.carries=False",
         ),
     ],
 )

@@ -16,6 +16,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.generation.rnn_generate import generate
 from cope_jax.layout import WHOLE
 from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig, RNNLMOptions
+from cope_jax.runs.experiment import Experiment
+from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 from tests.models.noisy import close, noisy, numbers
 from tests.oracle import recurrent as oracle
 
@@ -219,6 +221,21 @@ def test_no_gradient_goes_through_the_state():
 
     carry = jax.tree.map(lambda leaf: leaf + 0.3, model("lstm").initial_carry(BATCH))
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient(carry)))
+
+
+def test_a_model_that_carries_nothing_starts_every_sequence_anew():
+    first, second = stream(), stream(seed=1)
+    config = dataclasses.replace(CONFIGS["lstm"], carries=False)
+    tested = noisy(lambda: RNNLM(config, rngs=nnx.Rngs(0)), np.float32)
+    assert tested.initial_carry(BATCH) == ()
+    _, carry = tested.metrics(first)
+    assert carry == ()
+    expected, _ = run("lstm", second)
+    chex.assert_trees_all_close(tested.metrics(second, carry)[0], expected, rtol=1e-6)
+    task = TaskConfig("flip_flop", {"length": 8})
+    Experiment.check(
+        ExperimentConfig(model=RNNLMOptions(carries=False), encoding="none", task=task)
+    )
 
 
 @pytest.mark.parametrize("wrong", [-1, VOCAB])

@@ -117,6 +117,10 @@ PAGE = """## Copying words
 | --- | ---: | ---: |
 | `cope` | **1.0 ± 0.5**<br>1.2 [0.4, 1.6] | 27.3 (0) |
 
+| encoding | near |
+| --- | ---: |
+| `cope` | 4.5 |
+
 <!-- published numbers -->
 old
 <!-- end -->
@@ -126,9 +130,17 @@ old
 def test_published_numbers_are_next_to_those_of_the_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "EXPERIMENTS", tmp_path)
     row = {"row": "cope", "printed": ["0", ""], "verdict": "agrees"}
-    paper = {"paper": "P", "section": "Copying", "columns": ["near", "far"], "seeds": 3}
-    workdirs.write_json(tmp_path / "published.json", [paper | {"rows": [row]}])
+    paper = {"paper": "P", "section": "Copying words", "seeds": 3, "rows": [row]}
+    first = paper | {"columns": ["near", "far"]}
+    second = paper | {
+        "paper": "Q",
+        "table": 1,
+        "columns": ["near"],
+        "rows": [row | {"printed": ["5"]}],
+    }
+    workdirs.write_json(tmp_path / "published.json", [first, second])
     text = publish.written(PAGE)
-    assert "old" not in text and "1 numbers:" in text
+    assert "old" not in text and "2 numbers:" in text
     assert "| P (near / far) | `cope` | 0 / – | 1.0 ± 0.5 / 27.3 | 3 | agrees |" in text
+    assert "| Q (near) | `cope` | 5 | 4.5 | 3 | agrees |" in text
     assert publish.written(text) == text
