@@ -1,0 +1,57 @@
+"""Which targets repeat a rare pair of the window, and the paired t test, token by token."""
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def repeated(
+    batch: Mapping[str, np.ndarray], train: np.ndarray | None = None, share: float = 1.0
+) -> np.ndarray:
+    """1 where the pair (input, target) occurred before in its row and document, and makes up at
+    most `share` of all pairs of neighbours in `train`, `[B, L]`.
+
+    >>> repeated({"inputs": np.array([[5, 6, 5, 6]]), "targets": np.array([[6, 5, 6, 7]])}).tolist()
+    [[0.0, 0.0, 1.0, 0.0]]
+    """
+    inputs, targets = batch["inputs"], batch["targets"]
+    documents = batch.get("segments", np.ones(inputs.shape))
+    marked = np.zeros(inputs.shape)
+    for row, place in np.ndindex(inputs.shape):
+        for before in range(place):
+            if (
+                documents[row, before] == documents[row, place]
+                and inputs[row, before] == inputs[row, place]
+                and targets[row, before] == targets[row, place]
+            ):
+                marked[row, place] = 1
+        if train is not None:
+            count = 0
+            for first, second in itertools.pairwise(train):
+                count += first == inputs[row, place] and second == targets[row, place]
+            if count > share * (len(train) - 1):
+                marked[row, place] = 0
+    return marked
+
+
+def losses(
+    logits: np.ndarray, batch: Mapping[str, np.ndarray], chosen: np.ndarray
+) -> tuple[float, float]:
+    """The sum of the losses of the chosen targets by their weights, and the sum of the weights."""
+    total = weights = 0.0
+    for at in np.ndindex(chosen.shape):
+        weight = batch["weights"][at] * chosen[at]
+        powers = sum(math.exp(logit) for logit in logits[at])
+        total -= weight * math.log(math.exp(logits[at][batch["targets"][at]]) / powers)
+        weights += weight
+    return total, weights
+
+
+def paired(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """The weighted mean difference of blocks (loss, weight), and its standard error."""
+    total = sum(weight for _, weight in first)
+    mean = sum(w * (a - b) for (a, w), (b, _) in zip(first, second, strict=True)) / total
+    squares = sum((w * (a - b - mean)) ** 2 for (a, w), (b, _) in zip(first, second, strict=True))
+    return mean, math.sqrt(len(first) / (len(first) - 1) * squares) / total
