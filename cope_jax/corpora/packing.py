@@ -180,7 +180,7 @@ class Packed:
 
 
 def repeated_pairs(batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Whether the pair (input, target) of a place occurred before in its document and row, bool `[n, L]`.
+    """True where the pair (input, target) occurred before in its document and row, bool `[n, L]`.
 
     >>> batch = {"inputs": np.array([[5, 6, 5, 6]]), "targets": np.array([[6, 5, 6, 7]])}
     >>> repeated_pairs(batch).tolist()

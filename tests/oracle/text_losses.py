@@ -1,4 +1,4 @@
-"""Which targets repeat a rare pair of the window, and the paired t test, token by token."""
+"""Targets that repeat a rare pair of the window, and the paired t test, token by token."""
 
 import itertools
 import math
@@ -19,20 +19,20 @@ def repeated(
     inputs, targets = batch["inputs"], batch["targets"]
     documents = batch.get("segments", np.ones(inputs.shape))
     marked = np.zeros(inputs.shape)
-    for row, place in np.ndindex(inputs.shape):
-        for before in range(place):
+    counts: dict[tuple[int, int], int] = {}
+    for pair in itertools.pairwise([] if train is None else train.tolist()):
+        counts[pair] = counts.get(pair, 0) + 1
+    for row, column in np.ndindex(inputs.shape):
+        for before in range(column):
             if (
-                documents[row, before] == documents[row, place]
-                and inputs[row, before] == inputs[row, place]
-                and targets[row, before] == targets[row, place]
+                documents[row, before] == documents[row, column]
+                and inputs[row, before] == inputs[row, column]
+                and targets[row, before] == targets[row, column]
             ):
-                marked[row, place] = 1
-        if train is not None:
-            count = 0
-            for first, second in itertools.pairwise(train):
-                count += first == inputs[row, place] and second == targets[row, place]
-            if count > share * (len(train) - 1):
-                marked[row, place] = 0
+                marked[row, column] = 1
+        pair = int(inputs[row, column]), int(targets[row, column])
+        if counts.get(pair, 0) > share * sum(counts.values()):
+            marked[row, column] = 0
     return marked
 
 
