@@ -28,7 +28,7 @@ SETTINGS = {
 }
 """The options of the text of each setting."""
 
-SEARCH = {"optimizer.learning_rate": (8e-3, 1.6e-2, 3.2e-2)}
+SEARCH = {"optimizer.learning_rate": (1.6e-2, 3.2e-2, 6.4e-2)}
 """Each encoding trains once with each rate on each text, with a seed that no cell has; the cells take
 the rate with the lowest loss on the validation text.
 """

@@ -271,7 +271,7 @@ def test_language_is_frozen():
     assert [(*cell.seeds, cell.setting, cell.label) for cell in cells] == expected
     assert len(search.trials(cells)) == 90
     for cell in cells:
-        assert cell.search == {"optimizer.learning_rate": (8e-3, 1.6e-2, 3.2e-2)}
+        assert cell.search == {"optimizer.learning_rate": (1.6e-2, 3.2e-2, 6.4e-2)}
         assert cell.config.job.blocks
     known = json.loads(FROZEN.with_name("language.json").read_text())
     for cell in cells:
