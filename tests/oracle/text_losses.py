@@ -50,8 +50,17 @@ def losses(
 
 
 def paired(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """The weighted mean difference of blocks (loss, weight), and its standard error."""
+    """The weighted mean difference of blocks (loss, weight), and its standard error, which is never
+    below that of independent blocks, with Bartlett's weights of ⌊4(n/100)^(2/9)⌋ neighbours.
+    """
     total = sum(weight for _, weight in first)
     mean = sum(w * (a - b) for (a, w), (b, _) in zip(first, second, strict=True)) / total
-    squares = sum((w * (a - b - mean)) ** 2 for (a, w), (b, _) in zip(first, second, strict=True))
-    return mean, math.sqrt(len(first) / (len(first) - 1) * squares) / total
+    count = len(first)
+    residuals = [w * (a - b - mean) / total for (a, w), (b, _) in zip(first, second, strict=True)]
+    squares, ties, most = 0.0, 0.0, math.floor(4 * (count / 100) ** (2 / 9))
+    for i in range(count):
+        squares += residuals[i] ** 2
+        for j in range(count):
+            if 0 < abs(i - j) <= most:
+                ties += (1 - abs(i - j) / (most + 1)) * residuals[i] * residuals[j]
+    return mean, math.sqrt(count / (count - 1) * (squares + max(0, ties)))

@@ -82,11 +82,15 @@ class Paired:
 def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
     """Compares two losses on the same blocks of text by the paired t test; None for one block.
 
-    With dᵢ the difference of the losses of block i and wᵢ its weight, the mean is d = Σwᵢdᵢ/Σwᵢ. Its
-    squared standard error is n/(n − 1) · Σ(wᵢ(dᵢ − d))²/(Σwᵢ)², for n blocks, and t has n − 1
-    degrees of freedom: with equal weights the paired t test. The blocks are a sample of the text,
-    so the interval says what other text would give with the same trained models, not what other
-    seeds would.
+    With dᵢ the difference of the losses of block i and wᵢ its weight, the mean is d = Σwᵢdᵢ/Σwᵢ. With
+    rᵢ = wᵢ(dᵢ − d)/Σwᵢ, its squared standard error for n blocks is
+
+        n/(n − 1) · (Σrᵢ² + max(0, 2 Σₗ (1 − l/(m + 1)) Σᵢ rᵢrᵢ₊ₗ)), l = 1 … m = ⌊4(n/100)^(2/9)⌋,
+
+    and t has n − 1 degrees of freedom. The second sum is Newey and West's (1987, 1994), because
+    neighbours may be of one chapter; without it, and with equal weights, this is the paired t test.
+    The blocks are a sample of the text, so the interval says what other text would give with the
+    same trained models, not what other seeds would.
 
     >>> first, second = np.array([[2.0, 9], [3.0, 9], [4.0, 9]]), np.array([[1.5, 9], [2.0, 9], [3.5, 9]])
     >>> compared = paired(first, second)
@@ -109,7 +113,12 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
     if count < 2 or not math.isfinite(mean):
         return None
     residuals_N = weights_N * (differences_N - mean)
-    error = math.sqrt(count / (count - 1) * float(residuals_N @ residuals_N))
+    lags = range(1, int(4 * (count / 100) ** (2 / 9)) + 1)
+    shares = (1 - lag / (len(lags) + 1) for lag in lags)
+    common = (float(residuals_N[lag:] @ residuals_N[:-lag]) for lag in lags)
+    ties = 2 * sum(share * product for share, product in zip(shares, common, strict=True))
+    squared = float(residuals_N @ residuals_N) + max(0.0, ties)
+    error = math.sqrt(count / (count - 1) * squared)
     half = error * float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
     p = 2 * float(stats.t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
     return Paired(mean, mean - half, mean + half, p)

@@ -116,24 +116,26 @@ def blocks_of(losses, weights=64.0):
 
 
 def test_paired_losses_of_blocks():
-    """With equal weights scipy's paired t test; with others the oracle, in loops."""
+    """Scipy's paired t test if weights are equal and neighbours differ; else the oracle's loops."""
     rng = np.random.default_rng(0)
-    text = rng.normal(4.0, 1.0, 12)  # of the blocks, much larger than the difference
-    first, second = (text + rng.normal(shift, 0.05, 12) for shift in (0.03, 0.0))
+    second = rng.normal(4.0, 1.0, 12)  # the blocks differ much more than the models
+    first = second + 0.03 + np.where(np.arange(12) % 2, 1, -1) * rng.uniform(0.02, 0.08, 12)
     for pair in ((first, second), (second, first)):
         compared, expected = significance.paired(*map(blocks_of, pair)), stats.ttest_rel(*pair)
         assert compared.mean == pytest.approx((pair[0] - pair[1]).mean())
         assert compared.p == pytest.approx(expected.pvalue)
         assert (compared.low, compared.high) == pytest.approx(expected.confidence_interval(0.95))
-    weights = rng.integers(1, 90, 12).astype(float)
-    blocks = blocks_of(first, weights), blocks_of(second, weights)
-    mean, error = text_losses.paired(*blocks)
-    compared = significance.paired(*blocks)
-    assert (compared.mean, compared.high - mean) == pytest.approx(
-        (mean, error * stats.t.ppf(0.975, 11))
-    )
-    assert compared.mean - compared.low == pytest.approx(compared.high - compared.mean)
-    assert compared.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, 11))
+    for count in (2, 3, 12, 40, 130):
+        text = np.cumsum(rng.normal(0, 0.1, count))
+        weights = rng.integers(1, 90, count).astype(float)
+        blocks = blocks_of(text + rng.normal(0, 0.05, count), weights), blocks_of(0 * text, weights)
+        mean, error = text_losses.paired(*blocks)
+        compared = significance.paired(*blocks)
+        half = error * stats.t.ppf(0.975, count - 1)
+        assert (compared.mean, compared.low, compared.high) == pytest.approx(
+            (mean, mean - half, mean + half)
+        )
+        assert compared.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, count - 1))
 
 
 def test_paired_losses_need_the_same_blocks_and_more_than_one():
@@ -147,17 +149,20 @@ def test_paired_losses_need_the_same_blocks_and_more_than_one():
         significance.paired(losses, blocks_of(np.array([4.0, 5.0]), 63.0))
 
 
-def test_intervals_of_paired_losses_cover_the_difference():
-    """In 95 % of texts, up to the chance of 400 of them: at least 92 %."""
+@pytest.mark.parametrize("tie, least", [(0.0, 0.94), (0.4, 0.88)])
+def test_intervals_of_paired_losses_cover_the_difference(tie, least):
+    """In most of 400 texts of 60 blocks; the plain t test covers 83 % with ties of 0.4."""
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(400):
-        weights = rng.integers(500, 1025, 24).astype(float)
-        text = rng.normal(4.0, 0.5, 24)
-        first, second = text + rng.normal(0.02, 0.03, 24), text
-        compared = significance.paired(blocks_of(first, weights), blocks_of(second, weights))
+        weights = rng.integers(500, 1025, 60).astype(float)
+        noise = rng.normal(0, 0.03, 60)
+        for block in range(1, 60):
+            noise[block] += tie * noise[block - 1]
+        first, second = blocks_of(4.02 + noise, weights), blocks_of(4.0 + 0 * noise, weights)
+        compared = significance.paired(first, second)
         covered += compared.low < 0.02 < compared.high
-    assert 0.92 < covered / 400 < 0.98
+    assert least < covered / 400 < 0.99
 
 
 def test_a_difference_of_losses_is_larger_than_the_choice_of_the_text_explains():
