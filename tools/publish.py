@@ -21,17 +21,39 @@ from pathlib import Path
 
 from cope_jax.cli.exits import clear_errors
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.evaluation.report import grid_cells, page, results_table
-from cope_jax.evaluation.report.table import Table
+from cope_jax.evaluation.report import grid_cells, page, results_table, significance
+from cope_jax.evaluation.report.significance import Paired, paired
+from cope_jax.evaluation.report.table import MISSING, Table
 from cope_jax.runs.grid import archive, grid_file, search
 from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.records import Record
 from cope_jax.storage.files import write_atomically
+from cope_jax.training.metrics import PLAIN
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-SEEDS = {"abilities": 1, "abilities_v2": 5}
-"""The number of seeds on every ability from which on the tables of a grid have an encoding."""
+SEEDS = {"abilities": 1, "abilities_v2": 5, "language": 1}
+"""The number of seeds in every setting from which on the tables of a grid have an encoding; those of
+a grid in `VIEWS` have it from one seed in any setting.
+"""
+VIEWS = {
+    "language": {
+        "test": ("loss", "test"),
+        "test in windows of 8 times the length of training": ("loss", "length=1024"),
+        "repeated pairs of the test": ("repeated_loss", "test"),
+        "other tokens of the test": ("other_loss", "test"),
+    }
+}
+"""The tables of grids of text: each has a loss on a split."""
+BASE = "rope"
+"""The encoding whose losses are subtracted in paired differences."""
+PAIRED = (
+    f"Losses in nats per token, mean ± standard deviation over seeds. Less `{BASE}`: the mean difference on the same "
+    "blocks of the text, with the losses of a block averaged over seeds, and its 95 % interval by the paired t test "
+    "over blocks, with Newey and West's standard error where neighbours are alike. The interval covers the choice of "
+    "the text, not that of the seeds. Bold: no other encoding is shown to be better, by "
+    f"{significance.TEST}, and by the paired test."
+)
 BLOCK = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PUBLISHED = re.compile(r"(<!-- published numbers -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -110,7 +132,8 @@ def tables(name: str) -> str:
     settings = {cell.setting: cell.config.task for cell in cells}
     labels = list(dict.fromkeys(cell.label for cell in cells))
     counts = Counter((cell.label, cell.setting) for cell in finished)
-    least = {label: min(counts[label, setting] for setting in settings) for label in labels}
+    every = max if name in VIEWS else min
+    least = {label: every(counts[label, setting] for setting in settings) for label in labels}
     complete = [label for label in labels if least[label] >= SEEDS[name]]
     rows = [
         {"setting": cell.setting, **row}
@@ -124,21 +147,52 @@ def tables(name: str) -> str:
         ended = {Path(name, trial.folder(Path())).as_posix() for trial in search.trials(cells)}
         trials = sum(file.rpartition("/")[0] in ended for file in results)
         trained = f"{len(finished):,} of {len(cells):,} cells and {trials:,} trials"
+        least_seeds = f"at least {SEEDS[name]} seeds on every ability"
+        having = "a seed of any text" if name in VIEWS else least_seeds
         parts.append(
-            f"Trained so far: {trained}{versions(environments)}. The tables have the encodings with at least "
-            f"{SEEDS[name]} seeds on every ability: {len(complete)} of {len(labels)}."
+            f"Trained so far: {trained}{versions(environments)}. The tables have the encodings with {having}: "
+            f"{len(complete)} of {len(labels)}."
         )
-    if rows:
+    if rows and name in VIEWS:
+        parts += [*(losses(rows, title, *view) for title, view in VIEWS[name].items()), PAIRED]
+    elif rows:
         tasks = {setting: task.create() for setting, task in settings.items()}
         parts.append(results_table.markdown(grid_cells.create(rows, tasks)).rstrip())
     if rows and cells[0].search:
-        chosen = {(row["encoding"], row["setting"]): row["learning_rate"] for row in rows}
+        chosen = {(row["encoding"], row["setting"]): f"{row['learning_rate']:g}" for row in rows}
         rates = [
-            [f"`{label}`", *(f"{chosen[label, setting]:g}" for setting in settings)]
+            [f"`{label}`", *(chosen.get((label, setting), MISSING) for setting in settings)]
             for label in complete
         ]
         parts.append(Table("rate", ["encoding", *settings], rates).markdown())
     return "\n\n".join(parts)
+
+
+def losses(rows: Sequence[Record], title: str, metric: str, split: str) -> str:
+    """The table of a loss: for each setting its mean over seeds, and the paired difference to `BASE`."""
+    settings: dict[str, list[Record]] = {}
+    for row in rows:
+        if (row["metric"], row["split"]) == (metric, split):
+            settings.setdefault(row["setting"], []).append(row)
+    cells: dict[str, dict[str, grid_cells.Cell]] = {}
+    for setting, chosen in settings.items():
+        column = grid_cells.column_of(chosen, [split])
+        cells |= grid_cells.cells_of({setting: column}, PLAIN)
+        blocks = dict(column.blocks or {})
+        base = blocks.pop(BASE, None)
+        pairs = {} if base is None else {name: paired(of, base) for name, of in blocks.items()}
+        shown = {
+            name: grid_cells.Cell(pair.mean, _interval(pair), "")
+            for name, pair in pairs.items()
+            if pair
+        }
+        cells |= {f"{setting}, less `{BASE}`": shown} if shown else {}
+    labels = list(dict.fromkeys(row["encoding"] for row in rows))
+    return results_table.results_table(title, labels, cells, "`").markdown()
+
+
+def _interval(pair: Paired) -> str:
+    return f"{pair.mean:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
 
 
 def versions(environments: Sequence[Record]) -> str:

@@ -6,7 +6,7 @@ text. The first entry reads `end`.
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -177,6 +177,22 @@ class Packed:
         if self._packing == "stream":
             return batch
         return {**batch, "segments": segments_BL + 1, "positions": positions_BL}
+
+
+def repeated_pairs(batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """True where the pair (input, target) occurred before in its document and row, bool `[n, L]`.
+
+    >>> batch = {"inputs": np.array([[5, 6, 5, 6]]), "targets": np.array([[6, 5, 6, 7]])}
+    >>> repeated_pairs(batch).tolist()
+    [[False, False, True, False]]
+    """
+    inputs_BL, targets_BL = batch["inputs"], batch["targets"]
+    rows_BL = np.broadcast_to(np.arange(len(inputs_BL))[:, None], inputs_BL.shape)
+    fields = rows_BL, batch.get("segments", rows_BL), inputs_BL, targets_BL
+    _, first = np.unique(np.stack([x.ravel() for x in fields]), axis=1, return_index=True)
+    repeated_BL = np.ones(inputs_BL.shape, bool)
+    repeated_BL.flat[first] = False
+    return repeated_BL
 
 
 class Mixed:

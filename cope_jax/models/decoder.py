@@ -258,9 +258,8 @@ class Decoder(Model):
         x_BLD = self._read(batch["inputs"], context, dropout_key)
         targets_BL, weights_BL = batch["targets"], batch["weights"]
         if sample_key is None:
-            return token_measures(
-                self._logits(x_BLD), targets_BL, weights_BL, batch.get("valid")
-            ), carry
+            marks = (batch.get(name) for name in ("valid", "repeated"))
+            return token_measures(self._logits(x_BLD), targets_BL, weights_BL, *marks), carry
         table_VD, bias_V = self._out().T, jnp.zeros(self.config.vocab_size)
         read_BLD, count = self._normed(x_BLD), self.config.num_sampled
         loss_BL = sampled_cross_entropy(read_BLD, table_VD, bias_V, targets_BL, sample_key, count)

@@ -26,7 +26,11 @@ def is_wrong(logits_BLV: Array, targets_BL: Array) -> Array:
 
 
 def token_measures(
-    logits_BLV: Array, targets_BL: Array, weights_BL: Array, valid_BLV: Array | None = None
+    logits_BLV: Array,
+    targets_BL: Array,
+    weights_BL: Array,
+    valid_BLV: Array | None = None,
+    repeated_BL: Array | None = None,
 ) -> dict[str, tuple[Array, Array]]:
     """Returns `loss`, `token_error` and `sequence_error` of a batch, each as (sum, weight).
 
@@ -38,20 +42,27 @@ def token_measures(
     `invalid_error` is the probability of all tokens that may not follow, and `valid_error` is the
     share of the tokens that may follow but are not more probable than all invalid tokens together.
 
+    With `repeated_BL`, 1 for some tokens and 0 for others, `repeated_loss` and `other_loss` are the
+    losses of these and of the others.
+
     >>> metrics = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
     >>> {name: float(total / weight) for name, (total, weight) in metrics.items()}
     {'loss': 1.38..., 'token_error': 0.5, 'sequence_error': 1.0}
     """
     wrong_BL = weights_BL * is_wrong(logits_BLV, targets_BL).astype(weights_BL.dtype)
-    tokens = jnp.sum(weights_BL)
+    tokens, loss_BL = jnp.sum(weights_BL), cross_entropy(logits_BLV, targets_BL)
     measures = {
-        "loss": (jnp.sum(weights_BL * cross_entropy(logits_BLV, targets_BL)), tokens),
+        "loss": (jnp.sum(weights_BL * loss_BL), tokens),
         "token_error": (jnp.sum(wrong_BL), tokens),
         "sequence_error": (
             jnp.sum(jnp.any(wrong_BL > 0, axis=1).astype(jnp.float32)),
             jnp.sum(jnp.any(weights_BL > 0, axis=1).astype(jnp.float32)),
         ),
     }
+    if repeated_BL is not None:
+        for name, chosen_BL in (("repeated", repeated_BL), ("other", 1 - repeated_BL)):
+            counted_BL = weights_BL * chosen_BL
+            measures[f"{name}_loss"] = (jnp.sum(counted_BL * loss_BL), jnp.sum(counted_BL))
     if valid_BLV is None:
         return measures
     probabilities_BLV = jax.nn.softmax(logits_BLV, axis=-1)

@@ -26,7 +26,7 @@ from cope_jax.storage.files import write_atomically
 from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes, summary
-from cope_jax.training.evaluator import Evaluator
+from cope_jax.training.evaluator import Evaluator, Sums
 from cope_jax.training.experiment_config import EvaluationConfig, ExperimentConfig
 from cope_jax.training.from_config import (
     batch_shapes,
@@ -251,10 +251,11 @@ class Experiment:
                 "examples": self._examples[split],
                 "metric": metric,
                 "value": value,
+                **(_blocks(batches, metric) if self.config.job.blocks else {}),
             }
-            for split, runs in evaluator(params).items()
-            for seed, errors in zip(seeds, runs, strict=True)
-            for metric, value in errors.items()
+            for split, runs in evaluator.measure(params).items()
+            for seed, batches in zip(seeds, runs, strict=True)
+            for metric, value in evaluator.means(split, batches).items()
         ]
 
     def summary(self, seeds: int = 1) -> str:
@@ -331,6 +332,14 @@ def _examples(evaluation: EvaluationConfig, task: Task) -> dict[str, int]:
         split: n if (size := sizes[split]) is None else min(n, size)
         for split, n in examples.items()
     }
+
+
+def _blocks(batches: Sequence[Sums], metric: str) -> Record:
+    """The mean and the weight of a loss in each batch that has any weight; {} for other metrics."""
+    if not metric.endswith("loss") or metric not in batches[0]:
+        return {}
+    sums = ((float(value), float(weight)) for value, weight in (sums[metric] for sums in batches))
+    return {"blocks": [[round(value / weight, 4), weight] for value, weight in sums if weight]}
 
 
 def _check(config: ExperimentConfig, task: Task) -> None:

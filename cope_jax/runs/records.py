@@ -6,7 +6,8 @@ A record is a dict with at least `task`, `encoding`, `seed`, `split`, `metric`, 
 have `level`, the value to plot), `examples` (the number of examples of the split), `learning_rate`
 and, if such options of the model are set, `variant`, such as "qk_norm". Records from training have
 `memory_gib`: the peak of a device, or of the process on a CPU; None if the process had trained
-before. `encoding` is the text that the user gave. Errors are fractions in [0, 1].
+before. With `job.blocks`, those of losses have `blocks`, a pair (mean, weight) for each batch of the
+evaluation. `encoding` is the text that the user gave. Errors are fractions in [0, 1].
 """
 
 import csv
@@ -101,15 +102,16 @@ def finite(content: Any) -> Any:
 def write_results(workdir: Path, records: Sequence[Record], environment: Record) -> list[Path]:
     """Writes `results.json` and `results.csv`, and returns their paths.
 
-    `results.json` is `{"records": [...], "environment": {...}}`. Each file is replaced atomically.
-    JSON does not have NaN: a value that is not finite is null.
+    `results.json` is `{"records": [...], "environment": {...}}`; `results.csv` has no blocks. Each
+    file is replaced atomically. JSON does not have NaN: a value that is not finite is null.
     """
     plain = finite(list(records))
     first = ("setting", "task", "encoding", "seed", "split", "metric", "value")
     names = list(dict.fromkeys(name for record in records for name in record))
+    names = [name for name in names if name != "blocks"]
     names.sort(key=lambda name: first.index(name) if name in first else len(first))
     table = io.StringIO()
-    writer = csv.DictWriter(table, names, lineterminator="\n")
+    writer = csv.DictWriter(table, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(plain)
     content = {"records": plain, "environment": environment}

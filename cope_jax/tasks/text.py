@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora.packing import Mixed, Packed, Packing, TokenStream, join
+from cope_jax.corpora.packing import Mixed, Packed, Packing, TokenStream, join, repeated_pairs
 from cope_jax.corpora.raw_text import Mixture, Texts
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.text_units import Counts
@@ -42,6 +42,12 @@ class Text(TextTask):
     In a mixture, each training example is sampled from one of the corpora, by weight. The other
     splits contain the examples of all corpora, interleaved evenly, so that a few examples represent
     all corpora.
+
+    With `recall`, batches have a field `repeated` `[B, L]`, float32: 1 where the model can recall the
+    target, because the token before it has had the same successor earlier in the window (and
+    document), while the pair is rare in the training text. A decoder then also reports the mean
+    losses of these targets and of all others, `repeated_loss` and `other_loss`: the "AR hits" of
+    Arora et al., "Zoology" (arXiv 2312.04927), and the rest.
 
     The split `length=512` is the test split in windows of 512 tokens, and `validation/length=512`
     is the validation split in windows of 512 tokens. Any other length is also possible, even if the
@@ -86,6 +92,8 @@ class Text(TextTask):
           length: L, the number of tokens of an example.
           packing: "stream" or "documents".
           sweep: lengths of the test split for the plot of error by length.
+          recall: the largest share of the pairs of neighbours in the training text at which a pair
+            is rare, such as 2.5e-5; 0 marks no targets.
         """
 
         data_dir: str | None = None
@@ -97,9 +105,11 @@ class Text(TextTask):
         length: int = 128
         packing: Packing = "stream"
         sweep: tuple[int, ...] = ()
+        recall: float = 0.0
 
         def __post_init__(self):
             check_fields(self, "text")
+            check_at_least(0, "text", recall=self.recall)
             check_at_least(1, "text", length=self.length, sweep=min(self.sweep, default=None))
             Mixture(self.corpus, self.data_dir, self.globs)
             check(
@@ -150,7 +160,24 @@ class Text(TextTask):
         return tuple(zip(self._corpora.weights, self._examples(split).ranges, strict=True))
 
     def take(self, split: str, indices: np.ndarray) -> Batch:
-        return self._examples(split).take(indices)
+        batch = self._examples(split).take(indices)
+        if not self.config.recall:
+            return batch
+        pairs_BL = self._pairs(batch["inputs"], batch["targets"])
+        ends = (np.searchsorted(self._frequent, pairs_BL, side) for side in ("left", "right"))
+        rare_BL = np.equal(*ends)
+        return {**batch, "repeated": (repeated_pairs(batch) & rare_BL).astype(np.float32)}
+
+    def _pairs(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return first.astype(np.int64) * self.vocab_size + second
+
+    @functools.cached_property
+    def _frequent(self) -> np.ndarray:
+        """The pairs of the training text that are not rare, sorted."""
+        texts = [entries.tokens for entries in self.token_streams("train")]
+        pairs = np.concatenate([self._pairs(tokens[:-1], tokens[1:]) for tokens in texts])
+        known, counts = np.unique(pairs, return_counts=True)
+        return known[counts > self.config.recall * len(pairs)]
 
     def counts(self, split: str) -> Counts:
         """The `Counts` of a split, without added `end`s that only training predicts."""

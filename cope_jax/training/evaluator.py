@@ -19,6 +19,9 @@ Errors = dict[str, float]
 """The mean metrics that a task reports for a split, by name.
 `loss` is in nats, `token_error` in [0, 1], `perplexity` a plain number."""
 
+Sums = Mapping[str, SumAndWeight]
+"""The sum and the weight of each metric over a batch."""
+
 
 class Evaluator:
     """Measures models on fixed splits, with one compiled program, or two if sequences are packed.
@@ -95,11 +98,20 @@ class Evaluator:
         the number of examples of each split, rounded up to full batches. If None, there is no
         limit.
         """
+        return {
+            split: [self.means(split, batches) for batches in runs]
+            for split, runs in self.measure(params, splits, examples).items()
+        }
+
+    def measure(
+        self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
+    ) -> dict[str, list[list[Sums]]]:
+        """Returns for each split and seed the sums of each batch; arguments as of a call."""
         splits = self._batches if splits is None else splits
         with jax.set_mesh(self._program.mesh):
-            return {split: self._errors(params, split, examples) for split in splits}
+            return {split: self._sums(params, split, examples) for split in splits}
 
-    def _errors(self, params: PyTree, split: str, examples: int | None) -> list[Errors]:
+    def _sums(self, params: PyTree, split: str, examples: int | None) -> list[list[Sums]]:
         batches = self._batches[split]
         if examples is not None:
             batches = batches[: -(-examples // self._examples[split])]
@@ -108,8 +120,11 @@ class Evaluator:
             sums, carry = self._measure(params, carry, self._program.place_whole(batch))
             measured.append(jax.device_get(sums))
         runs = zip(*(self._program.seed_batch.unstack(sums) for sums in measured), strict=True)
-        errors = (self._with_loss(mean_errors(run)) for run in runs)
-        return [self._task.reported_metrics(split, of_seed) for of_seed in errors]
+        return [list(run) for run in runs]
+
+    def means(self, split: str, batches: Iterable[Sums]) -> Errors:
+        """The mean metrics that the task reports, from the sums of all batches of a split."""
+        return self._task.reported_metrics(split, self._with_loss(mean_errors(batches)))
 
     def _with_loss(self, errors: Errors) -> Errors:
         """Adds `loss`, the sum of several losses; puts common metrics first, for tables."""
@@ -120,7 +135,7 @@ class Evaluator:
         return first | errors
 
 
-def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
+def mean_errors(batches: Iterable[Sums]) -> Errors:
     """The mean of each metric over batches: total sum by total weight, in float64.
 
     >>> mean_errors([{"loss": (6.0, 2.0)}, {"loss": (0.0, 1.0)}])

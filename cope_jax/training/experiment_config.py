@@ -230,6 +230,8 @@ class JobConfig:
       peak_flops: peak FLOP/s of one device, for the model FLOPs utilisation. If None, it comes from
         a table of devices.
       tracker: what gets the metrics in addition to `metrics.jsonl`.
+      blocks: whether the records of losses also have `blocks`: the mean and the weight of each
+        batch of the evaluation, for tests of paired differences.
     """
 
     mesh: MeshConfig = MeshConfig()
@@ -238,6 +240,7 @@ class JobConfig:
     on_non_finite: Literal["stop", "skip"] = "stop"
     peak_flops: float | None = None
     tracker: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
+    blocks: bool = False
 
     def __post_init__(self):
         check_fields(self, "job")

@@ -144,3 +144,38 @@ def test_published_numbers_are_next_to_those_of_the_tables(tmp_path, monkeypatch
     assert "| P (near / far) | `cope` | 0 / – | 1.0 ± 0.5 / 27.3 | 3 | agrees |" in text
     assert "| Q (near) | `cope` | 5 | 4.5 | 3 | agrees |" in text
     assert publish.written(text) == text
+
+
+def test_tables_of_text_have_paired_differences():
+    """The seeds of a text are averaged by block; a text without the base has no differences."""
+    rows = []
+    for setting, names in (("near", ("rope", "cope")), ("far", ("cope",))):
+        for name in names:
+            for seed, shift in ((0, 0.0), (1, 0.2)):
+                less = 0.3 if name == "cope" else 0.0
+                blocks = [[4.0 + shift - less, 9.0], [5.0 + shift - less * 2, 9.0]]
+                loss = {"metric": "loss", "value": 4.5 + shift - less, "blocks": blocks}
+                of_run = {"setting": setting, "encoding": name, "seed": seed, "split": "test"}
+                rows += [of_run | loss, of_run | loss | {"metric": "other_loss", "value": 0.0}]
+    lines = publish.losses(rows, "test", "loss", "test").splitlines()
+    half = 0.15 * 12.7062  # the quantile of t with one degree of freedom
+    low, high = (f"{-0.45 + sign * half:+.3f}".replace("-", "−") for sign in (-1, 1))
+    assert lines == [
+        "**test**",
+        "",
+        "| encoding | near | near, less `rope` | far |",
+        "| --- | ---: | ---: | ---: |",
+        "| `rope` | 4.60 ± 0.14 | – | – |",
+        f"| `cope` | 4.30 ± 0.14 | −0.450 [{low}, {high}] | 4.30 ± 0.14 |",
+    ]
+
+
+def test_a_grid_of_text_has_tables_of_what_there_is(workdir, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "VIEWS", {"small": {"dense, all": ("sequence_error", "dense")}})
+    monkeypatch.setattr(publish, "SEEDS", {"small": 1})
+    (workdir / "far" / "cells" / "fox" / "seed_0" / "result.json").unlink()
+    publish.pack("small", workdir, tmp_path / "results" / "small.tar.xz")
+    text = publish.tables("small")
+    assert "with a seed of any text: 2 of 3.\n\n**dense, all**\n\n| encoding | near | far |" in text
+    assert "| `fox` | 0.250 | – |" in text and publish.PAIRED in text
+    assert "| `rope` | 0.002 | 0.001 |\n| `fox` | 0.002 | – |" in text

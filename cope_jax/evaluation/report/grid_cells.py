@@ -4,7 +4,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cope_jax.evaluation.report import significance
 from cope_jax.evaluation.report.table import words
@@ -17,10 +19,18 @@ Errors = dict[str, dict[int, float]]
 
 
 class Column(NamedTuple):
-    """A column of a table: errors, and test examples of a seed; None if errors are no shares."""
+    """A column of a table.
+
+    Attributes:
+      errors: the errors of each encoding.
+      examples: the number of test examples of a seed; None if errors are no shares.
+      blocks: for each encoding the loss and the weight of each block of text, means over seeds
+        `[N, 2]`; None if they are not recorded.
+    """
 
     errors: Errors
     examples: int | None
+    blocks: Mapping[str, np.ndarray] | None = None
 
 
 IN, OUT = "in distribution", "out of distribution"
@@ -118,22 +128,27 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     """The mean error over splits, of each encoding and seed."""
     values_of: dict[str, dict[int, list[float]]] = {}
     examples: dict[str, int] = {}
+    blocks: dict[str, list[Any]] = {}
     for row in rows:
         if row["split"] in splits:
             seeds = values_of.setdefault(row["encoding"], {})
             seeds.setdefault(row["seed"], []).append(row["value"])
             examples[row["split"]] = row.get("examples", 0)
+            if len(splits) == 1 and "blocks" in row:
+                blocks.setdefault(row["encoding"], []).append(row["blocks"])
     errors = {
         name: {seed: fmean(values) for seed, values in seeds.items()}
         for name, seeds in values_of.items()
     }
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
-    return Column(errors, sum(examples.values()) if bounded else None)
+    means = {name: np.mean(seeds, axis=0) for name, seeds in blocks.items()}
+    whole = means if means.keys() == errors.keys() else None
+    return Column(errors, sum(examples.values()) if bounded else None, whole)
 
 
 def best_shown(column: Column) -> set[str]:
     """The encodings that no other is shown to be better than, in a column with any difference."""
-    return significance.indistinguishable(column.errors, column.examples)
+    return significance.indistinguishable(*column)
 
 
 def lowest(column: Column) -> set[str]:

@@ -1,6 +1,7 @@
 import pytest
 from rich.text import Text
 
+from cope_jax.evaluation.report import grid_cells
 from cope_jax.evaluation.report.table import Table
 from tests.evaluation.results import printed
 
@@ -45,4 +46,23 @@ def test_facts_have_no_headings():
     assert (
         printed(Table("", ["", ""], [["state", "1.0 GiB a device"]])).split()
         == "state 1.0 GiB a device".split()
+    )
+
+
+def test_a_column_of_losses_has_the_means_of_blocks():
+    shared = {"setting": "text", "metric": "loss", "split": "test", "value": 2.0}
+    rows = [
+        shared | {"encoding": name, "seed": seed, "blocks": [[1.0 + seed, 9.0], [3.0, 8.0]]}
+        for name in ("cope", "rope")
+        for seed in range(2)
+    ]
+    column = grid_cells.column_of(rows, ["test"])
+    assert column.examples is None
+    assert column.blocks.keys() == {"cope", "rope"}
+    for losses in column.blocks.values():
+        assert losses.tolist() == [[1.5, 9.0], [3.0, 8.0]]
+    rows[0] = {name: value for name, value in rows[0].items() if name != "blocks"}
+    assert grid_cells.column_of(rows[::2], ["test"]).blocks is None
+    assert (
+        grid_cells.column_of([shared | rows[1], shared | rows[2]], ["test", "other"]).blocks is None
     )

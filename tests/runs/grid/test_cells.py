@@ -18,7 +18,7 @@ from cope_jax import encodings
 from cope_jax.configs.abilities import SETTINGS
 from cope_jax.encodings import ENCODINGS
 from cope_jax.errors import ConfigError
-from cope_jax.grids import abilities_v2
+from cope_jax.grids import abilities_v2, language
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import grid_file, search
 from cope_jax.runs.grid.cell import Cell, entries, plan
@@ -260,6 +260,25 @@ def test_version_2_of_abilities_is_frozen():
                 crc = zlib.crc32(value.astype(value.dtype.newbyteorder("<")).tobytes(), crc)
         assert crc == known, ability
     assert [f"{ability}_v2" for ability in abilities_v2.DATA] == list(frozen["settings"])
+
+
+def test_language_is_frozen():
+    """Else records of different times would not be comparable: make another grid instead."""
+    cells = list(language.get_cells())
+    names = "cope rope fox path stick_breaking none pope mapformer cope_signed alibi".split()
+    texts = ["shakespeare", "wikitext-2", "code"]
+    expected = [(s, text, name) for s in range(5) for text in texts for name in names]
+    assert [(*cell.seeds, cell.setting, cell.label) for cell in cells] == expected
+    assert len(search.trials(cells)) == 90
+    for cell in cells:
+        assert cell.search == {"optimizer.learning_rate": (1.6e-2, 3.2e-2, 6.4e-2)}
+        assert cell.config.job.blocks
+    known = json.loads(FROZEN.with_name("language.json").read_text())
+    for cell in cells:
+        recipe = ExperimentConfig.from_mapping(
+            known["shared"] | known["settings"][cell.setting] | {"encoding": cell.label}
+        ).recipe()
+        assert cell.config.recipe() == recipe
 
 
 def test_cells_of_earlier_versions_are_finished(tmp_path):
