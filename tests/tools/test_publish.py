@@ -1,5 +1,6 @@
 """The tables of RESULTS.md are written from archives, which never lose a cell."""
 
+import json
 import sys
 
 import pytest
@@ -125,6 +126,12 @@ PAGE = """## Copying words
 old
 <!-- end -->
 """
+
+
+def test_no_paper_has_a_setting_twice():
+    papers = json.loads((publish.EXPERIMENTS / "published.json").read_text(encoding="utf-8"))
+    rows = [(paper["paper"], row["row"]) for paper in papers for row in paper["rows"]]
+    assert len(set(rows)) == len(rows)
 
 
 def test_published_numbers_are_next_to_those_of_the_tables(tmp_path, monkeypatch):

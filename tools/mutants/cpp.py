@@ -23,7 +23,11 @@ from tools.mutants.faults import Fault
 from tools.mutants.trees import Tree
 
 SOURCES = "cope_jax/attention/kernels/cpu"
-TESTS = ("tests/attention/test_cpp_steps.py", "tests/attention/test_generated.py")
+TESTS = (
+    "tests/attention/test_cpp_steps.py",
+    "tests/attention/test_generated.py",
+    "tests/attention/test_cpp_float64.py",
+)
 SECONDS = 300.0  # after which a test hangs
 PAIRS = (
     "+/- *// </>= >/<= ==/!= &/| &&/|| <</>> +=/-= ++/-- std::min/std::max low/high 0/1 false/true"
