@@ -162,6 +162,8 @@ def prepare(
 ) -> Request:
     """Checks the arguments of `attend`, and calls the encoding's `features` and `rotate`."""
     checks.check_arrays(q_BLHK, k_BMGK, v_BMGK)
+    # NumPy's float64 becomes float32 here, and not only where an encoding rotates.
+    q_BLHK, k_BMGK, v_BMGK = (jnp.asarray(x) for x in (q_BLHK, k_BMGK, v_BMGK))
     checks.check_encoding(encoding, q_BLHK, k_BMGK, embedded)
     (batch, length, heads, _), keys = q_BLHK.shape, k_BMGK.shape[1]
     q_indices, k_indices = (

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from cope_jax import encodings
 from cope_jax.cli import common_flags, engine_flags, jobs, outputs
-from cope_jax.errors import Interrupted
+from cope_jax.errors import ConfigError, Interrupted
 from cope_jax.evaluation.report import grid_report
 from cope_jax.evaluation.report.grid_cells import RANK
 from cope_jax.runs.grid import archive, grid_file, search
@@ -55,7 +55,13 @@ def main() -> None:
     cells, workdir = grid_file.read(grid_file.find(_GRID.value)), Path(_WORKDIR.value)
     entered = [name for file in _ENCODING.value for name in encodings.load(file)]
     if entered:
-        cells = [cell for cell in cells if cell.label not in entered]
+        if own := {cell.label for cell in cells}.intersection(entered):
+            cells = [cell for cell in cells if cell.label not in entered]
+            if not cells:
+                raise ConfigError(
+                    f"all cells of {_GRID.value} are of {', '.join(sorted(own))}, of --encoding: load the file in the "
+                    "grid, with cj.encodings.load, or add another encoding to it"
+                )
         finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
         known = [search.recorded(cell, workdir) for cell in finished]
         cells = [*known, *entries(cells, entered)]

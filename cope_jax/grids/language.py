@@ -4,7 +4,7 @@ encodings, five seeds, and the same small search of the learning rate for each.
 Command: cope-jax sweep --grid=language --workdir=runs/language
 The folder DATA of the current folder, which may be a link, needs tinyshakespeare and wikitext-2, as
 docs/text.md says; the code is the standard library of the running Python, 3.11 in our records.
-Hardware: any. Wall time: one to two minutes of one CPU core for each cell and trial.
+Hardware: any. Wall time: about a minute of one idle CPU core for each cell and trial.
 experiments/RESULTS.md says which were run.
 
 Frozen are the settings, the seeds and the rates: records of different times can be in one table.

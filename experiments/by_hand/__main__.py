@@ -69,7 +69,8 @@ def verdict(encoding: str, ability: str, times: list[int], examples: int) -> str
         cell = ability, encoding
         return "cannot" if cell in limits.CANNOT else "limit" if cell in limits.LIMIT else "open"
     worst = max(measure.error(encoding, ability, number, examples) for number in times)
-    return f"can ×{max(times)}" if worst == 0 else f"can {100 * worst:.2g}"
+    most = min(max(times), measure.MOST_TIMES.get(ability, max(times)))
+    return f"can ×{most}" if worst == 0 else f"can {100 * worst:.2g}"
 
 
 def errors_learned() -> Mapping[tuple[str, str], list[float]]:

@@ -49,6 +49,8 @@ LONGER: dict[str, Any] = {
     "arithmetic": lambda times: {"digits": 2 * times},
 }
 """The options of an ability's task whose sequences are `times` as long as those of training."""
+MOST_TIMES = {"index": 13}
+"""By ability, the multiple beyond which sequences get no longer: `index` has at most 51 letters."""
 
 SPLIT = "in_distribution"
 

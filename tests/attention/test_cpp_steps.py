@@ -120,6 +120,9 @@ UNARY = {
     "numbers of conditions": lambda x: (
         (x < 0).astype(x.dtype) + (x.astype(jnp.int32) != 0).astype(x.dtype)
     ),
+    "whole numbers beyond 32 bits": lambda x: (
+        (x * 6e8).astype(jnp.int32) * 5 + (x * 7e8).astype(jnp.int32)
+    ).astype(x.dtype),
     "columns": lambda x: x + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1).astype(x.dtype),
     "rows": lambda x: x + jax.lax.broadcasted_iota(x.dtype, x.shape, 0),
     "sums": lambda x: x / jnp.abs(x).sum(axis=1, keepdims=True) + x.sum(axis=0, keepdims=True),

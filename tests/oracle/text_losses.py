@@ -49,18 +49,17 @@ def losses(
     return total, weights
 
 
-def paired(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """The weighted mean difference of blocks (loss, weight), and its standard error, which is never
-    below that of independent blocks, with Bartlett's weights of ⌊4(n/100)^(2/9)⌋ neighbours.
+def paired(first: np.ndarray, second: np.ndarray, most: int = 6) -> tuple[float, float, int]:
+    """The weighted mean difference of blocks (loss, weight), its standard error over at most `most`
+    stretches of neighbours of equal weight, and their number. A block is in the stretch in which its
+    middle is.
     """
     total = sum(weight for _, weight in first)
     mean = sum(w * (a - b) for (a, w), (b, _) in zip(first, second, strict=True)) / total
-    count = len(first)
-    residuals = [w * (a - b - mean) / total for (a, w), (b, _) in zip(first, second, strict=True)]
-    squares, ties, most = 0.0, 0.0, math.floor(4 * (count / 100) ** (2 / 9))
-    for i in range(count):
-        squares += residuals[i] ** 2
-        for j in range(count):
-            if 0 < abs(i - j) <= most:
-                ties += (1 - abs(i - j) / (most + 1)) * residuals[i] * residuals[j]
-    return mean, math.sqrt(count / (count - 1) * (squares + max(0, ties)))
+    residuals, before = {}, 0.0
+    for (a, weight), (b, _) in zip(first, second, strict=True):
+        stretch = math.floor(min(most, len(first)) * (before + weight / 2) / total)
+        residuals[stretch] = residuals.get(stretch, 0.0) + weight * (a - b - mean) / total
+        before += weight
+    squares, count = sum(residual**2 for residual in residuals.values()), len(residuals)
+    return mean, math.sqrt(count / (count - 1) * squares), count

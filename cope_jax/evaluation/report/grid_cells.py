@@ -135,7 +135,7 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
             seeds.setdefault(row["seed"], []).append(row["value"])
             examples[row["split"]] = row.get("examples", 0)
             if len(splits) == 1 and "blocks" in row:
-                blocks.setdefault(row["encoding"], []).append(row["blocks"])
+                blocks.setdefault(row["encoding"], []).append(np.array(row["blocks"], float))
     errors = {
         name: {seed: fmean(values) for seed, values in seeds.items()}
         for name, seeds in values_of.items()

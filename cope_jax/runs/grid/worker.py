@@ -59,6 +59,7 @@ def _stop_with_input() -> None:
 
 def _train(text: str | bytes, folder: Path, commit: str | None) -> int:
     """Trains a cell, prints its error in one line, and returns the exit status."""
+    from cope_jax.encodings import encoding_file
     from cope_jax.runs import records
     from cope_jax.runs.experiment import Experiment
     from cope_jax.runs.grid.cell import Cell
@@ -78,6 +79,8 @@ def _train(text: str | bytes, folder: Path, commit: str | None) -> int:
         return stop.exit_code
     except Exception as error:
         known = error if isinstance(error, tuple(STATUS)) else bucket_error(error)
+        if known is None and (line := encoding_file.blamed(error)):
+            known = ConfigError(line)
         if known is None and (reason := storage_reason(error)):
             known = StorageError.of(folder, reason)
         if known is None:

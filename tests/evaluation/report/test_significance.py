@@ -116,10 +116,10 @@ def blocks_of(losses, weights=64.0):
 
 
 def test_paired_losses_of_blocks():
-    """Scipy's paired t test if weights are equal and neighbours differ; else the oracle's loops."""
+    """Scipy's paired t test for few blocks of equal weights; else the oracle's loops."""
     rng = np.random.default_rng(0)
-    second = rng.normal(4.0, 1.0, 12)  # the blocks differ much more than the models
-    first = second + 0.03 + np.where(np.arange(12) % 2, 1, -1) * rng.uniform(0.02, 0.08, 12)
+    second = rng.normal(4.0, 1.0, 6)  # the blocks differ much more than the models
+    first = second + 0.03 + rng.normal(0, 0.05, 6)
     for pair in ((first, second), (second, first)):
         compared, expected = significance.paired(*map(blocks_of, pair)), stats.ttest_rel(*pair)
         assert compared.mean == pytest.approx((pair[0] - pair[1]).mean())
@@ -129,13 +129,21 @@ def test_paired_losses_of_blocks():
         text = np.cumsum(rng.normal(0, 0.1, count))
         weights = rng.integers(1, 90, count).astype(float)
         blocks = blocks_of(text + rng.normal(0, 0.05, count), weights), blocks_of(0 * text, weights)
-        mean, error = text_losses.paired(*blocks)
+        mean, error, stretches = text_losses.paired(*blocks)
         compared = significance.paired(*blocks)
-        half = error * stats.t.ppf(0.975, count - 1)
+        half = error * stats.t.ppf(0.975, stretches - 1)
         assert (compared.mean, compared.low, compared.high) == pytest.approx(
             (mean, mean - half, mean + half)
         )
-        assert compared.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, count - 1))
+        assert compared.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, stretches - 1))
+
+
+def test_a_short_last_block_is_no_block_of_its_own():
+    losses, weights = np.array([0.1, 0.3, 0.2, 9.0]), np.array([8192, 8192, 8192, 328])
+    blocks = blocks_of(losses, weights), blocks_of(0 * losses, weights)
+    compared, (mean, error, stretches) = significance.paired(*blocks), text_losses.paired(*blocks)
+    assert stretches == 3
+    assert compared.p == pytest.approx(2 * stats.t.sf(mean / error, 2))
 
 
 def test_paired_losses_need_the_same_blocks_and_more_than_one():
@@ -149,20 +157,20 @@ def test_paired_losses_need_the_same_blocks_and_more_than_one():
         significance.paired(losses, blocks_of(np.array([4.0, 5.0]), 63.0))
 
 
-@pytest.mark.parametrize("tie, least", [(0.0, 0.94), (0.4, 0.88)])
+@pytest.mark.parametrize("tie, least", [(0.0, 0.93), (0.4, 0.9)])
 def test_intervals_of_paired_losses_cover_the_difference(tie, least):
-    """In most of 400 texts of 60 blocks; the plain t test covers 83 % with ties of 0.4."""
+    """In 95 % of 1,000 texts of 25 blocks, and a little less often where neighbours are alike."""
     rng = np.random.default_rng(1)
+    weights = np.array([1024.0] * 24 + [328.0])
     covered = 0
-    for _ in range(400):
-        weights = rng.integers(500, 1025, 60).astype(float)
-        noise = rng.normal(0, 0.03, 60)
-        for block in range(1, 60):
+    for _ in range(1000):
+        noise = rng.normal(0, 0.03, 25)
+        for block in range(1, 25):
             noise[block] += tie * noise[block - 1]
         first, second = blocks_of(4.02 + noise, weights), blocks_of(4.0 + 0 * noise, weights)
         compared = significance.paired(first, second)
         covered += compared.low < 0.02 < compared.high
-    assert least < covered / 400 < 0.99
+    assert least < covered / 1000 < 0.98
 
 
 def test_a_difference_of_losses_is_larger_than_the_choice_of_the_text_explains():

@@ -40,7 +40,8 @@ def formula(node: Node, args: list[str]) -> str:
     """An operation on each entry, of vectors or of single numbers."""
     op = node.op
     if op in OPERATORS:
-        return f"({args[0]} {OPERATORS[op]} {args[1]})"
+        text = f"({args[0]} {OPERATORS[op]} {args[1]})"
+        return f"wrapped{text}" if node.kind in ("int", "uint") else text
     if op == "ge" and node.args[0].kind == "uint":
         return f"unsigned_ge({', '.join(args)})"
     if (

@@ -45,6 +45,15 @@ INLINE auto all(T x) {
 INLINE I truncate(V x) { return __builtin_convertvector(x, I); }
 INLINE V to_float(I x) { return __builtin_convertvector(x, V); }
 
+// As numbers of 32 bits do, whose sums and products are modulo 2^32.
+#if defined(DOUBLE)
+INLINE I wrapped(I x) { return (x << 32) >> 32; }
+INLINE integer wrapped(integer x) { return (int32_t)x; }
+#else
+template <class T>
+INLINE T wrapped(T x) { return x; }
+#endif
+
 INLINE I iota() {
   I x;
   for (int i = 0; i < W; i++) x[i] = i;

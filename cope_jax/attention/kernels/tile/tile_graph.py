@@ -67,7 +67,7 @@ KINDS = {"int32": "int", "uint32": "uint", "bool": "bool"}
 # By the type of a kernel's own numbers.
 MORE_KINDS = {
     "float32": {"float32": "float", "bfloat16": "bfloat16"},
-    "float64": {"float64": "float", "float32": "float32", "int64": "int"},
+    "float64": {"float64": "float", "float32": "float32"},
 }
 
 
