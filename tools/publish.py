@@ -50,7 +50,8 @@ BASE = "rope"
 PAIRED = (
     f"Losses in nats per token, mean ± standard deviation over seeds. Less `{BASE}`: the mean difference on the same "
     "blocks of the text, with the losses of a block averaged over seeds, and its 95 % interval by the paired t test "
-    "over at most six stretches of blocks. The interval covers the choice of the text, not that of the seeds. Bold: no other encoding is shown to be better, by "
+    "over at most six stretches of blocks. The interval covers the choice of the text, not that of the seeds. "
+    "Bold: no other encoding is shown to be better, by "
     f"{significance.TEST}, and by the paired test."
 )
 BLOCK = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -55,13 +55,12 @@ def main() -> None:
     cells, workdir = grid_file.read(grid_file.find(_GRID.value)), Path(_WORKDIR.value)
     entered = [name for file in _ENCODING.value for name in encodings.load(file)]
     if entered:
-        if own := {cell.label for cell in cells}.intersection(entered):
-            cells = [cell for cell in cells if cell.label not in entered]
-            if not cells:
-                raise ConfigError(
-                    f"all cells of {_GRID.value} are of {', '.join(sorted(own))}, of --encoding: load the file in the "
-                    "grid, with cj.encodings.load, or add another encoding to it"
-                )
+        cells = [cell for cell in cells if cell.label not in entered]
+        if not cells:
+            raise ConfigError(
+                f"all cells of {_GRID.value} are of --encoding: load the file in the grid, with "
+                "cj.encodings.load, or add cells of another encoding"
+            )
         finished = [cell for cell in cells if (cell.folder(workdir) / "result.json").exists()]
         known = [search.recorded(cell, workdir) for cell in finished]
         cells = [*known, *entries(cells, entered)]

@@ -53,6 +53,15 @@ def test_the_run_that_trains_the_trials_says_which_values_won(start, tmp_path):
     assert done.err.count("\nrope: learning_rate=0.001\n") == 1
 
 
+def test_a_grid_of_the_entered_encodings_alone_is_refused(start, tmp_path):
+    (file := tmp_path / "own.py").write_text(OWN)
+    path = write_grid(tmp_path, "yield Cell(quick('mine'))")
+    flags = (f"--grid={path}", f"--workdir={tmp_path / 'run'}", f"--encoding={file}")
+    done = start("sweep", *flags, "--dry_run").wait()
+    assert done.status == 2
+    assert "are of --encoding: load the file in the grid" in done.err
+
+
 MOCKED = """
     import json
     from cope_jax.runs.grid.grid import Grid

@@ -38,7 +38,7 @@ SWAPS = {
     for names in [re.split("(?<=.)/(?=.)", pair, maxsplit=1)]
     for before, after in (names, names[::-1])
 }
-"""What may take the place of an operator, a name or a number. Other numbers are doubled."""
+"""The replacements of operators, names and numbers. Other numbers are doubled."""
 TOKEN = re.compile(r'"(?:\\.|[^"])*"|//.*|\d[\w.]*(?:e[-+]\d+f?)?|[\w:]+|[-+*/<>=!&|]+', re.ASCII)
 
 
@@ -80,7 +80,7 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
     random.Random(seed).shuffle(drawn)
 
     def compiled(*flags: str, fault: Fault | None = None) -> str | None:
-        """What the compiler makes of all headers; None if it refuses."""
+        """The output of the compiler for all headers; None if it refuses."""
         text = ""
         for name in ("vectors.h", "matrices.h", "tiles.h", "driver.h"):
             source = (root / SOURCES / name).read_bytes()
