@@ -1,8 +1,12 @@
-"""The command that trains a grid: its flags, and what it counts; tests/runs/grid has the rest."""
+"""The command that trains a grid, and mistakes that end early; tests/runs/grid has the rest."""
 
 import json
+import math
 import tarfile
 
+import numpy as np
+
+from cope_jax.evaluation.report import grid_cells
 from cope_jax.runs import records as recording
 from tests.encodings.test_registry import OWN
 from tests.runs.grid.test_cells import write_grid
@@ -119,3 +123,25 @@ def test_encodings_of_files_enter_a_grid(start, tmp_path):
         f"holds a run of another version of the encoding my-encoding: give its file as it was, not {file}, or choose "
         "another folder"
     )
+
+
+def test_a_missing_start_ends_before_the_model_is_built(start, tmp_path):
+    """Sizes that no model can have are an error too, but a later one."""
+    (config := tmp_path / "wrong.py").write_text(
+        "from cope_jax.configs import quick\n"
+        "def get_config():\n"
+        "    config = quick.get_config()\n"
+        "    config.model.block.model_dim = 2**20 - 1\n"
+        "    return config\n"
+    )
+    flags = (f"--config={config}", f"--config.training.start={tmp_path}/nowhere")
+    done = start("train", *flags, f"--workdir={tmp_path / 'run'}").wait()
+    assert done.status == 2
+    assert f"there is no folder {tmp_path}/nowhere" in done.err
+
+
+def test_a_loss_that_is_not_finite_has_blocks_too():
+    shared = {"split": "test", "metric": "loss", "value": math.nan, "encoding": "cope"}
+    rows = [{**shared, "seed": 0, "blocks": [[None, 9.0], [2.0, 9.0]]}]
+    blocks = grid_cells.column_of(rows, ["test"]).blocks["cope"]
+    np.testing.assert_array_equal(blocks, [[math.nan, 9], [2, 9]])
