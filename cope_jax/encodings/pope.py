@@ -11,6 +11,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Traits
+from cope_jax.encodings.rotations import cos_sin
 from cope_jax.registry import check_at_least
 
 
@@ -72,7 +73,8 @@ class PoPE(Encoding):
             + phase
         )
         length = jax.nn.softplus(x_BLHK.astype(dtype))
-        return jnp.concatenate([length * jnp.cos(angles), length * jnp.sin(angles)], axis=-1)
+        cos, sin = cos_sin(angles, x_BLHK.shape[2])
+        return jnp.concatenate([length * cos, length * sin], axis=-1)
 
 
 def _clipped(phase: Array) -> Array:

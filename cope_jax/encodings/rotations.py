@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -38,7 +39,34 @@ def rotate_pairs(x_BLHK: Array, angles: Array, scale: Array | float = 1.0) -> Ar
     heads = x_BLHK.shape[2]
     if angles.shape[2] not in (1, heads):
         angles = jnp.repeat(angles, heads // angles.shape[2], axis=2)
-    return turn_pairs(x_BLHK, scale * jnp.cos(angles), scale * jnp.sin(angles))
+    cos, sin = cos_sin(angles, heads)
+    return turn_pairs(x_BLHK, scale * cos, scale * sin)
+
+
+def cos_sin(angles: Array, heads: int) -> tuple[Array, Array]:
+    """Returns the cosine and the sine of angles, `[B, L, 1 or heads, C]`."""
+    if angles.shape[2] == heads or angles.shape[1] == 1:
+        return jnp.cos(angles), jnp.sin(angles)
+    return _shared(angles)
+
+
+@jax.jit  # one function, which is compiled once where nothing else is
+def _shared(angles: Array) -> tuple[Array, Array]:
+    """The same of angles that several heads share.
+
+    XLA for CPUs would fuse both with what they multiply, and so compute them again for each head. It
+    fuses nothing across a loop.
+    """
+
+    def looped(angles: Array) -> tuple[Array, Array]:
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        waves = lax.map(lambda second: jnp.where(second, sin, cos), jnp.array([False, True]))
+        return waves[0], waves[1]
+
+    def at_once(angles: Array) -> tuple[Array, Array]:
+        return jnp.cos(angles), jnp.sin(angles)
+
+    return lax.platform_dependent(angles, cpu=looped, default=at_once)
 
 
 def turn_pairs(x_BLHK: Array, cos: Array, sin: Array) -> Array:

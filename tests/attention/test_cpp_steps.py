@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import platform
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +130,8 @@ UNARY = {
     "edges of floor": lambda x: jnp.floor(edges(x)),
     "edges of whole numbers": lambda x: jnp.clip(edges(x).astype(jnp.int32), -9, 9).astype(x.dtype),
     "edges of exp": lambda x: jnp.exp(jnp.clip(edges(x), -99, 99)) + jnp.exp(88 + x / 9) * 1e-37,
+    "exactly nothing": lambda x: jnp.exp(jnp.minimum(x, 0) - 3e38) * 1e38,
+    "gates of exactly nothing": lambda x: jax.nn.sigmoid(jnp.minimum(x, 0) - 3e38) * 1e38,
     "edges of log": lambda x: jnp.log(jnp.abs(x) * 1.2e-38) + jnp.log(edges(x)),
     "edges of logistic": lambda x: jnp.log(jax.nn.sigmoid(99 * x)),
     "edges of extremes": lambda x: edges(x).max(axis=1) + edges(x).min(axis=1),
@@ -346,6 +349,32 @@ def test_bfloat16_is_rounded_to_the_nearest():
     exact = x.astype(jnp.bfloat16)  # by NumPy: XLA may leave it out
     np.testing.assert_array_equal(rounded, exact.astype(np.float32))
     np.testing.assert_array_equal(product, (exact * exact.dtype.type(1.01)).astype(np.float32))
+
+
+@pytest.mark.parametrize("flags", [[], ["-mno-avx512bf16", "-mno-amx-bf16"]], ids=["", "by hand"])
+def test_packing_rounds_what_only_tiles_read(flags, monkeypatch):
+    if flags and platform.machine() != "x86_64":
+        pytest.skip("other CPUs know no such flags")
+    monkeypatch.setattr(library, "KERNEL_FLAGS", [*library.KERNEL_FLAGS, *flags])
+    numbers = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 3.4e38, np.inf, -np.inf, 0.1, 0, 0]
+    x = np.diag(np.asarray(numbers, np.float32))
+    for n, bits in ((7, 2**31 - 1), (8, 0x7F800001)):  # NaN of the largest and the smallest bits
+        x[n, n] = np.uint32(bits).view(np.float32)
+
+    def sums(x, turned=False, read=False):
+        low = x.astype(jnp.bfloat16)
+        ones = jnp.ones((len(x), 1), jnp.bfloat16)
+        rows = jax.lax.dot(low.T if turned else low, ones, preferred_element_type=jnp.float32)
+        return rows + jnp.exp(low.astype(jnp.float32)) if read else rows
+
+    library.has_tiles()
+    ways = [sums, lambda x: sums(x, turned=True), lambda x: sums(x, read=True)]
+    texts = [step_of("step", way, [x], tiles=True)[0] for way in ways]
+    assert [text.count("bfloat16_of") for text in texts] == [0, 0, 1]
+    with np.errstate(invalid="ignore"):
+        exact = np.float32(np.diag(x).astype(jnp.bfloat16))
+    for computed in run([(way, [x]) for way in ways[:2]], tiles=True):
+        np.testing.assert_array_equal(computed[:, 0], exact)
 
 
 def random_program(seed):

@@ -35,6 +35,7 @@ from tests.oracle.encodings import Sizes
 SIZES = Sizes(heads=4, kv_heads=2, head_dim=16, model_dim=8, max_length=200)
 FEW = ["cope(npos_max=3)", "fox", "alibi", "stick_breaking"]
 LONG = "cope(npos_max=200)"  # its table grows
+SCALED = "cope(npos_max=100,gate=separate_key,scale_position_logits=True)"
 
 pytestmark = pytest.mark.usefixtures("quickly")
 SHIPPED = library.KERNEL_FLAGS
@@ -88,16 +89,16 @@ def test_every_encoding(spec, quickly):
         with pytest.raises(AssertionError, match=why):  # it has no plan
             compare(spec, 144, 144)
         return
-    # The gradient of FIRE's last bias is 0: a sum of 45,000 numbers up to 1 that cancel.
-    compare(spec, 144, 144, atol=6e-5, least=1.0 if "fire" in spec else 1e-3)
+    # The gradient of FIRE's last bias is 0: a sum of 45,000 numbers up to 1 that cancel. Full
+    # attention in float32 is as far off where values turn.
+    atol = 1.2e-4 if "values" in spec else 6e-5
+    compare(spec, 144, 144, atol=atol, least=1.0 if "fire" in spec else 1e-3)
 
 
 @pytest.mark.parametrize(
     ("spec", "length", "options"),
     [
-        pytest.param(  # fewer queries than keys
-            "cope(npos_max=3)", 37, {"window": 100}, marks=pytest.mark.slow
-        ),
+        pytest.param("cope(npos_max=3)", 37, {"window": 100}, marks=pytest.mark.slow),  # of 150
         pytest.param("cope(npos_max=3)", 180, {}, marks=pytest.mark.slow),  # more queries than keys
         ("cope(npos_max=3)", 150, {"window": 20, "segments": DOCUMENTS}),
         pytest.param("alibi", 150, {"window": 70, "causal": False}, marks=pytest.mark.slow),
@@ -106,12 +107,7 @@ def test_every_encoding(spec, quickly):
         pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),
         pytest.param("cope(npos_max=20)", 300, {}, marks=pytest.mark.slow),  # blocks of 64
         (LONG, 150, {"segments": DOCUMENTS}),
-        pytest.param(
-            "cope(npos_max=100,gate=separate_key,scale_position_logits=True)",
-            150,
-            {},
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(SCALED, 150, {}, marks=pytest.mark.slow),
         pytest.param("cope(npos_max=20)", 150, {"causal": False}, marks=pytest.mark.slow),
         pytest.param("none", 150, {"window": 70, "causal": False}, marks=pytest.mark.slow),
         ("grape_additive", 150, {"step": 0.7}),  # positions that are real numbers
@@ -141,8 +137,10 @@ LOW = [s for s in ALL if reason(s) is None and "separate_key" not in s]
 def test_bfloat16_on_the_matrix_unit(spec, tiles):
     # The gradients of some parameters are sums over all pairs that nearly cancel.
     least = 0.1 if spec in (LONG, *LOW) and "fire" not in spec else 20.0
-    compare(spec, 150, 150, dtype=jnp.bfloat16, atol=0.02, least=least)
-    assert all("tile_product<1, 1>" in text for text in tiles)
+    for width in (32, 40) if spec == "alibi" else (16,):  # whole tiles, and parts of them
+        sizes = SIZES._replace(head_dim=width)
+        compare(spec, 150, 150, sizes=sizes, dtype=jnp.bfloat16, atol=0.02, least=least)
+    assert all("tile_product<1, 1>" in text and "(const uint16_t*)p" in text for text in tiles)
     assert any("product<1, 2>" in text for text in tiles) or spec != LONG
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from cope_jax import attention, encodings
 from cope_jax.attention import attend
-from cope_jax.encodings import Carry, Pairs, Tokens
+from cope_jax.encodings import Carry, Pairs, Tokens, rotations
 from cope_jax.encodings.t5 import buckets
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import CASES, FEWEST, FIRSTS, SIZES, every, laws, parts, rule_of
@@ -198,6 +198,21 @@ ABSOLUTE = {"learned", "sinusoidal", "fire", "darope"}
 @every([spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}], few=FEWEST)
 def test_only_distances_matter(spec):
     laws(spec, ["shift"], tolerance=1e-12, shift=1000).raise_if_broken()
+
+
+def test_heads_share_cosines_and_sines():
+    """A CPU computes them once, in no loop over the heads; elsewhere there is no loop."""
+    angles = jnp.linspace(-50, 50, 128 * 4).reshape(1, 128, 1, 4)
+    x = jax.random.normal(jax.random.key(0), (1, 128, 3, 8))
+    traced = jax.jit(rotations.rotate_pairs).trace(x, angles)
+    on_cpu = traced.lower(lowering_platforms=("cpu",)).compile()
+    for computation in on_cpu.as_text().split("\n\n"):
+        assert not ("cosine(" in computation and "concatenate(" in computation)
+    assert "while" not in traced.lower(lowering_platforms=("tpu",)).as_text()
+    first, second = np.split(np.float64(x), 2, axis=-1)
+    cos, sin = np.cos(np.float64(angles)), np.sin(np.float64(angles))
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    np.testing.assert_allclose(on_cpu(x, angles), np.concatenate(turned, axis=-1), atol=2e-6)
 
 
 def test_rope_turns_pairs_by_the_distance():

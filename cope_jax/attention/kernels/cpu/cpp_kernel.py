@@ -70,7 +70,10 @@ class CpuExecution:
             jax.ShapeDtypeStruct(x.stored_shape, t) for x, t in zip(cpp.written, types, strict=True)
         ]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
-        given = [_given(x, cpp.real) for x in kernel.inputs]
+        given = [
+            x.stored if n in cpp.halves else _given(x, cpp.real)
+            for n, x in enumerate(kernel.inputs)
+        ]
         inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *given]
         arrays = library.call(digest, shapes, *inputs)
         known = {
@@ -179,6 +182,7 @@ class CppKernel:
     Attributes:
       results: what it returns: the results of the second half, and what is added up over keys.
       written: those of them that are not 0.
+      halves: the numbers of the inputs that it reads as bfloat16.
     """
 
     def __init__(self, kernel: TileKernel, tiles: bool = False):
@@ -216,6 +220,8 @@ class CppKernel:
         asks = {name: programs for name, programs in kernel.ask.items() if programs is not None}
         for name, programs in asks.items():
             texts += [self._step(f"ask_{name}", programs, carry_args, None), self._ask(name)]
+        tiled = {n for n, _ in self.forms} - self.reads - self.uses
+        self.halves = {n for n in tiled if kernel.inputs[n].spec.dtype == jnp.bfloat16}
         define = ["#define DOUBLE"] if self.real == "float64" else []
         includes = [*define, '#include "driver.h"', ""]
         self.text = "\n".join([*includes, *texts, *self._tables(asks)])
@@ -368,13 +374,13 @@ class CppKernel:
             "}\n"
         )
 
-    def _argument(self, x: Argument, *flags: bool, forms: str = "") -> str:
+    def _argument(self, x: Argument, *flags: bool, forms: str = "", halves: bool = False) -> str:
         batch, heads, _, *size = x.array.shape
         if (number := self.numbers.get(id(x))) in self.growing:
             size = [size[0], self.growing[number].distance]
         order = ("TOKEN_ROWS", "TOKEN_COLUMNS")[x.along] if x.interleaved else "BY_HEAD"
         how = [str(flag).lower() for flag in (batch > 1, *(flags or (True, False, False)))]
-        how.append(forms or "0")
+        how += [forms or "0", str(halves).lower()]
         return "{" + ", ".join(map(str, (x.side.upper(), order, heads, *size, *how))) + "}"
 
     def _tables(self, asks: dict[str, Programs]) -> list[str]:
@@ -386,6 +392,7 @@ class CppKernel:
                 n in self.uses,
                 n in self.panels,
                 forms=" | ".join(f"1 << ({form})" for m, form in sorted(self.forms) if m == n),
+                halves=n in self.halves,
             )
             for n, x in enumerate(kernel.inputs)
         ]
@@ -399,10 +406,12 @@ class CppKernel:
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]
         flags = str(plan.boundary).lower(), str(plan.spans.shape[0] > 1).lower()
         pack = "pack_form" if self.multiplies else "nullptr"
-        forms = sorted({form for _, form in self.forms})
+        forms = sorted({(form, n in self.halves) for n, form in self.forms})
         packs = [
-            f"  if (form == {form}) pack<{1 + ('+' in form)}, {form.split()[-1]}>(p, row, rows, columns, to);"
-            for form in forms
+            f"  if (form == {form} && {'' if halves else '!'}halves) "
+            f"pack<{1 + ('+' in form)}, {form.split()[-1]}>"
+            f"((const {'uint16_t' if halves else 'float'}*)p, row, rows, columns, to);"
+            for form, halves in forms
         ]
         counts = len(inputs), len(outputs), plan.heads, plan.groups, self.memory
         table = [
@@ -417,7 +426,7 @@ class CppKernel:
             *questions,
         ]
         return [
-            "inline void pack_form(int form, const float* p, long row, int rows, int columns, Words* to) {",
+            "inline void pack_form(int form, bool halves, const void* p, long row, int rows, int columns, Words* to) {",
             *packs,
             "}",
             f"static const Argument inputs[] = {{{', '.join(inputs)}}};",

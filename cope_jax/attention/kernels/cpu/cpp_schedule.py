@@ -70,7 +70,7 @@ class Schedule:
             Node(len(graph.nodes) + n, r.how, (r.node,), r.size, r.node.kind, {"output": r.output})
             for n, r in enumerate(results)
         ]
-        self.order = _with_sums_of_products(_needed(sinks))
+        self.order = _rounded_in_tiles(_with_sums_of_products(_needed(sinks)))
         self.users: dict[Node, list[Node]] = collections.defaultdict(list)
         for node in self.order:
             for a in node.args:
@@ -254,3 +254,21 @@ def _with_sums_of_products(order: Iterable[Node]) -> list[Node]:
                 break
         new[node] = changed
     return [node for node in new.values() if node not in dropped]
+
+
+def _rounded_in_tiles(order: Iterable[Node]) -> list[Node]:
+    """Drops roundings to bfloat16 of what only products on tiles read: packing rounds too."""
+    nodes = list(order)
+    readers = collections.defaultdict(set)
+    for node in nodes:
+        for position, a in enumerate(node.args):
+            parts = (node.op == "dot" and node.params["parts"]) or ()
+            readers[a].add(parts[position] if position < len(parts) else None)
+    new: dict[Node, Node] = {}
+    for node in nodes:
+        args = tuple(new[a] for a in node.args)
+        if node.op == "bfloat16" and readers[node] == {1}:
+            new[node] = args[0]
+        else:
+            new[node] = node if args == node.args else dataclasses.replace(node, args=args)
+    return list(dict.fromkeys(new.values()))

@@ -35,6 +35,12 @@ INLINE void grow_zeros(Tiles& t, int end, int n, int rows, int columns, int dist
     for (int r = 0; r < rows; r++) std::fill_n(t.out[n] + r * distance + known, MORE, real(0));
 }
 
+// Brings a later row into the cache: the rows of tokens are far apart, so that no CPU expects them.
+constexpr int AHEAD = 12;  // rows, of which as much is on its way as a core can wait for
+INLINE void expect(const real* p, int count) {
+  for (int c = 0; c < count; c += 64 / sizeof(real)) __builtin_prefetch(p + c);
+}
+
 enum Side { QUERY, KEY, HEAD };
 
 // Arrays lie as [batch, heads, blocks, rows, columns]; or the heads of a token are neighbours, and tokens are the rows
@@ -42,13 +48,15 @@ enum Side { QUERY, KEY, HEAD };
 enum Order { BY_HEAD, TOKEN_ROWS, TOKEN_COLUMNS };
 
 // An array of numbers, all of one width. `plain` and `turned`: functions read its blocks as they are, and transposed; if `panels`,
-// PART of its rows after each other. `forms`: in which forms they read its blocks in tiles, a bit for each.
+// PART of its rows after each other. `forms`: in which forms they read its blocks in tiles, a bit for each. `halves`: its
+// numbers are bfloat16 in memory, and only tiles are read.
 struct Argument {
   Side side;
   Order order;
   int heads, rows, columns;
   bool batched, plain, turned, panels;
   int forms;
+  bool halves = false;
 
   long turned_size() const { return panels ? (rows + PART - 1) / PART * PART * (long)columns : size(); }
   long size() const { return (long)rows * columns; }
@@ -62,7 +70,10 @@ struct Argument {
   void pack(const real* from, real* to) const {
     if (order == BY_HEAD) std::copy_n(from, size(), to);
     else
-      for (int r = 0; r < rows; r++) std::copy_n(from + r * distance(), columns, to + (long)r * columns);
+      for (int r = 0; r < rows; r++) {
+        expect(from + (r + AHEAD) * distance(), columns);
+        std::copy_n(from + r * distance(), columns, to + (long)r * columns);
+      }
   }
   void pack_turned(const real* from, real* to) const {
     const long apart = row();
@@ -76,7 +87,10 @@ struct Argument {
   long packed_size(int form) const { return form_size(form, rows, columns); }
   void unpack(const real* from, real* to) const {
     if (order == TOKEN_COLUMNS) return transpose(from, columns, rows, columns, to, distance());
-    for (int r = 0; r < rows; r++) std::copy_n(from + (long)r * columns, columns, to + r * distance());
+    for (int r = 0; r < rows; r++) {
+      expect(to + (r + AHEAD) * distance(), columns);
+      std::copy_n(from + (long)r * columns, columns, to + r * distance());
+    }
   }
 };
 
@@ -99,7 +113,7 @@ struct Kernel {
   const Output* outputs;
   int input_count, output_count, heads, groups, memory;
   bool boundary, spans_by_example;
-  void (*pack)(int form, const float* p, long row, int rows, int columns, Words* to);  // or null: there are no tiles
+  void (*pack)(int form, bool halves, const void* p, long row, int rows, int columns, Words* to);  // or null: no tiles
   Step begin, end, masked, plain, saturated;
   bool (*is_saturated)(Tiles&, real*);
   bool (*is_done)(Tiles&, real*);
@@ -129,6 +143,7 @@ struct Call {
     return ((long)(x.batched ? b : 0) * x.heads + head(x, h)) * count(x) + block;
   }
   long at(const Argument& x, int b, int h, int block) const { return x.at(b, head(x, h), count(x), block); }
+  const void* input(int n, long at) const { return (const char*)in[n] + at * (kernel.inputs[n].halves ? 2 : sizeof(real)); }
   bool staged(const Argument& x) const { return x.side == QUERY && x.plain && x.order != BY_HEAD; }
   bool staged(const Output& x) const { return x.array.side == QUERY && (x.result < 0 || x.array.order != BY_HEAD); }
   real* result(const Output& x) const { return (real*)out[x.result]; }
@@ -149,16 +164,15 @@ struct Call {
     std::fill_n(t.known, kernel.output_count, 0);
     for (int n = 0; n < kernel.input_count; n++) {
       const Argument& x = kernel.inputs[n];
-      const real* from = (const real*)in[n];
       if (x.side == KEY) continue;
-      t.in[n] = from + at(x, b, h, x.side == QUERY ? strip : 0);
+      t.in[n] = input(n, at(x, b, h, x.side == QUERY ? strip : 0));
       if (turned[n]) t.turned[n] = turned[n] + by_head(x, b, h, 0) * x.turned_size();
       if (x.side == HEAD)
         for (int f = 0; f < FORMS; f++)
           if (x.has(f)) t.packed[n][f] = packed[f][n] + by_head(x, b, h, 0) * x.packed_size(f);
       for (int form = 0; form < FORMS && x.side == QUERY; form++)
         if (x.has(form)) {
-          kernel.pack(form, (const float*)t.in[n], x.row(), x.rows, x.columns, (Words*)stage);
+          kernel.pack(form, x.halves, t.in[n], x.row(), x.rows, x.columns, (Words*)stage);
           t.packed[n][form] = (const Words*)stage, stage += SIDE * x.packed_size(form);
         }
       if (!staged(x)) continue;
@@ -177,7 +191,7 @@ struct Call {
         const Argument& x = kernel.inputs[n];
         if (x.side != KEY) continue;
         const long from = by_head(x, b, h, block);
-        t.in[n] = (plain[n] ? plain[n] : (const real*)in[n]) + from * x.size();
+        t.in[n] = plain[n] ? plain[n] + from * x.size() : input(n, from * x.size());
         if (turned[n]) t.turned[n] = turned[n] + from * x.turned_size();
         for (int form = 0; form < FORMS; form++)
           if (x.has(form)) t.packed[n][form] = packed[form][n] + from * x.packed_size(form);
@@ -266,7 +280,7 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
     real* to = (real*)copies.back().get();
     auto work = [&](int item) {
       for (int block = 0; block < blocks; block++)
-        pack((const real*)call.in[number] + x.at(item / x.heads, item % x.heads, blocks, block),
+        pack(call.input(number, x.at(item / x.heads, item % x.heads, blocks, block)),
              to + ((long)item * blocks + block) * size);
     };
     typedef decltype(work) Work;
@@ -277,13 +291,13 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
   for (int n = 0; n < kernel.input_count; n++) {
     const Argument& x = kernel.inputs[n];
     if (x.side == KEY && x.plain && x.order != BY_HEAD)
-      call.plain[n] = copy(n, x.size(), [&](const real* from, real* to) { x.pack(from, to); });
+      call.plain[n] = copy(n, x.size(), [&](const void* from, real* to) { x.pack((const real*)from, to); });
     if (x.turned)
-      call.turned[n] = copy(n, x.turned_size(), [&](const real* from, real* to) { x.pack_turned(from, to); });
+      call.turned[n] = copy(n, x.turned_size(), [&](const void* from, real* to) { x.pack_turned((const real*)from, to); });
     for (int form = 0; form < FORMS; form++)
       if (x.has(form) && x.side != QUERY)
-        call.packed[form][n] = (Words*)copy(n, SIDE * x.packed_size(form), [&](const real* from, real* to) {
-          kernel.pack(form, (const float*)from, x.row(), x.rows, x.columns, (Words*)to);
+        call.packed[form][n] = (Words*)copy(n, SIDE * x.packed_size(form), [&](const void* from, real* to) {
+          kernel.pack(form, x.halves, from, x.row(), x.rows, x.columns, (Words*)to);
         });
   }
   for (int n = 0; n < kernel.output_count; n++) shared |= kernel.outputs[n].array.side != QUERY;

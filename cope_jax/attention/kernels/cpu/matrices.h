@@ -37,6 +37,7 @@ void columns(int M, int K, Matrix a, const real* b, long b_row, real* c, long c_
   int m = 0;
   auto at = [&](int m) { return Matrix{a.p + m * a.row, a.row, a.column}; };
   for (; m + ROWS <= M; m += ROWS) block<ROWS, n, ADD>(K, at(m), b, b_row, c + m * c_row, c_row);
+  for (; m + 4 <= M; m += 4) block<4, n, ADD>(K, at(m), b, b_row, c + m * c_row, c_row);
   for (; m + 2 <= M; m += 2) block<2, n, ADD>(K, at(m), b, b_row, c + m * c_row, c_row);
   for (; m < M; m++) block<1, n, ADD>(K, at(m), b, b_row, c + m * c_row, c_row);
 }
@@ -107,33 +108,35 @@ inline void multiply_tiles() {
 }
 #endif
 
+typedef uint16_t Halves __attribute__((vector_size(64)));
+template <size_t... l>
+INLINE Halves halves_of(Words x, Words y, std::index_sequence<l...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector((Halves)x, (Halves)y, int(l)...);
+#else
+  return __builtin_shuffle((Halves)x, (Halves)y, Halves{uint16_t(l)...});
+#endif
+}
 // The upper halves of x and y, as bfloat16: those of x before those of y, or alternating.
 template <bool alternating, size_t... l>
 INLINE Words upper_halves(Words x, Words y, std::index_sequence<l...>) {
-  typedef uint16_t Halves __attribute__((vector_size(64)));
-#if defined(__clang__)
-  return (Words)__builtin_shufflevector((Halves)x, (Halves)y, int(alternating ? l / 2 * 2 + 1 + l % 2 * 32 : 2 * l + 1)...);
-#else
-  return (Words)__builtin_shuffle((Halves)x, (Halves)y, Halves{uint16_t(alternating ? l / 2 * 2 + 1 + l % 2 * 32 : 2 * l + 1)...});
-#endif
+  return (Words)halves_of(x, y, std::index_sequence<(alternating ? l / 2 * 2 + 1 + l % 2 * 32 : 2 * l + 1)...>());
 }
-// Puts 32 numbers as bfloat16 into `to`. With two parts they are rounded, and what rounding takes follows at to[part].
-// A number that would become infinite is cut off instead; infinity and NaN stay.
-template <int parts, bool alternating>
-INLINE void put_halves(Words x, Words y, Words* to, long part) {
-  typedef float Floats __attribute__((vector_size(64)));
+// The same of the nearest bfloat16, of two the even one. Denormal numbers may become 0, as they do in tiles.
+template <bool alternating, size_t... l>
+INLINE Words nearest_halves(Words x, Words y, std::index_sequence<l...> lanes) {
+#if defined(__AVX512BF16__)
+  Words both;
+  __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(x), "v"(y));
+  return alternating ? (Words)halves_of(both, both, std::index_sequence<(l / 2 + l % 2 * SIDE)...>()) : both;
+#else
   typedef uint32_t Bits __attribute__((vector_size(64)));
-  constexpr uint32_t half = 1 << 15;  // of the last bit that stays
-  auto halves = [](Words x, Words y) { return upper_halves<alternating>(x, y, std::make_index_sequence<2 * SIDE>()); };
-  auto near = [](Words x) { return (x & INT32_MAX) < 0x7f7f8000 ? (Words)((Bits)x + half) : x; };
-  auto rest = [](Words x, Words near) {
-    const Floats from = (Floats)x, taken = (Floats)(near & -65536);
-    return (Words)((Bits)(from == taken ? Floats{} : from - taken) + half);
+  auto near = [](Words x) {
+    const Words rounded = (Words)((Bits)x + 0x7fff + (((Bits)x >> 16) & 1));
+    return (x & INT32_MAX) > 0x7f800000 ? x | 0x400000 : rounded;  // NaN stays NaN
   };
-  if (parts == 1) return void(*to = halves(x, y));
-  const Words near_x = near(x), near_y = near(y);
-  to[0] = halves(near_x, near_y);
-  to[part] = halves(rest(x, near_x), rest(y, near_y));
+  return upper_halves<alternating>(near(x), near(y), lanes);
+#endif
 }
 // Numbers p[0], p[1], …, and zeros from number `count` on.
 template <bool whole>
@@ -142,6 +145,39 @@ INLINE Words words(const float* p, int count) {
   Words x{};
   if (count > 0) std::memcpy(&x, p, 4 * count);
   return x;
+}
+// Puts 32 numbers as bfloat16 into `to`, rounded to the nearest: those at p, and then those at q, or alternating; `n` of
+// each exist. With two parts, what rounding takes follows at to[part]; a number that would become infinite is then cut off.
+template <int parts, bool alternating, bool whole>
+INLINE void put_halves(const float* p, int p_count, const float* q, int q_count, Words* to, long part) {
+  typedef float Floats __attribute__((vector_size(64)));
+  typedef uint32_t Bits __attribute__((vector_size(64)));
+  constexpr auto lanes = std::make_index_sequence<2 * SIDE>();
+  const Words x = words<whole>(p, p_count), y = words<whole>(q, q_count);
+  if (parts == 1) return void(*to = nearest_halves<alternating>(x, y, lanes));
+  constexpr uint32_t half = 1 << 15;  // of the last bit that stays
+  auto near = [](Words x) { return (x & INT32_MAX) < 0x7f7f8000 ? (Words)((Bits)x + half) : x; };
+  auto rest = [](Words x, Words near) {
+    const Floats from = (Floats)x, taken = (Floats)(near & -65536);
+    return (Words)((Bits)(from == taken ? Floats{} : from - taken) + half);
+  };
+  const Words near_x = near(x), near_y = near(y);
+  to[0] = upper_halves<alternating>(near_x, near_y, lanes);
+  to[part] = upper_halves<alternating>(rest(x, near_x), rest(y, near_y), lanes);
+}
+// The same of numbers that are bfloat16 in memory.
+template <bool alternating, size_t... l>
+INLINE Words joined(Words x, Words y, std::index_sequence<l...>) {
+  return (Words)halves_of(x, y, std::index_sequence<(alternating ? l / 2 + l % 2 * 32 : l % 16 + l / 16 * 32)...>());
+}
+template <int parts, bool alternating, bool whole>
+INLINE void put_halves(const uint16_t* p, int p_count, const uint16_t* q, int q_count, Words* to, long) {
+  auto lower = [](const uint16_t* p, int count) {
+    Words x{};
+    if (whole || count > 0) std::memcpy(&x, p, 2 * (whole ? SIDE : std::min(count, SIDE)));
+    return x;
+  };
+  *to = joined<alternating>(lower(p, p_count), lower(q, q_count), std::make_index_sequence<2 * SIDE>());
 }
 
 template <int s, size_t... l>
@@ -172,8 +208,8 @@ inline long packed_size(Form form, int rows, int columns) {
   return in_blocks(columns, 2 * SIDE) * (long)in_blocks(rows, SIDE) * SIDE;
 }
 
-template <int parts, Form form, bool whole>
-void pack_tiles(const float* p, long row, int rows, int columns, Words* to) {
+template <int parts, Form form, bool whole, class T>
+void pack_tiles(const T* p, long row, int rows, int columns, Words* to) {
   constexpr bool down = sums_rows(form);
   const long part = packed_size(form, rows, columns);
   for (int k = 0; k < (down ? rows : columns); k += 2 * SIDE)
@@ -181,21 +217,22 @@ void pack_tiles(const float* p, long row, int rows, int columns, Words* to) {
 #pragma GCC unroll 16
       for (int i = 0; i < SIDE; i++) {
         const int r = down ? k + 2 * i : m + i, c = down ? m : k;
-        auto at = [&](int r, int c) { return words<whole>(p + r * row + c, r < rows ? columns - c : 0); };
-        put_halves<parts, down>(at(r, c), down ? at(r + 1, c) : at(r, c + SIDE), to + i, part);
+        const int next = down ? r + 1 : r, after = down ? c : c + SIDE;
+        put_halves<parts, down, whole>(p + r * row + c, r < rows ? columns - c : 0, p + next * row + after,
+                                       next < rows ? columns - after : 0, to + i, part);
       }
       if (form != LEFT_TURNED && form != RIGHT_TURNED) continue;
       transpose_tile(to);
       if (parts > 1) transpose_tile(to + part);
     }
 }
-// Packs a matrix whose rows are `row` apart, filled up with zeros. In one part its numbers must be bfloat16; in two they
-// keep 16 bits, a relative error of at most 8e-6.
-template <int parts, Form form>
-void pack(const float* p, long row, int rows, int columns, Words* to) {
+// Packs a matrix whose rows are `row` apart, filled up with zeros. In one part its numbers are rounded to bfloat16; in two
+// they keep 16 bits, a relative error of at most 8e-6.
+template <int parts, Form form, class T>
+void pack(const T* p, long row, int rows, int columns, Words* to) {
   const int summed = sums_rows(form) ? rows : columns, others = sums_rows(form) ? columns : rows;
   const bool whole = summed % (2 * SIDE) == 0 && others % SIDE == 0;
-  (whole ? pack_tiles<parts, form, true> : pack_tiles<parts, form, false>)(p, row, rows, columns, to);
+  (whole ? pack_tiles<parts, form, true, T> : pack_tiles<parts, form, false, T>)(p, row, rows, columns, to);
 }
 // The number of words of what is known later: a form in one part, or `TWO_PARTS +` a form.
 inline long form_size(int form, int rows, int columns) {

@@ -97,6 +97,22 @@ template <class T>
 INLINE T at_least(T a, T limit) { return a < limit ? limit : a; }
 template <class T>
 INLINE T at_most(T a, T limit) { return a > limit ? limit : a; }
+#if defined(__AVX2__)  // one instruction; if a number is NaN, its result is the operand that stands first here
+#if defined(DOUBLE)
+#define LIMITED(NAME) NAME "pd %1, %2, %0"
+#else
+#define LIMITED(NAME) NAME "ps %1, %2, %0"
+#endif
+INLINE V at_least(V a, V limit) {
+  __asm__(LIMITED("vmax") : "=v"(a) : "v"(a), "v"(limit));
+  return a;
+}
+INLINE V at_most(V a, V limit) {
+  __asm__(LIMITED("vmin") : "=v"(a) : "v"(a), "v"(limit));
+  return a;
+}
+#undef LIMITED
+#endif
 
 INLINE real sum_of_lanes(V x) { return sum(x); }
 INLINE real sum_of_lanes(real x) { return x; }
@@ -163,10 +179,15 @@ INLINE V bfloat16_of(V x) {  // the nearest bfloat16, of two the even one
   return x == x ? (V)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u) : x;
 }
 SCALAR(bfloat16_of)
-// e^x with a relative error of 2e-7: 0 below -87, where it would be denormal, and infinite above 88.73.
+// e^x with a relative error of 2e-7, infinite above 88.73. Below -87.3, where it is denormal, it is 0; with AVX-512 it may
+// be denormal down to -104.
 INLINE V exp_of(V x) {
-  x = x < -87.3f ? all(-87.3f) : x;  // NaN stays NaN
-  x = x > 89.f ? all(89.f) : x;
+#if defined(__AVX512F__)
+  constexpr float lowest = -110;
+#else
+  constexpr float lowest = -87.3f;
+#endif
+  x = at_most(at_least(x, all(lowest)), all(89.f));  // NaN stays NaN
   const V magic = all(12582912.f);  // 1.5·2^23: adding it rounds to a whole number
   V n = (x * 1.44269504088896341f + magic) - magic;
   V r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -177,9 +198,14 @@ INLINE V exp_of(V x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + (r + 1.f);
+#if defined(__AVX512F__)
+  __asm__("vscalefps %2, %1, %0" : "=v"(p) : "v"(p), "v"(n));  // p·2^n
+  return p;
+#else
   return (p + p) * (V)((truncate(n) + 126) << 23);  // 2^n alone is too large for n = 128
+#endif
 }
-SCALAR(exp_of)
+INLINE real exp_of(real x) { return x == 0 ? 1 : exp_of(all(x))[0]; }  // often of 0: of a maximum that stays
 // log x with a relative error of about 1e-7. Denormal numbers count as 0, as in XLA.
 INLINE V log_of(V x) {
   const I bits = (I)x;
@@ -212,7 +238,17 @@ INLINE V tanh_of(V x) {
 }
 SCALAR(tanh_of)
 #endif
+#if defined(__AVX512F__) && !defined(DOUBLE)
+INLINE V logistic_of(V x) {  // a quotient takes as long as an exponential
+  const V below = 1.f + exp_of(at_most(-x, all(88.f)));  // finite, for what follows
+  V y;
+  __asm__("vrcp14ps %1, %0" : "=v"(y) : "v"(below));  // 14 bits
+  y += y * (1.f - below * y);
+  return x < -88.f ? V{} : y;
+}
+#else
 INLINE V logistic_of(V x) { return 1.f / (1.f + exp_of(-x)); }
+#endif
 SCALAR(logistic_of)
 
 // One of the two words of Threefry-2x32 with 20 rounds.
@@ -359,24 +395,36 @@ INLINE void add_hats(real* z, int n, V p, V x, Need need = {}) {
   }
   need(at.base + W + 1);
   store(places, at.cell - at.base);
+  __asm__("" : "+m"(low), "+m"(high), "+m"(places));  // else compilers take each number out of its register again
   const I lanes = iota();
-  V first{}, second{};
+  V first[2] = {}, second[2] = {};  // two sums each wait less for their additions
 #pragma GCC unroll 16
   for (int i = 0; i < W; i++) {
     const I hit = lanes == places[i];
-    first += hit ? all(low[i]) : V{};
-    second += hit ? all(high[i]) : V{};
+    first[i % 2] = hit ? first[i % 2] + all(low[i]) : first[i % 2];
+    second[i % 2] = hit ? second[i % 2] + all(high[i]) : second[i % 2];
   }
+  const V above_first = second[0] + second[1];
   z += at.base;
-  store(z, load(z) + first);
-  store(z + 1, load(z + 1) + second);
+  store(z, load(z) + (first[0] + first[1] + from_below<1>(above_first, Lanes())));
+  if (above_first[W - 1] != 0) z[W] += above_first[W - 1];
 }
 
 // y[column][row] = x[row][column], with rows of x `distance` apart, and those of y `to_distance`
 inline void transpose(const real* x, long distance, int rows, int columns, real* y, long to_distance) {
-  for (int first = 0; first < rows; first += 16)
-    for (int c = 0; c < columns; c++)
-      for (int r = first; r < std::min(rows, first + 16); r++) y[c * to_distance + r] = x[r * distance + c];
+  for (int first = 0; first < rows; first += SIDE) {
+    int c = 0;
+#if defined(__AVX512F__) && !defined(DOUBLE)
+    for (; first + SIDE <= rows && c + SIDE <= columns; c += SIDE) {
+      Words tile[SIDE];
+      for (int i = 0; i < SIDE; i++) tile[i] = words<true>(x + (first + i) * distance + c, SIDE);
+      transpose_tile(tile);
+      for (int i = 0; i < SIDE; i++) *reinterpret_cast<LooseWords*>(y + (c + i) * to_distance + first) = tile[i];
+    }
+#endif
+    for (; c < columns; c++)
+      for (int r = first; r < std::min(rows, first + SIDE); r++) y[c * to_distance + r] = x[r * distance + c];
+  }
 }
 
 // C = A·B, plus C if `ADD`. Columns that are left after whole vectors become one vector, filled up with zeros.
