@@ -297,8 +297,9 @@ class Experiment:
         ):
             shapes = self._side_by_side(seeds)[0].state_shapes()
             facts = {"parameters": f"{self.parameters():,}", **self._facts(shapes, seeds)}
-            for name in ("parameters", "devices", "batch", "model FLOPs"):
-                print(f"{name:<11}  {facts[name]}", file=sys.stderr)
+            for name in ("parameters", "devices", "batch", "model FLOPs", "data"):
+                if name in facts:
+                    print(f"{name:<11}  {facts[name]}", file=sys.stderr)
             print(f"all parameters: {shown(path)}", file=sys.stderr)
         unused = jax.device_count() - self.program.mesh.size
         if unused:
