@@ -385,5 +385,6 @@ def _check(config: ExperimentConfig, task: Task) -> None:
             f"the model {config.model.name} needs {error.args[0]!r} in its batches, which the task {task.name} "
             f"does not give with these options: choose another task or model"
         ) from error
+    config.training.check_bound()  # the encoding may have refused such positions below any bound
     if config.training.data_dir is not None:
         create_iterator(config, task, 0)
