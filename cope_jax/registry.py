@@ -29,12 +29,18 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     "unknown split 'dense': choose from pass_20, pass_100"
     """
     choices = sorted(choices, key=_natural)
-    spellings = (str(name), str(name).lower())
-    near = next(filter(None, (difflib.get_close_matches(x, choices, n=1) for x in spellings)), None)
+    near = next(filter(None, (_near(x, choices) for x in (str(name), str(name).lower()))), None)
     if not choices:
         return ConfigError(f"unknown {kind} {abridged(name)}: no {kind} exists, so leave it out")
-    hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
+    hint = f"did you mean {near!r}? Choose from" if near else "choose from"
     return ConfigError(f"unknown {kind} {abridged(name)}: {hint} {', '.join(choices)}")
+
+
+def _near(name: str, choices: Iterable[str]) -> str | None:
+    """Returns the choice most like a name, first one with the same letters; None if none is."""
+    swapped = [choice for choice in choices if sorted(choice) == sorted(name)]
+    near = (difflib.get_close_matches(name, among, n=1) for among in (swapped, choices))
+    return next((match for matches in near for match in matches), None)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cope_jax.cli.run import run
 from cope_jax.evaluation.report.table import Table
+from cope_jax.registry import check_at_least
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, batch_of
 from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
 
 BEGIN, COUNT, AND, COLON, EQUALS, FIRST_KIND = range(6)
 NOISES = 10
+LONGEST_HEAD = 6  # such as "< count k6 and k4 :"
 
 
 class SelectiveCounting(SyntheticTask):
@@ -46,6 +49,11 @@ class SelectiveCounting(SyntheticTask):
         length: int = 64
         given: bool = False
         kinds: int = 10
+
+        def __post_init__(self):
+            least = LONGEST_HEAD + (3 if self.given else 2)  # one listed token, "=", the answer
+            check_at_least(least, "selective_counting", length=self.length)
+            check_at_least(2, "selective_counting", kinds=self.kinds)
 
     abilities = ("count",)
     axis = "length"
@@ -126,10 +134,15 @@ def seen(length: int, trained: int, leasts: Sequence[int], draws: int = 20) -> n
     return shares.mean(axis=0)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prints how many answers training has, by the sizes of the repository."""
     leasts = (1, 5, 10, 15, 20)
     rows = [
         [str(least), *(f"{share:.1f}" for share in shares)]
         for least, shares in zip(leasts, seen(1024, 3204, leasts), strict=True)
     ]
     print(Table("seen", ["sequences at least", "1,024 tokens", "2,048 tokens"], rows).markdown())
+
+
+if __name__ == "__main__":
+    run(main)

@@ -245,6 +245,30 @@ def test_every_module_says_what_it_is():
     assert not silent, "these need a docstring"
 
 
+def test_docstrings_name_parameters_that_exist():
+    strange = []
+    for path in MODULES + COMMANDS + TOOLS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                strange += [(path, node.name, name) for name in named(node) - parameters(node)]
+    assert not strange
+
+
+def named(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """The names that "Args:" of a docstring has."""
+    listed = re.search(r"(?m)^Args:\n((?:  .*\n?|\n)+)", ast.get_docstring(node) or "")
+    lines = re.findall(r"(?m)^  (\S[^:]*):\s", listed[1]) if listed else []
+    return {name.strip().lstrip("*") for line in lines for name in line.split(",")}
+
+
+def parameters(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """The parameters of a function, or of a class's first method, which creates or calls it."""
+    if isinstance(node, ast.ClassDef):
+        methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+        return parameters(methods[0]) if methods else set()
+    return {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+
+
 def test_no_module_is_too_long_to_be_read_at_once():
     lengths = {
         path: len(path.read_text().splitlines())

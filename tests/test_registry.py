@@ -53,6 +53,18 @@ def test_the_decorator_returns_the_class():
             "squire",
             "unknown shape 'squire': did you mean 'square'? Choose from circle, square",
         ),
+        (
+            ["cope", "pope"],
+            "cpoe",
+            "unknown shape 'cpoe': did you mean 'cope'? Choose from cope, pope",
+        ),
+        (
+            ["cope", "pope"],
+            "CPOE",
+            "unknown shape 'CPOE': did you mean 'cope'? Choose from cope, pope",
+        ),
+        (["cope", "rope"], "eopc1", "unknown shape 'eopc1': choose from cope, rope"),
+        (["cope", "elope"], "epoc", "unknown shape 'epoc': choose from cope, elope"),
         (["square", "circle"], "xyz", "unknown shape 'xyz': choose from circle, square"),
         ([], "square", "unknown shape 'square': no shape exists, so leave it out"),
     ],

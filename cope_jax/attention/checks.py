@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.encodings import Encoding
@@ -73,7 +74,18 @@ def check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array, embedded: b
                 else "create it with the sizes of q and k"
             )
         )
+    wide = {str(x.dtype) for x in jax.tree.leaves(nnx.state(encoding)) if _is_wide(x)}
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise ConfigError(
+            f"the encoding has parameters of type {', '.join(sorted(wide))}, which needs 64-bit JAX: "
+            "set JAX_ENABLE_X64=1, or convert them to float32"
+        )
     check_embedded(encoding, embedded)
+
+
+def _is_wide(x: Any) -> bool:
+    """Returns whether x is an array of JAX with 64 bits, which 32-bit JAX reads as 32."""
+    return isinstance(x, jax.Array) and x.dtype in (jnp.float64, jnp.int64, jnp.uint64)
 
 
 def check_embedded(encoding: Encoding, embedded: bool) -> None:

@@ -118,9 +118,11 @@ class Traits:
         products, and attention refuses a bias, a scale and a soft cap of the content logits.
       causal_only: whether the encoding requires causal attention. If True, models that see both
         sides refuse it.
-      excludes: hooks, "rotate" or "score", that no other part of a composition may override,
-        because the encoding computes the logits of its own queries and keys, or weights that sum to
-        1.
+      excludes: hooks, "rotate", "rotate_values" or "score", that no other part of a composition may
+        override, because the encoding computes the logits of its own queries and keys, reads
+        values, or computes weights that sum to 1.
+      turns_values: whether `rotate_values`, if overridden, changes values; False if an option
+        disables it.
       heavy_score: whether `score` is expensive; kernels then use small blocks.
       sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the
         query's own token.
@@ -134,6 +136,7 @@ class Traits:
     reads_logits: bool = True
     causal_only: bool = False
     excludes: tuple[str, ...] = ()
+    turns_values: bool = True
     heavy_score: bool = False
     sink_value: Literal["zero", "own"] = "zero"
 

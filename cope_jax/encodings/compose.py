@@ -48,7 +48,11 @@ class Composed(Encoding):
                 if other != name and any(
                     _overrides(theirs, hook) for hook in encoding.traits.excludes
                 ):
-                    excluded = {"rotate": "rotates", "score": "changes logits"}
+                    excluded = {
+                        "rotate": "rotates",
+                        "rotate_values": "turns values",
+                        "score": "changes logits",
+                    }
                     roles = " or ".join(excluded[hook] for hook in encoding.traits.excludes)
                     raise ConfigError(
                         f"{name} and {other} cannot be combined: {name} excludes what {roles}"
@@ -197,5 +201,7 @@ def _sum_of_increments(logits_BHLM: Array, scored: Iterable[Array]) -> Array:
 
 
 def _overrides(encoding: Encoding, hook: str) -> bool:
+    if hook == "rotate_values" and not encoding.traits.turns_values:
+        return False
     hooks = ("rotate", "rotate_keys") if hook == "rotate" else (hook,)
     return any(getattr(type(encoding), name) is not getattr(Encoding, name) for name in hooks)

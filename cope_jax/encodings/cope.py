@@ -77,6 +77,9 @@ class CoPE(Encoding):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(2, "cope", npos_max=config.npos_max)
         check_at_least(1, "cope", hidden=config.hidden)
+        if config.gate == "value":
+            # The gate is that of values as they are.
+            self.traits = dataclasses.replace(self.traits, excludes=("rotate_values",))
         if config.position == "table":
             self.table = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
         elif config.position == "mlp":

@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import Encoding, Tokens
+from cope_jax.encodings.base import AttentionShape, Encoding, Tokens
 from cope_jax.encodings.common import last_segment, segment_starts
 from cope_jax.errors import ConfigError
 from cope_jax.ops.sums import sum_of_turns
@@ -110,6 +112,10 @@ class TurnedByTokens(Encoding):
     """
 
     own_step_turns: bool = True
+
+    def __init__(self, config: Any, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        self.traits = dataclasses.replace(self.traits, turns_values=config.values)
 
     def steps(self, tokens: Tokens, state: PyTree) -> tuple[Array, PyTree]:
         """Returns (δ in radians, `[B, M, heads, C]` with G or 1 heads, in the accumulator type; the

@@ -9,8 +9,8 @@ from cope_jax.array_types import Array
 from cope_jax.attention import Cache
 from cope_jax.encodings import AttentionShape, Composed, EncodingConfig
 from cope_jax.layers.basic import MLP, Norm
-from cope_jax.layers.block_config import BlockConfig
-from cope_jax.layers.recurrent_mixer import KINDS, RecurrentMixer
+from cope_jax.layers.block_config import KINDS, BlockConfig
+from cope_jax.layers.recurrent_mixer import RecurrentMixer
 from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.layout import Layout
 from cope_jax.ops.dropout import dropout

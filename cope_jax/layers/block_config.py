@@ -1,7 +1,7 @@
 """The config of a transformer block."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,28 @@ ComputeType = Literal["float32", "bfloat16", "float64"]
 _OF_ATTENTION = ("window", "attention_scale", "attention_cap", "qkv_bias")
 MOST_WIDTH = 2**20
 """The largest size of a block. A larger one is a typing error and would fill the memory."""
+
+
+class Kind(NamedTuple):
+    """The properties of a mixer.
+
+    Attributes:
+      decay: whether the state decays: not at all, by channel of the keys, or by head.
+      delta: whether a token first removes from the state what its key recalls.
+    """
+
+    decay: Literal["channel", "head"] | None
+    delta: bool
+
+
+KINDS = {
+    "linear": Kind(None, False),
+    "gla": Kind("channel", False),
+    "delta": Kind(None, True),
+    "gated_delta": Kind("head", True),
+    "kda": Kind("channel", True),
+}
+"""The mixers without attention."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +140,11 @@ class BlockConfig:
             raise ConfigError(f"dropout must lie in [0, 1), got {self.dropout}")
         if not 0 < self.norm_epsilon < 1:
             raise ConfigError(f"norm_epsilon must lie in (0, 1), got {self.norm_epsilon}")
-        if self.negative_eigenvalues and self.mixer not in ("delta", "gated_delta", "kda"):
+        erasing = [name for name, kind in KINDS.items() if kind.delta]
+        if self.negative_eigenvalues and self.mixer not in erasing:
             raise ConfigError(
-                f"block.negative_eigenvalues has no effect with mixer={self.mixer}: use a delta rule"
+                f"block.negative_eigenvalues has no effect with mixer={self.mixer}: "
+                f"choose it from {', '.join(erasing)}"
             )
         if self.parallel and self.norm_position == "post":
             raise ConfigError("block.parallel needs norm_position=pre or both, got post")

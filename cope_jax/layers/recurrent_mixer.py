@@ -1,7 +1,7 @@
 """Recurrent layers instead of attention: linear attention, GLA, DeltaNet, gated DeltaNet, KDA."""
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from cope_jax.encodings import Encoding
 from cope_jax.encodings.common import project
 from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import create_linear
-from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.block_config import KINDS, BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.linear_recurrence import linear_recurrence
@@ -22,27 +22,6 @@ WIDTH = 4  # tokens in the convolutions on queries, keys and values
 RANK, DIVISOR = 16, 16.0  # of the decay of GLA: its rank, and g = log σ(…)/16
 OF_ATTENTION = ("features", "rotate", "score", "sink")  # hooks of encodings that need attention
 _EPSILON = 1e-6
-
-
-class Kind(NamedTuple):
-    """The properties of a mixer.
-
-    Attributes:
-      decay: whether the state decays: not at all, by channel of the keys, or by head.
-      delta: whether a token first removes from the state what its key recalls.
-    """
-
-    decay: Literal["channel", "head"] | None
-    delta: bool
-
-
-KINDS = {
-    "linear": Kind(None, False),
-    "gla": Kind("channel", False),
-    "delta": Kind(None, True),
-    "gated_delta": Kind("head", True),
-    "kda": Kind("channel", True),
-}
 
 
 class RecurrentMixer(nnx.Module):

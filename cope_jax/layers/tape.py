@@ -80,8 +80,8 @@ class TapeBlock(Block):
     positions are those of the task.
 
     Args:
+      config, encoding, shape, num_layers: see `Block`.
       units: S, the number of rows of W_token and W_up; 48 in the paper.
-      others: see `Block`.
     """
 
     mixers: ClassVar[dict[str, Any]] = {"attention": TapeAttention}

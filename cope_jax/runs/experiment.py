@@ -297,8 +297,9 @@ class Experiment:
         ):
             shapes = self._side_by_side(seeds)[0].state_shapes()
             facts = {"parameters": f"{self.parameters():,}", **self._facts(shapes, seeds)}
-            for name in ("parameters", "devices", "batch", "model FLOPs"):
-                print(f"{name:<11}  {facts[name]}", file=sys.stderr)
+            for name in ("parameters", "devices", "batch", "model FLOPs", "data"):
+                if name in facts:
+                    print(f"{name:<11}  {facts[name]}", file=sys.stderr)
             print(f"all parameters: {shown(path)}", file=sys.stderr)
         unused = jax.device_count() - self.program.mesh.size
         if unused:
@@ -384,5 +385,6 @@ def _check(config: ExperimentConfig, task: Task) -> None:
             f"the model {config.model.name} needs {error.args[0]!r} in its batches, which the task {task.name} "
             f"does not give with these options: choose another task or model"
         ) from error
+    config.training.check_bound()  # the encoding may have refused such positions below any bound
     if config.training.data_dir is not None:
         create_iterator(config, task, 0)

@@ -109,7 +109,7 @@ class Text(TextTask):
 
         def __post_init__(self):
             check_fields(self, "text")
-            check_at_least(0, "text", recall=self.recall)
+            check(0 <= self.recall <= 1, f"text.recall must lie in [0, 1], got {self.recall}")
             check_at_least(1, "text", length=self.length, sweep=min(self.sweep, default=None))
             Mixture(self.corpus, self.data_dir, self.globs)
             check(

@@ -139,10 +139,6 @@ class TrainingConfig:
         check_at_least(0, "training", evaluate_every=self.evaluate_every)
         check_at_least(0, "training", 2**63 - 1, data_seed=self.data_seed)
         SAMPLERS.get(self.positions)  # checks the name
-        if self.positions != "consecutive" and self.max_position is None:
-            raise ConfigError(
-                f"training.positions={self.positions} samples positions: set training.max_position"
-            )
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"training.batch_size={self.batch_size} must be a multiple of training.accumulate={self.accumulate}"
@@ -154,6 +150,13 @@ class TrainingConfig:
                     f"training.steps_per_dispatch={self.steps_per_dispatch}: choose one, or set "
                     "--config.training.steps_per_dispatch=1"
                 )
+
+    def check_bound(self) -> None:
+        """Raises ConfigError if positions are sampled and no bound of them is given."""
+        if self.positions != "consecutive" and self.max_position is None:
+            raise ConfigError(
+                f"training.positions={self.positions} samples positions: set training.max_position"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

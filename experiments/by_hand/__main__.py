@@ -8,7 +8,6 @@ both versions of the ability have one setting. "can ×64" means that no error wa
 "limit" means that each model's margin vanishes as sequences grow. Nothing is written.
 """
 
-import argparse
 import json
 import sys
 import tarfile
@@ -16,41 +15,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
+from absl import flags
+
 from cope_jax import tasks
-from cope_jax.cli.exits import clear_errors
+from cope_jax.cli.common_flags import DEFINE_count, check_names
 from cope_jax.cli.flag_values import read_numbers
+from cope_jax.cli.run import run
 from cope_jax.configs.abilities import CHANGED, SETTINGS
 from cope_jax.evaluation.report.table import Table
 from experiments.by_hand import limits, measure
 
 ARCHIVE = Path(__file__).parents[1] / "results" / "abilities.tar.xz"
 
+_ENCODINGS = flags.DEFINE_list("encodings", [*measure.GADGETS], "Encodings, the rows.")
+_ABILITIES = flags.DEFINE_list("abilities", [*SETTINGS], "Abilities, the columns.")
+_EXAMPLES = DEFINE_count("examples", 1000, "Number of sequences of each length.")
+_TIMES = flags.DEFINE_list("times", ["1", "64"], "Lengths, as multiples of the trained one.")
+
 
 def main() -> None:
     """Measures each cell that has a recipe, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--encodings", default=",".join(measure.GADGETS), help="names")
-    parser.add_argument("--abilities", default=",".join(SETTINGS), help="names")
-    parser.add_argument("--examples", type=int, default=1000, help="sequences of each length")
-    parser.add_argument("--times", default="1,64", help="lengths as multiples of the trained one")
-    given = parser.parse_args()
-    encodings, abilities = given.encodings.split(","), given.abilities.split(",")
-    for name, known in [(x, measure.GADGETS) for x in encodings] + [
-        (x, SETTINGS) for x in abilities
-    ]:
-        if name not in known:
-            sys.exit(f"unknown name {name!r}: choose from {', '.join(known)}")
-    times = read_numbers("times", given.times.split(","))
-    if given.examples < 1:
-        sys.exit(f"--examples must be at least 1, got {given.examples}")
+    encodings, abilities = _ENCODINGS.value, _ABILITIES.value
+    check_names("encoding", encodings, measure.GADGETS)
+    check_names("ability", abilities, SETTINGS)
+    times = read_numbers("times", _TIMES.value)
     learned = errors_learned()
     rows = []
     for encoding in encodings:
         row = [f"`{encoding}`"]
         for ability in abilities:
-            shown = verdict(encoding, ability, times, given.examples)
+            shown = verdict(encoding, ability, times, _EXAMPLES.value)
             print(f"{ability}, {encoding}: {shown}", file=sys.stderr, flush=True)
             row.append(shown + bracket(learned, ability, encoding))
         rows.append(row)
@@ -93,5 +87,4 @@ def errors_learned() -> Mapping[tuple[str, str], list[float]]:
 
 
 if __name__ == "__main__":
-    with clear_errors():
-        main()
+    run(main)

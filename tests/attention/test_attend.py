@@ -446,3 +446,16 @@ def test_a_hidden_key_that_is_not_finite_reaches_no_output_but_a_hidden_value_do
     np.testing.assert_array_equal(seen(k.at[:, 50].set(jnp.nan), v), expected)
     np.testing.assert_array_equal(seen(k, v.at[:, 50].set(1e30)), expected)
     assert jnp.isnan(seen(k, v.at[:, 50].set(jnp.nan))).any()
+
+
+@pytest.mark.parametrize("implementation", ["auto", "full", "blockwise", "fused"])
+def test_parameters_of_64_bits_need_64_bit_jax(implementation):
+    """A kernel is planned for float32, and would then meet float64."""
+    encoding = encodings.create("kerple", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    q = ones(1, 128, 2, 16)
+    with jax.enable_x64():
+        nnx.update(encoding, jax.tree.map(lambda p: p.astype("float64"), nnx.state(encoding)))
+        assert attend(q, q, q, encoding=encoding, implementation="full").shape == q.shape
+    message = "^the encoding has parameters of type float64, which needs 64-bit JAX: set JAX_ENABLE"
+    with pytest.raises(ConfigError, match=message):
+        attend(q, q, q, encoding=encoding, implementation=implementation)

@@ -266,10 +266,6 @@ def test_a_config_survives_being_kept_in_a_file():
         ),
         ({"training": {"evaluate_every": 5}}, "training.evaluate_every=5 must be a multiple"),
         ({"training": {"checkpoint_every": 5}}, "training.checkpoint_every=5 must be a multiple"),
-        (
-            {"training": {"positions": "offset"}},
-            "training.positions=offset samples .*: set training.max_position",
-        ),
         ({"evaluation": {"examples": 0}}, "evaluation.examples must be at least 1, got 0"),
         (
             {"evaluation": {"curve_examples": 0}},
@@ -309,6 +305,14 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
         (
             {"training": {"positions": "ofset", "max_position": 20}},
             "unknown position sampler 'ofset': did you mean 'offset'",
+        ),
+        (
+            {"training": {"positions": "offset"}},
+            "training.positions=offset samples .*: set training.max_position",
+        ),
+        (
+            {"training": {"positions": "floats"}, "encoding": "learned"},
+            "learned has a table with a row for each whole number, but positions are float32",
         ),
         (
             {"training": {"max_position": 4}},

@@ -25,12 +25,15 @@ LOSSES = {"bert": ["mlm_loss", "nsp_loss"], "tagger": ["tag_loss", "penalty"]}
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_config_on_text_trains_once_shrunk(name, tmp_path):
+def test_every_config_on_text_trains_once_shrunk(name, tmp_path, capsys):
     config = shrink(load(name))
     if config.model.name == "bert_tagger":
         config = with_pieces(config, tmp_path)
     experiment = Experiment(config)
-    records = experiment.train(tmp_path)
+    records = experiment.train(tmp_path, verbose=True)
+    data = experiment.task.origin()
+    assert "small built-in sample" in data or "standard library" in data
+    assert f"data         {data}\n" in capsys.readouterr().err
     model = config.model.name
     measured = {record["metric"] for record in records}
     assert measured >= {*LOSSES.get(model, ["loss"]), experiment.task.metric}

@@ -154,6 +154,11 @@ def test_the_oracle_is_independent():
         ("scale_invariant(tau=0)", "scale_invariant.tau must be above 0, got 0"),
         ("path+ssmax", "path and ssmax cannot be combined: path excludes what rotates"),
         ("path+scale_invariant", "scale_invariant excludes what changes logits"),
+        (
+            "cope(gate=value)+mapformer(values=True)",
+            "cope and mapformer cannot be combined: cope excludes what turns values",
+        ),
+        ("carope(values=True)+cope(gate=value)", "cope excludes what turns values"),
         ("stick_breaking+alibi", "stick_breaking excludes what changes logits"),
         (
             "selective_rope(temperature=rfa,theta=0.5,largest=0)",
@@ -169,6 +174,19 @@ def test_mistakes_are_one_clear_line(spec, message):
     with pytest.raises(ConfigError) as error:
         encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "cope(gate=value)+mapformer",
+        "cope(gate=separate_key)+mapformer(values=True)",
+        "cope(gate=value)+rope",
+        "mapformer(values=True)+alibi",
+    ],
+)
+def test_only_turned_values_and_a_gate_of_values_exclude_each_other(spec):
+    encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
 
 
 def test_the_largest_step_of_grape_is_100():

@@ -1,6 +1,8 @@
 """Weights written by hand solve their tasks at four times the trained length, and broken ones fail."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ from experiments.by_hand import __main__ as command
 from experiments.by_hand import limits, measure
 from tools.publish import read_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "can.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "can.md"
 
 FAST = ("cope", "stick_breaking", "mapformer")
 CELLS = [
@@ -115,3 +118,27 @@ def test_the_page_has_the_verdicts_and_the_learned_errors(monkeypatch):
         f"Of 110 cells, {can} have weights, {counts[1]} cannot be solved by any, and {counts[2]} have a limit. "
         f"The other {counts[3]} are open" in sentence
     )
+
+
+def run(flag: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.by_hand", flag]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_help_shows_defaults():
+    shown = run("--help").stdout
+    assert "--examples: Number of sequences of each length.\n    (default: '1000')" in shown
+    assert "(default: '1,64')" in shown
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--encodings=cpoe", "unknown encoding 'cpoe': did you mean 'cope'? Choose from alibi, "),
+        ("--exmaples=9", "unknown flag --exmaples: did you mean --examples? See --help"),
+    ],
+)
+def test_mistakes_are_one_line(flag, line):
+    done = run(flag)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {line}")
+    assert done.stderr.count("\n") == 1

@@ -1,10 +1,14 @@
 """Selective counting counts what it names, its answer is an input only if given, and settings train."""
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cope_jax.errors import ConfigError
 from cope_jax.runs.experiment import Experiment
 from cope_jax.tasks import TASKS
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
@@ -56,3 +60,25 @@ def test_every_setting_is_sound(file, monkeypatch):
     for setting in file.VARIANTS:
         config = ExperimentConfig.from_mapping(file.get_config(setting).to_dict())
         Experiment.check(dataclasses.replace(config, job=JobConfig(MeshConfig(data=1))))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_sequence_has_room_for_a_listed_token(given):
+    shortest = 9 if given else 8
+    batch = TASK(TASK.Config(length=shortest, given=given)).dataset("train", 50)
+    assert batch["inputs"].shape == (50, shortest)
+    message = f"selective_counting.length must be at least {shortest}, got {shortest - 1}"
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        TASK.Config(length=shortest - 1, given=given)
+    with pytest.raises(ConfigError, match=r"^selective_counting.kinds must be at least 2, got 1$"):
+        TASK.Config(kinds=1)
+
+
+def test_the_command_has_no_flags():
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.selective_counting", "--length=3"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (2, "error: unknown flag --length; see --help\n")

@@ -167,6 +167,6 @@ def test_what_has_no_effect_is_refused_in_one_line(x64):
             RecurrentMixer(BlockConfig(**SIZES, mixer="linear", **options), 1.0, rngs=nnx.Rngs(0))
     with pytest.raises(
         ConfigError,
-        match=r"block.negative_eigenvalues has no effect with mixer=gla: use a delta rule",
+        match="no effect with mixer=gla: choose it from delta, gated_delta, kda",
     ):
         BlockConfig(**SIZES, mixer="gla", negative_eigenvalues=True)

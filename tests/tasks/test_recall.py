@@ -66,9 +66,11 @@ def test_losses_of_repeated_pairs_and_of_others(rng):
     assert "repeated_loss" not in token_measures(*inputs)
 
 
-def test_a_negative_share_is_one_line():
-    with pytest.raises(cj.errors.ConfigError, match=r"^text.recall must be at least 0, got -1"):
-        tasks.create("text", recall=-1.0)
+def test_a_share_out_of_range_is_one_line():
+    for share in (-1.0, 1.5):
+        message = rf"^text\.recall must lie in \[0, 1\], got {share}$"
+        with pytest.raises(cj.errors.ConfigError, match=message):
+            tasks.create("text", recall=share)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The tables of a grid as a picture; not with the texts, because Matplotlib takes long to import."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from cope_jax.evaluation.report.results_table import cell_text
 
 COLOURS = LinearSegmentedColormap.from_list("errors", ["#66b0f2", "#f7fafc", "#f2a468"])
 """From blue to orange, which most colour-blind people tell apart."""
+LETTER = 0.06  # mean width in inches of a letter in a heading
 
 
 @rc_context(STYLE)
@@ -20,7 +22,11 @@ def picture(tables: Tables, title: str) -> Figure:
     """The tables as a picture, one next to the other; the colour of a cell is its error."""
     names, views = tables.encodings, len(tables.cells)
     widest = max(map(len, tables.cells.values()))
-    size = (1.2 + 0.42 * widest * views, 1.0 + 0.25 * len(names))
+    longest, tallest = max(map(len, names)), max(map(len, itertools.chain(*tables.cells.values())))
+    size = (
+        max(1.2, 0.4 + LETTER * longest) + 0.42 * widest * views,
+        max(1.0, 0.6 + LETTER * tallest) + 0.25 * len(names),
+    )
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize=9)
     panels = figure.subplots(1, views, sharey=True, squeeze=False)[0]

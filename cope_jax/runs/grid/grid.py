@@ -92,6 +92,7 @@ class Grid:
                     if options not in made:
                         made[options] = cell.config.task.create()
                     create_learner(cell.config, made[options])
+                    cell.config.training.check_bound()
             except ConfigError as error:
                 raise ConfigError(f"cell {cell.name}: {error}") from error
             if settings.setdefault(cell.setting, cell.config.task) != cell.config.task:

@@ -1,5 +1,6 @@
 """The page of results, as text and in a real browser."""
 
+import dataclasses
 import json
 import math
 import re
@@ -173,6 +174,19 @@ def test_the_tables_as_a_picture():
         (1, 1): ("20.0\n± 8.2", "normal"),
     }
     np.testing.assert_allclose(left.images[0].get_array(), [[0, 0.2], [0.5, 0.2]])
+
+
+@pytest.mark.parametrize("encoding", ["cope", "cope(gate=value,npos_max=64)"])
+def test_a_picture_of_one_encoding_has_room_for_its_headings(encoding, tmp_path):
+    """Otherwise Matplotlib warns that the axes have no size, and warnings are errors here."""
+    records = [row | {"encoding": encoding} for row in rows() if row["encoding"] == "cope"]
+    tables = known(records)
+    cells = {
+        view: {f"the setting {heading}": column for heading, column in columns.items()}
+        for view, columns in tables.cells.items()
+    }
+    for shown in (tables, dataclasses.replace(tables, cells=cells)):
+        results_picture.picture(shown, "A grid").savefig(tmp_path / "table.png")
 
 
 def test_bands_are_over_seeds(tmp_path):

@@ -196,6 +196,7 @@ def test_a_pipe_is_no_grid_or_config(read, tmp_path):
         ),
         ("yield Cell(quick(model={'num_layers': 0}))", "num_layers must be at least 1"),
         ("yield Cell(quick(training={'steps': 20}))", "must be less than training.steps=20"),
+        ("yield Cell(quick(training={'positions': 'offset'}))", "set training.max_position"),
         ("yield Cell(cj.config('elmo', encoding='rope'))", "elmo has no attention"),
     ],
 )
