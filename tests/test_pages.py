@@ -217,7 +217,7 @@ def only_common_flags() -> Iterator[None]:
     others = {
         name: table[name]
         for name, module in modules.items()
-        if module.startswith(("cope_jax.", "tools."))
+        if module.startswith(("cope_jax.", "experiments.", "tools."))
     }
     hidden = {name: flag for name, flag in others.items() if modules[name] not in COMMON}
     for name in hidden:

@@ -363,8 +363,8 @@ def test_packing_rounds_what_only_tiles_read(flags, monkeypatch):
 
     def sums(x, turned=False, read=False):
         low = x.astype(jnp.bfloat16)
-        ones = jnp.ones((len(x), 1), jnp.bfloat16)
-        rows = jax.lax.dot(low.T if turned else low, ones, preferred_element_type=jnp.float32)
+        column = jnp.ones((len(x), 1), jnp.bfloat16)
+        rows = jax.lax.dot(low.T if turned else low, column, preferred_element_type=jnp.float32)
         return rows + jnp.exp(low.astype(jnp.float32)) if read else rows
 
     library.has_tiles()
