@@ -122,7 +122,7 @@ PASSAGES = [
     (RESULTS, "**All figures below", "Their [records]"),
     (README, "[No encoding has every ability]", "## Start"),
     (RESULTS, "Encodings with fewer than four seeds", "## Abilities, version 2"),
-    (RESULTS, "no encoding learns all eleven tasks", "- [WikiText-2]"),
+    (RESULTS, "no encoding learns all eleven tasks", "- [Abilities, version 2]"),
 ]
 """Page, beginning and end of the passages whose every word is a claim or no result."""
 
