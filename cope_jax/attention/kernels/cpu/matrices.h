@@ -146,8 +146,8 @@ INLINE Words words(const float* p, int count) {
   if (count > 0) std::memcpy(&x, p, 4 * count);
   return x;
 }
-// Puts 32 numbers as bfloat16 into `to`, rounded to the nearest: those at p, and then those at q, or alternating; `n` of
-// each exist. With two parts, what rounding takes follows at to[part]; a number that would become infinite is then cut off.
+// Puts 32 numbers as bfloat16 into `to`, rounded to the nearest: 16 at p and then 16 at q, or alternating; beyond the counts
+// they are 0. With two parts, what rounding takes follows at to[part]; a number that would become infinite is cut off then.
 template <int parts, bool alternating, bool whole>
 INLINE void put_halves(const float* p, int p_count, const float* q, int q_count, Words* to, long part) {
   typedef float Floats __attribute__((vector_size(64)));
