@@ -78,6 +78,25 @@ def changes(r: Records, which: int) -> list[float]:
     return [100 * (after / before - 1) for before, after in times]
 
 
+def alone(r: Records, name: str, column: str, table: int) -> bool:
+    """True if an encoding is the only bold one in a column of version 2 of the abilities."""
+    rows = r.tables[VERSION_2][table]
+    page = (ROOT / RESULTS).read_text().split("<!-- tables of abilities_v2 -->")[1]
+    bold = [other for other, cells in rows.items() if f"**{cells[column]}**" in page]
+    return bold == [name] and all(
+        r.first(VERSION_2, name, column, table) < r.first(VERSION_2, other, column, table)
+        for other in rows
+        if other != name
+    )
+
+
+def four(r: Records, column: str, table: int, first: str) -> list[float]:
+    """The errors of an encoding, and of the other three in their order."""
+    names = [first, *(n for n in ("cope", "rope", "fox", "none") if n != first)]
+    return [r.first(VERSION_2, name, column, table) for name in names]
+
+
+VERSION_2 = "Abilities, version 2"
 SELECTIVE, FLIP_FLOP, ONE_LAYER = "Selective copy, 32", "Flip-flop, length", "Flip-flop with one"
 NAVIGATION, COUNTING, COUNTING_3 = "Navigation", "Counting, one", "Counting, three"
 GIVEN = "Selective counting"
@@ -91,6 +110,22 @@ SPLITS = ("in distribution", "dense", "sparse")
 PASSES = ("in distribution", "pass 100", "pass 10")
 
 CLAIMS = [
+    Claim(
+        "FoX is shown to be better than CoPE, RoPE and a decoder without positions where noise has to be ignored ({} % "
+        "against {}, {} and {}) and in copies of longer strings ({} % against {}, {} and {}); CoPE is shown to be "
+        "better than the three in tracking a state ({} % against {} to {}).",
+        lambda r: [
+            *four(r, "ignore_v2", 0, "fox"),
+            *four(r, "copy_v2", 1, "fox"),
+            r.first(VERSION_2, "cope", "state_v2"),
+            *(end(four(r, "state_v2", 0, "cope")[1:]) for end in (min, max)),
+        ],
+        lambda r: (
+            alone(r, "fox", "ignore_v2", 0)
+            and alone(r, "fox", "copy_v2", 1)
+            and alone(r, "cope", "state_v2", 0)
+        ),
+    ),
     Claim(
         "CoPE makes no error on any split; with fewer or more blanks than in training, the others have a mean sequence "
         "error of {} % or more.",
