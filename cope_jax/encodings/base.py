@@ -41,6 +41,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
+import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
@@ -318,11 +319,20 @@ class Encoding(nnx.Module):
         return pairs.logits, carry
 
     def checked_score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        """Returns what `score` returns. ConfigError: this is no pair."""
+        """Returns what `score` returns. ConfigError: this is no pair, or its first part is not the
+        logits of these pairs.
+        """
         scored: object = self.score(pairs, carry)
+        name, wanted = type(self).__name__, pairs.logits
         if not isinstance(scored, tuple) or len(scored) != 2:
+            raise ConfigError(f"score of {name} must return the logits and the carry, a pair")
+        shape: Any = getattr(scored[0], "shape", None)
+        dtype: Any = getattr(scored[0], "dtype", None)
+        if shape != wanted.shape or np.promote_types(dtype, wanted.dtype) != dtype:
+            given = type(scored[0]).__name__ if dtype is None else f"{dtype} {list(shape or ())}"
             raise ConfigError(
-                f"score of {type(self).__name__} must return the logits and the carry, a pair"
+                f"score of {name} must return logits of pairs.logits' type and shape, "
+                f"{wanted.dtype} {list(wanted.shape)}, got {given}"
             )
         return scored
 

@@ -3,6 +3,7 @@
 import ast
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -313,6 +314,26 @@ def test_a_mistake_in_a_hook_of_a_file_is_one_line_in_commands(name, tmp_path, r
     assert run("pairs.logit, carry") == f"error: the encoding of {file} fails: {line}\n"
     no_pair = "error: score of Mine must return the logits and the carry, a pair\n"
     assert run("pairs.logits") == run("(pairs.logits,)") == no_pair
+    for wrong, given in (
+        ("pairs.logits.astype('int32')", "int32 [1, 2, 3, 3]"),
+        ("pairs.logits.astype('float16')", "float16 [1, 2, 3, 3]"),
+        ("pairs.logits.sum()", "float32 []"),
+        ("0.5", "float"),
+    ):
+        logits = "logits of pairs.logits' type and shape, float32 [1, 2, 3, 3]"
+        line = f"error: score of Mine must return {logits}, got {given}\n"
+        assert run(f"{wrong}, carry") == line
+
+
+def test_a_parameter_in_float64_may_widen_logits(tmp_path, registry, x64):
+    file, x = tmp_path / "mine.py", np.ones((1, 3, 2, 4), np.float32)
+    file.write_text(HOOK.format("pairs.logits - self.slope[...] * pairs.distance, carry"))
+    encodings.load(file)
+    encoding = encodings.create("mine", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    encoding.slope = nnx.Param(np.ones((), np.float64))
+    with jax.numpy_dtype_promotion("standard"):
+        for how in ("full", "blockwise"):
+            assert attend(x, x, x, encoding=encoding, implementation=how).dtype == np.float32
 
 
 def test_the_next_command_names_the_file(tmp_path, registry, capsys, monkeypatch):
