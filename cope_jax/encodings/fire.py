@@ -1,15 +1,16 @@
 """Functional interpolation of relative positions."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.array_types import Array
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs, Traits
 from cope_jax.errors import ConfigError
-from cope_jax.ops.product import relu_network
+from cope_jax.ops.network import Network, Pieces, evaluate, pieces
 from cope_jax.registry import check_at_least
 
 
@@ -57,6 +58,14 @@ class FIRE(Encoding):
         self.c = nnx.Param(jnp.full((), config.c))
         self.threshold_scale = nnx.Param(jnp.ones(()))
 
+    def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
+        """The pieces of the network for each query, which kernels read."""
+        del q_features
+        knots_F, *of_heads = pieces(self._network(accumulator_dtype(q_BHLK.dtype)))
+        rows = (z[None, :, None] for z in (knots_F[None], *of_heads))
+        shapes = ((*q_BHLK.shape[:3], z.shape[-1]) for z in (knots_F, *of_heads))
+        return Carry(constants=Pieces(*map(jnp.broadcast_to, rows, shapes)))
+
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         dtype = pairs.logits.dtype
         c, scale = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold_scale))
@@ -68,11 +77,10 @@ class FIRE(Encoding):
             for positions in (pairs.q_positions[:, :, None], pairs.k_positions[:, None, :])
         )
         progress_BLM = jnp.log1p(c * distance_BLM) / jnp.maximum(q_BL1, k_B1M)
-        weights = (
-            w[...].astype(dtype) for w in (self.hidden_kernel, self.hidden_bias, self.out_kernel)
-        )
-        bias_BHLM = (
-            relu_network(progress_BLM, *weights)
-            + self.out_bias[...].astype(dtype)[None, :, None, None]
-        )
+        bias_BHLM = evaluate(progress_BLM, self._network(dtype), carry.constants)
+        bias_BHLM += self.out_bias[...].astype(dtype)[None, :, None, None]
         return pairs.logits + bias_BHLM, carry
+
+    def _network(self, dtype: Any) -> Network:
+        weights = (self.hidden_kernel, self.hidden_bias, self.out_kernel)
+        return Network(*(w[...].astype(dtype) for w in weights))

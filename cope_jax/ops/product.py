@@ -1,6 +1,5 @@
-"""The product of a linear layer, with a fast gradient; and a small network."""
+"""The product of a linear layer, with a fast gradient."""
 
-import functools
 from typing import Any
 
 import jax
@@ -10,9 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from cope_jax.array_types import Array
-from cope_jax.ops import tile
 
-MOST_UNITS = 64  # of a network in a kernel; the time to compile grows with them
 PRODUCT = "product"  # name of the result of `dot_general`, for rematerialisation
 
 # A custom_vjp has no forward mode; a custom_jvp leaves the order of the transposed product to
@@ -42,28 +39,6 @@ def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -
         raise ValueError(f"linear does not support these options: {asked}: leave them out")
     del dimension_numbers
     return checkpoint_name(linear(x, w_DF), PRODUCT)
-
-
-def relu_network(x_BLM: Array, kernel_F: Array, bias_F: Array, out_FH: Array) -> Array:
-    """Returns Σ_f relu(x·kernel_f + bias_f)·out_fh, a hidden layer for each number, `[B, H, L, M]`.
-
-    >>> x, ones = jnp.array([[[-1.0, 3.0]]]), jnp.ones((2,))
-    >>> relu_network(x, ones, ones, jnp.ones((2, 1))).tolist()
-    [[[[0.0, 8.0]]]]
-    """
-    if not tile.is_tracing():
-        hidden_BLMF = jax.nn.relu(
-            x_BLM[..., None] * kernel_F[None, None, None] + bias_F[None, None, None]
-        )
-        return jnp.einsum("BLMF,FH->BHLM", hidden_BLMF, out_FH)
-    # A tile has no axis for the hidden units, so they come one after the other.
-    if len(kernel_F) > MOST_UNITS:
-        raise NotImplementedError(f"{len(kernel_F)} hidden units are more than {MOST_UNITS}")
-    units = zip(jnp.unstack(kernel_F), jnp.unstack(bias_F), jnp.unstack(out_FH), strict=True)
-    terms = [
-        jax.nn.relu(x_BLM * k + b)[:, None] * out_H[None, :, None, None] for k, b, out_H in units
-    ]
-    return functools.reduce(jnp.add, terms)
 
 
 def _product(x: Array, w_DF: Array) -> Array:

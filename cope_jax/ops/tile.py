@@ -10,6 +10,8 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad
@@ -101,9 +103,16 @@ _linear_in_last(
     take_table_p, lambda dy, indices, table: add_table_p.bind(indices, dy, size=table.shape[0])
 )
 
+# (z, x): for each entry of x, how many entries of its row of z, which ascend, are below.
+count_below_p = _primitive("count_below", lambda z, x: ShapedArray(x.shape, jnp.int32))
+ad.primitive_jvps[count_below_p] = lambda primals, _: (
+    count := count_below_p.bind(*primals),
+    ad.Zero(ShapedArray(count.shape, jax.dtypes.float0)),
+)
 
 PRIMITIVES = frozenset(
     (
+        count_below_p,
         running_sum_p,
         look_up_p,
         spread_p,

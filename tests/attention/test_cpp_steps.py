@@ -199,6 +199,15 @@ def hats(p, size):
     return np.maximum(0, 1 - np.abs(p[..., None] - np.arange(size)))
 
 
+def among(z, width):
+    """Numbers in rows, among those of z: equal neighbours, slowly rising ones, any, and NaN."""
+    x = random(len(z), width, seed=3)
+    x[0], x[1] = z[0, 0], np.linspace(z.min() - 1, z.max() + 1, width)
+    x[2, ::3] = z[2, :width:3].repeat(width)[: len(x[2, ::3])]
+    x[3, width // 2] = np.nan
+    return x
+
+
 SELDOM = [(n, wide) for n in (2, 16, 32) for wide in (False, True)]
 
 
@@ -217,6 +226,8 @@ def test_tables(size, wide):
         rising[:, 0], rising[:, 1], rising[:, 2] = 0, size - 1, 1  # whole positions, and the last
         index = rising.astype(np.int32)
         one_hot = index[..., None] == np.arange(size)
+        last = np.full_like(index, size - 1)  # neighbours add to one place
+        last[3:] -= np.arange(width, dtype=index.dtype) % min(size, 5)
         for p in (rising, -np.sort(-rising)):
             weights = hats(p, size)
             cases += [
@@ -239,6 +250,12 @@ def test_tables(size, wide):
             (lambda i, dy: tile.add_rows_p.bind(i, dy, size=size), [index, dy]),
             (lambda i, z: tile.take_table_p.bind(i, jnp.sin(z)), [index, z[0]]),
             (lambda i, dy: tile.add_table_p.bind(i, dy, size=size), [index, dy]),
+            (lambda i, z: tile.take_rows_p.bind(i, z), [last, z]),
+            (lambda i, dy: tile.add_rows_p.bind(i, dy, size=size), [last, dy]),
+            (
+                lambda z, x: tile.count_below_p.bind(z, x).astype(x.dtype),
+                [np.sort(z), among(z, width)],
+            ),
             (lambda dy: tile.running_sum_p.bind(jnp.sin(dy), suffix=True) + dy, [dy]),
             (lambda dy: 2 * tile.running_sum_p.bind(dy, suffix=False), [dy]),
         ]
@@ -247,6 +264,9 @@ def test_tables(size, wide):
             np.einsum("lmn,lm->ln", one_hot, dy),
             np.sin(z[0])[index],
             np.einsum("lmn,lm->n", one_hot, dy),
+            np.take_along_axis(z, last, 1),
+            np.einsum("lmn,lm->ln", last[..., None] == np.arange(size), dy),
+            (np.sort(z)[:, None] < among(z, width)[..., None]).sum(-1),
             np.cumsum(np.sin(dy)[:, ::-1], axis=1)[:, ::-1] + dy,
             2 * np.cumsum(dy, axis=1),
         ]

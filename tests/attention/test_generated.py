@@ -109,8 +109,9 @@ def test_every_encoding(spec, quickly):
         pytest.param(SCALED, 150, {}, marks=pytest.mark.slow),
         pytest.param("cope(npos_max=20)", 150, {"causal": False}, marks=pytest.mark.slow),
         pytest.param("none", 150, {"window": 70, "causal": False}, marks=pytest.mark.slow),
-        ("grape_additive", 150, {"step": 0.7}),  # positions that are real numbers
-        pytest.param("fire", 150, {"step": 0.7, "least": 1.0}, marks=pytest.mark.slow),
+        # Positions that are real numbers.
+        pytest.param("grape_additive", 150, {"step": 0.7}, marks=pytest.mark.slow),
+        ("fire", 150, {"step": 0.7, "least": 1.0}),
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ OVER_ROWS = frozenset(("sum_rows", "max_rows", "min_rows"))
 # What is computed again rather than stored, if it depends on little.
 CHEAP = frozenset("add and eq expand ge gt iota le lt ne not or select_n sub".split())
 DEEPEST = 3
-TABLES = frozenset(("take", "look_up"))  # their first operand lies in memory
+TABLES = frozenset(("count_below", "look_up", "take"))  # their first operand lies in memory
 TILE, ROW = "tile", "row"
 
 

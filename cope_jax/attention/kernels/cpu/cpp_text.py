@@ -14,6 +14,7 @@ from cope_jax.attention.kernels.tile.tile_graph import COLLECTING, Node
 
 START = {"sum": "real(0)", "max": "real(-INFINITY)", "min": "real(INFINITY)"}
 ALIGNMENT = 16  # numbers
+READING = ("count_below", "take")  # functions of a row's table and of something of each pair
 SUMS_ROWS = ("RIGHT", "LEFT_TURNED")  # forms of factors whose rows a product sums
 
 
@@ -306,8 +307,8 @@ class Step:
         if node in self.schedule.skipped:
             return
         args = [self._scalar(a) if not a.full else "" for a in node.args]
-        if node.op == "take":
-            value = f"take<1>({self._row(node.args[0])}, {node.args[0].size[1]}, {args[1]})"
+        if node.op in READING:
+            value = f"{node.op}<1>({self._row(node.args[0])}, {node.args[0].size[1]}, {args[1]})"
         elif node.op == "look_up":
             value = self._found(node, args[1], 1)
         elif node.op == "iota":
@@ -436,9 +437,9 @@ class Step:
         return f"if ({' || '.join(factors)}) " if factors else ""
 
     def _value(self, node: Node, value: Callable[[Node], str], width: int) -> str:
-        if node.op == "take":
-            z, index = node.args
-            return f"take<{width}>({self._row(z)}, {z.size[1]}, {value(index)})"
+        if node.op in READING:
+            z, x = node.args
+            return f"{node.op}<{width}>({self._row(z)}, {z.size[1]}, {value(x)})"
         if node.op == "look_up":
             return self._found(node, value(node.args[1]), width)
         args = [value(a) for a in node.args]

@@ -291,23 +291,31 @@ INLINE I inside(I index, int n) {
 }
 INLINE integer inside(integer index, int n) { return std::max<integer>(0, std::min<integer>(index, n - 1)); }
 // The builtins spare every kernel <immintrin.h>, which takes a second to compile.
+// Whether no lane of a condition is true.
+INLINE bool none(I condition) {
+#if defined(__AVX512F__) && !defined(DOUBLE)
+  return !__builtin_ia32_ptestmd512(condition, condition, -1);
+#elif defined(__AVX2__) && !defined(DOUBLE)
+  return !__builtin_ia32_movmskps256((V)condition);
+#else
+  integer any = 0;
+  for (int i = 0; i < W; i++) any |= condition[i];
+  return !any;
+#endif
+}
 // Whether each place is in [0, W).
 INLINE bool in_a_vector(I places) {
 #if defined(__AVX512F__) && !defined(DOUBLE)
   return __builtin_ia32_ucmpd512_mask(places, all(W), 1, -1) == 0xffff;
-#elif defined(__AVX2__) && !defined(DOUBLE)
-  return !__builtin_ia32_movmskps256((V)((places < 0) | (places >= W)));
 #else
-  const I outside = (places < 0) | (places >= W);
-  integer any = 0;
-  for (int i = 0; i < W; i++) any |= outside[i];
-  return !any;
+  return none((places < 0) | (places >= W));
 #endif
 }
 EACH V take(const real* z, int n, I index) {
   index = inside(index, n);
-  const int base = std::min(index[0], index[W - 1]);  // indices of neighbours are near each other
-  if (base + W <= n && in_a_vector(index - base)) return permute(load(z + base), index - base);
+  // Indices of neighbours are near each other.
+  const int base = std::min<integer>(std::min(index[0], index[W - 1]), n - W);
+  if (base >= 0 && in_a_vector(index - base)) return permute(load(z + base), index - base);
 #if defined(__AVX512F__) && !defined(DOUBLE)
   return __builtin_ia32_gathersiv16sf(V{}, z, index, -1, 4);
 #else
@@ -320,9 +328,25 @@ EACH real take(const real* z, int n, integer index) { return z[inside(index, n)]
 EACH I take(const integer* z, int n, I index) { return (I)take<width>((const real*)z, n, index); }
 EACH integer take(const integer* z, int n, integer index) { return z[inside(index, n)]; }
 
+// How many of the n entries of a row, which ascend, are below x.
+EACH integer count_below(const real* z, int n, real x) {
+  integer count = 0;
+  for (int i = 0; i < n; i++) count += z[i] < x;
+  return count;
+}
+EACH I count_below(const real* z, int n, V x) {
+  const integer first = count_below<1>(z, n, x[0]);  // neighbours mostly have the same count
+  const I more = first < n ? x > z[first] : I{}, fewer = first > 0 ? x <= z[first - 1] : I{};
+  if (none(more | fewer | (x != x))) return all(first);
+  I count{};
+  for (int i = 0; i < n; i++) count -= z[i] < x;
+  return count;
+}
+
 // z[index] += x
 INLINE void add_entries(real* z, int n, integer index, real x) { z[inside(index, n)] += x; }
 INLINE void add_entries(real* z, int n, I index, V x) {
+  if (none(index != index[0])) return add_entries(z, n, index[0], sum(x));
   for (int i = 0; i < W; i++) add_entries(z, n, index[i], x[i]);
 }
 // Where p is among the n entries of a row: between `cell` and the next one, at `weight`. The entries from `base` on

@@ -63,6 +63,15 @@ def take_from(z, index, SIZE: tl.constexpr):
 
 
 @triton.jit
+def count_below(row, x, step, SIZE: tl.constexpr):
+    """How many entries of rows in memory are below x."""
+    count = tl.zeros(x.shape, tl.int32)
+    for n in range(SIZE):
+        count += (tl.load(row + n * step) < x).to(tl.int32)
+    return count
+
+
+@triton.jit
 def _share(cell, index, above, y, HATS: tl.constexpr):
     """The sum that each row adds to a cell, `[rows, 1]`."""
     if HATS:

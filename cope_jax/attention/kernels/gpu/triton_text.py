@@ -230,14 +230,30 @@ class Body:
             self._words[node.args] = words
         return f"{self._words[node.args]}_{node.params['at']}"
 
-    def _take(self, node: Node) -> str:
-        z, number = node.args[0], self.value(node.args[1])
+    def _count_below(self, node: Node) -> str:
+        address = self._rows_at(node.args[0])
+        if address is None:
+            raise NotATile("this kernel has no search in a table that it computes")
+        return f"count_below({address[0]}, {self.whole(node.args[1], node.size)}, {address[1]})"
+
+    def _rows_at(self, z: Node) -> tuple[str, str] | None:
+        """The addresses of rows in memory, with the distance and number of entries; None if they are
+        elsewhere.
+        """
         count = z.size[1]
         z = z.args[0] if z.op == "expand" else z
-        if z.op == "input" and not self._source(z).tile:
-            address, (row, column) = self._address(z)
-            address = f"{address} + {index(z.size, 0)} * {row}" if z.size[0] > 1 else address
-            return f"take({address}, {number}, {column}, {count})"
+        if z.op != "input" or self._source(z).tile:
+            return None
+        address, (row, column) = self._address(z)
+        address = f"{address} + {index(z.size, 0)} * {row}" if z.size[0] > 1 else address
+        return address, f"{column}, {count}"
+
+    def _take(self, node: Node) -> str:
+        z, number = node.args[0], self.value(node.args[1])
+        if (address := self._rows_at(z)) is not None:
+            return f"take({address[0]}, {number}, {address[1]})"
+        count = z.size[1]
+        z = z.args[0] if z.op == "expand" else z
         rows, columns = padded((node.size[0], count))
         if rows * columns > MOST_TAKEN:
             raise NotATile(

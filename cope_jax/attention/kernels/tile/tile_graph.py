@@ -365,6 +365,11 @@ class Graph:
 
     _take_table = _take_rows
 
+    def _count_below(self, out: Any, values: list[Value]) -> Node:
+        (z, shape), (x, _) = values
+        z = self._sized(z, (z.size[0], shape[-1]))
+        return self.add("count_below", [z, x], (max(x.size[0], z.size[0]), x.size[1]), "int")
+
     def _gather_up(self, out: Any, values: list[Value], *, size: int, **_: Any) -> Node:
         return self._collect("gather_up", values, (out.shape[0], size))
 

@@ -71,6 +71,19 @@ def take_rows(indices: Array, z: Array) -> Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
+def count_below(z: Array, x: Array) -> Array:
+    """How many entries of each row of z, which ascend, are below x, by a binary search."""
+    size = z.shape[1]
+    count = jnp.zeros(x.shape, jnp.int32)
+    step = 1 << (size.bit_length() - 1)
+    while step:
+        more = count + step
+        below = (more <= size) & (take_rows(jnp.minimum(more, size) - 1, z) < x)
+        count = jnp.where(below, more, count)
+        step //= 2
+    return count
+
+
 def _take_lanes(indices: Array, x: Array) -> Array:
     """`jnp.take_along_axis` without its care for negative indices, which costs as much as the
     gather.
@@ -174,6 +187,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
 GATHERS: dict[Any, Callable[..., Any]] = {
     tile.look_up_p: look_up,
     tile.gather_up_p: gather_up,
+    tile.count_below_p: count_below,
     tile.take_rows_p: take_rows,
     tile.add_rows_p: add_rows,
     tile.take_table_p: take_table,
