@@ -64,7 +64,7 @@ def take_from(z, index, SIZE: tl.constexpr):
 
 @triton.jit
 def count_below(row, x, step, SIZE: tl.constexpr):
-    """How many entries of rows in memory are below x."""
+    """The number of entries of rows in memory that are below x."""
     count = tl.zeros(x.shape, tl.int32)
     for n in range(SIZE):
         count += (tl.load(row + n * step) < x).to(tl.int32)

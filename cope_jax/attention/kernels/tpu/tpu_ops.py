@@ -72,7 +72,7 @@ def take_rows(indices: Array, z: Array) -> Array:
 
 
 def count_below(z: Array, x: Array) -> Array:
-    """How many entries of each row of z, which ascend, are below x, by a binary search."""
+    """The number of entries of each row of z, which ascend, below x, by a binary search."""
     size = z.shape[1]
     count = jnp.zeros(x.shape, jnp.int32)
     step = 1 << (size.bit_length() - 1)
