@@ -200,11 +200,14 @@ def hats(p, size):
 
 
 def among(z, width):
-    """Numbers in rows, among those of z: equal neighbours, slowly rising ones, any, and NaN."""
+    """Numbers in rows, among those of z: equal neighbours, slowly rising ones, any, and after the first
+    one those of z itself.
+    """
     x = random(len(z), width, seed=3)
     x[0], x[1] = z[0, 0], np.linspace(z.min() - 1, z.max() + 1, width)
     x[2, ::3] = z[2, :width:3].repeat(width)[: len(x[2, ::3])]
-    x[3, width // 2] = np.nan
+    x[4] = z[4, 0]
+    x[4, 0] += 1e-3
     return x
 
 

@@ -337,7 +337,7 @@ EACH integer count_below(const real* z, int n, real x) {
 EACH I count_below(const real* z, int n, V x) {
   const integer first = count_below<1>(z, n, x[0]);  // neighbours mostly have the same count
   const I more = first < n ? x > z[first] : I{}, fewer = first > 0 ? x <= z[first - 1] : I{};
-  if (none(more | fewer | (x != x))) return all(first);
+  if (none(more | fewer)) return all(first);  // a NaN may have any count
   I count{};
   for (int i = 0; i < n; i++) count -= z[i] < x;
   return count;
