@@ -253,12 +253,12 @@ class Body:
         if (address := self._rows_at(z)) is not None:
             return f"take({address[0]}, {number}, {address[1]})"
         count = z.size[1]
-        z = z.args[0] if z.op == "expand" else z
         rows, columns = padded((node.size[0], count))
         if rows * columns > MOST_TAKEN:
             raise NotATile(
                 f"a table of {node.size[0]} × {count} numbers does not fit in shared memory"
             )
+        z = z.args[0] if z.op == "expand" else z
         values = self.whole(z, (node.size[0], count), z.kind)
         number = self.whole(node.args[1], node.size, "int")
         return f"take_from({values}, {number}, {count})"
