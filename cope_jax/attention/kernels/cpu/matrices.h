@@ -108,9 +108,16 @@ inline void multiply_tiles() {
 }
 #endif
 
+// Without AVX-512, and so without AMX, compilers take what follows apart number by number: seconds for each call that is
+// written out.
+#if defined(__AVX512F__)
+#define PACKING INLINE
+#else
+#define PACKING __attribute__((noinline))
+#endif
 typedef uint16_t Halves __attribute__((vector_size(64)));
 template <size_t... l>
-INLINE Halves halves_of(Words x, Words y, std::index_sequence<l...>) {
+PACKING Halves halves_of(Words x, Words y, std::index_sequence<l...>) {
 #if defined(__clang__)
   return __builtin_shufflevector((Halves)x, (Halves)y, int(l)...);
 #else
@@ -119,12 +126,12 @@ INLINE Halves halves_of(Words x, Words y, std::index_sequence<l...>) {
 }
 // The upper halves of x and y, as bfloat16: those of x before those of y, or alternating.
 template <bool alternating, size_t... l>
-INLINE Words upper_halves(Words x, Words y, std::index_sequence<l...>) {
+PACKING Words upper_halves(Words x, Words y, std::index_sequence<l...>) {
   return (Words)halves_of(x, y, std::index_sequence<(alternating ? l / 2 * 2 + 1 + l % 2 * 32 : 2 * l + 1)...>());
 }
 // The same of the nearest bfloat16, of two the even one. Denormal numbers may become 0, as they do in tiles.
 template <bool alternating, size_t... l>
-INLINE Words nearest_halves(Words x, Words y, std::index_sequence<l...> lanes) {
+PACKING Words nearest_halves(Words x, Words y, std::index_sequence<l...> lanes) {
 #if defined(__AVX512BF16__)
   Words both;
   __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(x), "v"(y));
@@ -149,7 +156,7 @@ INLINE Words words(const float* p, int count) {
 // Puts 32 numbers as bfloat16 into `to`, rounded to the nearest: 16 at p and then 16 at q, or alternating; beyond the counts
 // they are 0. With two parts, what rounding takes follows at to[part]; a number that would become infinite is cut off then.
 template <int parts, bool alternating, bool whole>
-INLINE void put_halves(const float* p, int p_count, const float* q, int q_count, Words* to, long part) {
+PACKING void put_halves(const float* p, int p_count, const float* q, int q_count, Words* to, long part) {
   typedef float Floats __attribute__((vector_size(64)));
   typedef uint32_t Bits __attribute__((vector_size(64)));
   constexpr auto lanes = std::make_index_sequence<2 * SIDE>();
@@ -167,11 +174,11 @@ INLINE void put_halves(const float* p, int p_count, const float* q, int q_count,
 }
 // The same of numbers that are bfloat16 in memory.
 template <bool alternating, size_t... l>
-INLINE Words joined(Words x, Words y, std::index_sequence<l...>) {
+PACKING Words joined(Words x, Words y, std::index_sequence<l...>) {
   return (Words)halves_of(x, y, std::index_sequence<(alternating ? l / 2 + l % 2 * 32 : l % 16 + l / 16 * 32)...>());
 }
 template <int parts, bool alternating, bool whole>
-INLINE void put_halves(const uint16_t* p, int p_count, const uint16_t* q, int q_count, Words* to, long) {
+PACKING void put_halves(const uint16_t* p, int p_count, const uint16_t* q, int q_count, Words* to, long) {
   auto lower = [](const uint16_t* p, int count) {
     Words x{};
     if (whole || count > 0) std::memcpy(&x, p, 2 * (whole ? SIDE : std::min(count, SIDE)));
@@ -181,7 +188,7 @@ INLINE void put_halves(const uint16_t* p, int p_count, const uint16_t* q, int q_
 }
 
 template <int s, size_t... l>
-INLINE void exchange(Words& x, Words& y, std::index_sequence<l...>) {
+PACKING void exchange(Words& x, Words& y, std::index_sequence<l...>) {
   const Words old = x;
 #if defined(__clang__)
   x = __builtin_shufflevector(old, y, int(l & s ? l + SIDE - s : l)...);
@@ -192,7 +199,7 @@ INLINE void exchange(Words& x, Words& y, std::index_sequence<l...>) {
 #endif
 }
 template <int s = SIDE / 2>
-INLINE void transpose_tile(Words* x) {
+PACKING void transpose_tile(Words* x) {
   for (int i = 0; i < SIDE; i++)
     if (!(i & s)) exchange<s>(x[i], x[i + s], std::make_index_sequence<SIDE>());
   if constexpr (s > 1) transpose_tile<s / 2>(x);
