@@ -1,13 +1,19 @@
 """Settings of papers at sizes that a CPU core trains in minutes, which no config of the package has.
 
     cope-jax compare --config=experiments/reproductions.py:parity --encodings=rope --workdir=runs/parity
+    cope-jax sweep --grid=experiments/reproductions.py --workdir=runs/turned
 
 experiments/RESULTS.md says what each paper has, what is smaller here, and what came out.
 """
 
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from cope_jax.training.config_files import ConfigDict, adamw, every, experiment
+import cope_jax as cj
+from cope_jax.runs.grid.cell import Cell
+from cope_jax.training.config_files import ConfigDict, adamw, every, experiment, measured
 
 
 def _decoder(layers: int, heads: int, width: int) -> dict[str, Any]:
@@ -45,3 +51,28 @@ def get_config(setting: str = "parity") -> ConfigDict:
     task, options = chosen.pop("task")
     evaluation = {"examples": 1000, "curve_examples": 200, "sweep_examples": 0}
     return experiment(task, options, evaluation=evaluation, **chosen)
+
+
+TURNED = ("rope", "none", "alibi", "random_steps", "mapformer")
+"""Encodings of the grid; the two that add up angles also turn values, and go with `alibi`."""
+
+
+def get_cells() -> Iterator[Cell]:
+    """Yields the cells for the claims of arXiv 2606.24975 on angles that tokens add up.
+
+    The folder DATA of the current folder needs tinyshakespeare.
+    """
+    cj.encodings.load(Path(__file__).with_name("random_steps.py"))
+    added = TURNED[-2:]
+    turned = [f"{name}(values=True)" for name in added]
+    controlled = [f"{name}+alibi" for name in (*added, *turned)]
+    config = cj.config(
+        "shakespeare",
+        task={"options": {"data_dir": "DATA", "length": 128, "sweep": (1024, 4096)}},
+        model={"num_layers": 2, "block": {"model_dim": 64}},
+        training={"batch_size": 8, "steps": 1500, **every(500)},
+        evaluation=measured(100_000, curve=128, batch_size=8, sweep=27),
+    )
+    for seed in range(5):
+        for name in (*TURNED, *turned, *controlled):
+            yield Cell(dataclasses.replace(config, encoding=name), (seed,))
