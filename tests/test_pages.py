@@ -169,7 +169,7 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         "tools.torture",
     ) or module.startswith("tests."):
         check_argparse(module, arguments, monkeypatch)
-    elif module.startswith("tools."):
+    elif module.startswith(("tools.", "experiments.")):
         check_command(module, arguments, monkeypatch)
     else:
         assert importlib.util.find_spec(module)
@@ -186,7 +186,8 @@ def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     for name in COMMON:  # define their flags once, for all commands
         importlib.import_module(name)
-    monkeypatch.delitem(sys.modules, module, raising=False)  # another test may have imported it
+    for name in (module, f"{module}.__main__"):  # another test may have imported it
+        monkeypatch.delitem(sys.modules, name, raising=False)
     # The first removes the flags that the command defines.
     with flagsaver.flagsaver(), only_common_flags():
         names = runpy.run_module(module)
