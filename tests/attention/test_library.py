@@ -16,10 +16,11 @@ import pytest
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import attend
-from cope_jax.attention.kernels.cpu import library
+from cope_jax.attention import attend, full_attention, prepare
+from cope_jax.attention.kernels.cpu import cpp_attention, library
 from cope_jax.errors import ConfigError
 from tests.attention.test_generated import native as native
+from tests.attention.test_generated import why_not
 
 
 @pytest.fixture
@@ -256,3 +257,37 @@ def test_a_new_cache_folder_is_this_users_alone_whatever_the_umask(compiler):
     finally:
         os.umask(before)
     assert times_compiled(compiler) == 1
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """No kernel can be compiled, and none is known before or after."""
+
+    def forget():
+        library._load_kernel.cache_clear()
+        cpp_attention.tile_attention._untraced.cache_clear()
+
+    monkeypatch.setattr(library, "KERNEL_FLAGS", ["--no-such-flag"])
+    forget()
+    yield
+    forget()
+
+
+def test_a_kernel_that_cannot_be_compiled_is_one_line_and_attention_goes_on(
+    native, uncompiled, monkeypatch
+):
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))
+    monkeypatch.setenv(library.SETTING, "1")
+    why = why_not(encoding, prepare(x, x, x, encoding=encoding))
+    assert "attention cannot be compiled: " in why and "no-such-flag" in why and "\n" not in why
+    exact = full_attention(encoding, prepare(x, x, x, encoding=encoding))
+    np.testing.assert_allclose(attend(x, x, x, encoding=encoding), exact, rtol=0, atol=2e-5)
+
+
+def test_a_kernel_that_is_required_must_compile(native, uncompiled, monkeypatch):
+    monkeypatch.setenv(library.SETTING, "required")
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))
+    with pytest.raises(ConfigError, match=r"NATIVE=required, but attention cannot be compiled: "):
+        attend(x, x, x, encoding=encoding)

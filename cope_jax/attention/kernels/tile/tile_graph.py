@@ -242,11 +242,15 @@ class Graph:
 
     def _transpose(self, out: Any, values: list[Value], **_: Any) -> Node:
         node = values[0][0]
-        if node.size == (1, 1):
+        size, params = node.size[::-1], node.params
+        if size == (1, 1):
             return node
-        return self.add(
-            "turn" if 1 in node.size else "transpose", [node], node.size[::-1], node.kind
-        )
+        if node.op == "dot":  # einsum often has the factors in the other order
+            swapped = {"x": params["y"], "y": params["x"]}
+            if parts := params.get("parts"):
+                swapped["parts"] = parts[::-1]
+            return self.add("dot", node.args[::-1], size, node.kind, **{**params, **swapped})
+        return self.add("turn" if 1 in size else "transpose", [node], size, node.kind)
 
     def _reduce(self, how: str, values: list[Value], axes: Sequence[int]) -> Node:
         node, shape = values[0]
