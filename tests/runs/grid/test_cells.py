@@ -5,6 +5,7 @@ disk.
 import dataclasses
 import json
 import os
+import platform
 import re
 import sys
 import tarfile
@@ -26,6 +27,7 @@ from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
+from tests.corpora.data import real
 from tests.encodings.test_registry import OWN
 
 ROOT = Path(__file__).parents[3]
@@ -280,6 +282,18 @@ def test_language_is_frozen():
             known["shared"] | known["settings"][cell.setting] | {"encoding": cell.label}
         ).recipe()
         assert cell.config.recipe() == recipe
+
+
+@pytest.mark.parametrize("setting", language.DATA)
+def test_language_has_these_texts(setting, tmp_path, monkeypatch):
+    if setting == "code" and platform.python_version() != "3.11.7":
+        pytest.skip("the code is the standard library of Python 3.11.7")
+    (tmp_path / "DATA").symlink_to(real("tinyshakespeare", "wikitext-2"))
+    monkeypatch.chdir(tmp_path)
+    cell = next(cell for cell in language.get_cells() if cell.setting == setting)
+    (content,) = cell.config.task.create().data_digest().values()
+    digests = [of["sha256"][:12] for of in json.loads(content).values()]
+    assert tuple(digests) == language.DATA[setting]
 
 
 def test_cells_of_earlier_versions_are_finished(tmp_path):
