@@ -1,6 +1,6 @@
 """A laboratory for position encodings in JAX: Contextual Position Encoding (CoPE) and its rivals.
 
-`import cope_jax as cj` gives the twelve names that most people need. Each name is imported on first
+`import cope_jax as cj` gives the thirteen names that most people need. Each name is imported on first
 use, so the import itself costs nothing and does not start JAX.
 
 >>> import cope_jax as cj
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cope_jax import tasks as tasks
     from cope_jax import testing as testing
     from cope_jax.attention import attend as attend
+    from cope_jax.attention import flex_attention as flex_attention
     from cope_jax.evaluation.gates.maps import inspect as inspect
     from cope_jax.generation.decoding import generate as generate
     from cope_jax.runs.experiment import Experiment as Experiment
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "attend": "cope_jax.attention",
+    "flex_attention": "cope_jax.attention",
     "encodings": "cope_jax.encodings",
     "tasks": "cope_jax.tasks",
     "models": "cope_jax.models",

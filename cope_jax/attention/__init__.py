@@ -10,6 +10,7 @@ from cope_jax.attention.blockwise import blockwise_attention as blockwise_attent
 from cope_jax.attention.cache import Cache as Cache
 from cope_jax.attention.cache import create_cache as create_cache
 from cope_jax.attention.decode import attend_cached as attend_cached
+from cope_jax.attention.flex import flex_attention as flex_attention
 from cope_jax.attention.full import attention_weights as attention_weights
 from cope_jax.attention.full import full_attention as full_attention
 from cope_jax.attention.mask import Mask as Mask

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from cope_jax.array_types import Array
 from cope_jax.attention import blockwise, full, fused, placement, ring
 from cope_jax.attention.request import Plan, Reason, Request, prepare
@@ -121,7 +123,11 @@ def attend(
       ConfigError: shapes do not fit, the implementation is unknown or cannot run the encoding, or
         "ring" has no current mesh.
     """
-    request = prepare(**locals())  # until here, these are the arguments
+    return computed(encoding, prepare(**locals()))  # until here, these are the arguments
+
+
+def computed(encoding: Encoding, request: Request) -> Array:
+    """Returns out_BLHK of a request, whose examples several devices may split."""
     if request.layout.batch:
         return placement.shard_batch(run, encoding, request)
     return run(encoding, request)
@@ -139,7 +145,13 @@ def run(encoding: Encoding, request: Request) -> Array:
         answer = BACKENDS[name](encoding, request)
         if isinstance(answer, Plan):
             placement.log_choice(answer.name, "; ".join(reason.why for reason in reasons))
-            out_BLHK = answer.run()
+            try:
+                out_BLHK = answer.run()
+            except jax.errors.UnexpectedTracerError as error:
+                raise ConfigError(
+                    f"a hook of {type(encoding).__name__} reads an array of a traced function around it: make it an "
+                    "nnx.Param of the encoding, or one of the params of flex_attention"
+                ) from error
             queries = request.queries
             return encoding.rotate_back(out_BLHK, queries.features, queries.positions)
         reasons.append(answer)

@@ -63,7 +63,7 @@ def weights_of(encoding: Encoding, request: Request) -> tuple[Array, Array | Non
     """Returns (the weights a_BHLM, the weight of the sink or None)."""
     pairs = request.pairs()
     logits_BHLM, carry = encoding.checked_score(
-        pairs, encoding.initial_carry(pairs.q, pairs.q_features)
+        pairs, encoding.checked_carry(pairs.q, pairs.q_features)
     )
     return softmax_over(logits_BHLM, pairs.mask, encoding.sink(carry))
 
@@ -73,7 +73,8 @@ def softmax_over(
 ) -> tuple[Array, Array | None]:
     """Returns (the softmax over the pairs of the mask, the weight of the sink).
 
-    All other pairs have weight 0. If there is no sink, its weight is None.
+    All other pairs have weight 0, and so have those with a logit of −∞, or of the lowest number. If
+    there is no sink, its weight is None.
     """
     # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather
     # than NaN.
@@ -81,11 +82,12 @@ def softmax_over(
         jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype),
         jnp.zeros((), logits_BHLM.dtype),
     )
-    logits_BHLM = jnp.where(mask_B1LM, logits_BHLM, lowest)
+    seen_BHLM = mask_B1LM & ~(logits_BHLM <= lowest)  # NaN stays
+    logits_BHLM = jnp.where(seen_BHLM, logits_BHLM, lowest)
     if sink_BHL is None:
-        return jnp.where(mask_B1LM, jax.nn.softmax(logits_BHLM, axis=-1), zero), None
+        return jnp.where(seen_BHLM, jax.nn.softmax(logits_BHLM, axis=-1), zero), None
     weights = jax.nn.softmax(jnp.concatenate([logits_BHLM, sink_BHL[..., None]], axis=-1), axis=-1)
-    return jnp.where(mask_B1LM, weights[..., :-1], zero), weights[..., -1]
+    return jnp.where(seen_BHLM, weights[..., :-1], zero), weights[..., -1]
 
 
 def weigh(

@@ -96,7 +96,7 @@ def carry_of(encoding: Encoding, request: Request) -> Carry:
 
     def carry(request: Request) -> Carry:
         queries = request.head_major().queries
-        return encoding.initial_carry(queries.q, queries.features)
+        return encoding.checked_carry(queries.q, queries.features)
 
     return jax.eval_shape(carry, request)
 

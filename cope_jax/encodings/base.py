@@ -217,7 +217,7 @@ class Carry(NamedTuple):
     """The sums of `score` over all keys nearer to the query than the current block.
 
     Attributes:
-      sums: running sums, a tree of arrays `[B, H, L]`. The terms that `score` adds must not depend
+      sums: running sums, a tree of floating-point arrays `[B, H, L]`. The terms that `score` adds must not depend
         on the sums. Streaming attention computes the gradients of all sums in one pass.
       constants: a tree of arrays `[B, H, L, ...]` that `score` passes on unchanged.
       state: anything else, a tree of arrays `[B, H, L, ...]`. With a state, streaming attention
@@ -309,6 +309,26 @@ class Encoding(nnx.Module):
         del q_BHLK, q_features
         return Carry()
 
+    def checked_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
+        """Returns what `initial_carry` returns. ConfigError: this is no `Carry`, or a sum is no
+        floating-point number for each query and head.
+        """
+        carry: object = self.initial_carry(q_BHLK, q_features)
+        name, wanted = type(self).__name__, list(q_BHLK.shape[:3])
+        if not isinstance(carry, Carry):
+            raise ConfigError(
+                f"the carry of {name} must be a Carry, got {type(carry).__name__}: return "
+                "Carry(sums=…)"
+            )
+        for leaf in jax.tree.leaves(carry.sums):
+            shape, dtype = list(np.shape(leaf)), jax.numpy.result_type(leaf)
+            if shape != wanted or not jax.numpy.issubdtype(dtype, np.floating):
+                raise ConfigError(
+                    f"the sums of the carry of {name} must be floating-point numbers {wanted}, got "
+                    f"{dtype} {shape}: put anything else into its constants or its state"
+                )
+        return carry
+
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         """Turns the content logits of one block of keys into the logits of attention.
 
@@ -381,13 +401,18 @@ class Encoding(nnx.Module):
         del pairs
         return {}
 
-    def of_head(self, head: int) -> Self:
+    def of_head(self, head: int, shape: AttentionShape | None = None) -> Self:
         """Returns the encoding for one query head with its key head, which gives what it gives
         among all heads.
 
         Parameters say which of their axes goes over the heads,
         `nnx.Param(..., axes=("embed", "heads"))`, or "kv_heads"; constants for each head are a
         `PerHead`.
+
+        Args:
+          head: the index of the query head.
+          shape: the shape that the result has; None means that of one head. Kernels give that of
+            all heads: what hooks compute from the number of heads must not change.
 
         Raises:
           ConfigError: the heads depend on each other.
@@ -398,12 +423,12 @@ class Encoding(nnx.Module):
             )
         index = {"heads": head, "kv_heads": head * self.shape.kv_heads // self.shape.num_heads}
         alone = copy.copy(self)
-        alone.shape = dataclasses.replace(
+        alone.shape = shape or dataclasses.replace(
             self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width
         )
         for name, value in vars(self).items():
             if isinstance(value, Encoding):
-                setattr(alone, name, value.of_head(head))
+                setattr(alone, name, value.of_head(head, shape))
             elif isinstance(value, PerHead):
                 setattr(alone, name, PerHead(value.values[head : head + 1]))
             elif isinstance(value, nnx.Variable):

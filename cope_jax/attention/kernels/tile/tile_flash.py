@@ -223,7 +223,7 @@ def of_caller(
     stream: Stream, dparams: PyTree, dqueries: QueryGradients, dkeys: KeyGradients
 ) -> tuple[PyTree, QueryGradients, KeyGradients]:
     """Returns the gradients in the shapes of the stream, from those of a kernel."""
-    queries, keys, heads = stream.queries, stream.keys, stream.queries.q.shape[1]
+    queries, keys = stream.queries, stream.keys
 
     def of_heads(x: Array, old: Array) -> Array:
         """The sum over the query heads that share a feature."""
@@ -243,7 +243,7 @@ def of_caller(
     features = jax.tree.map(of_heads, dkeys.features, keys.features)
     own_keys = KeyGradients(columns(dkeys.k, keys.k), columns(dkeys.v, keys.v), features)
     # From the parameters of each head to those of the encoding.
-    by_head, pull = jax.vjp(lambda params: Heads.params(stream.graph, params, heads), stream.params)
+    by_head, pull = jax.vjp(lambda params: Heads.params(stream.graph, params), stream.params)
     (of_encoding,) = pull(
         jax.tree.map(lambda x, old: _like(x.sum(axis=0), old).astype(old.dtype), dparams, by_head)
     )

@@ -52,15 +52,15 @@ class Heads:
 
     def __init__(self, encoding: Encoding, forms: Forms):
         self.forms = forms
-        self.each = [nnx.split(encoding.of_head(h)) for h in range(encoding.shape.num_heads)]
+        self.each = [nnx.split(alone) for alone in _heads(encoding)]
         self.graphs = [graph for graph, _ in self.each]
         self.same = all(graph == self.graphs[0] for graph in self.graphs)
 
     @staticmethod
-    def params(graph: Any, params: PyTree, heads: int) -> PyTree:
+    def params(graph: Any, params: PyTree) -> PyTree:
         """The parameters of all heads, each `[1, H, ...]`."""
         encoding: Encoding = nnx.merge(graph, params)
-        each = [nnx.split(encoding.of_head(h))[1] for h in range(heads)]
+        each = [nnx.split(alone)[1] for alone in _heads(encoding)]
         return jax.tree.map(
             lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves])[None], *each
         )
@@ -79,6 +79,11 @@ class Heads:
             for arrays in zip(*(program.constants for program in by_head), strict=True)
         ]
         return Programs(by_head[0], [of_head(x, x.shape[2:]) for x in constants])
+
+
+def _heads(encoding: Encoding) -> list[Encoding]:
+    shape = encoding.shape
+    return [encoding.of_head(h, shape) for h in range(shape.num_heads)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +113,7 @@ class TilePlan:
         queries, near = self.sizes.queries, self.sizes.near
         self.wide = max(1, min(self.sizes.far, keys) // near)
         self.params = jax.tree.map(
-            lambda x: of_head(x, x.shape[2:]), Heads.params(stream.graph, stream.params, self.heads)
+            lambda x: of_head(x, x.shape[2:]), Heads.params(stream.graph, stream.params)
         )
         hidden = dataclasses.replace(stream.queries, v=None)
         self.queries: Any = of_block(hidden, queries, "query")
