@@ -130,14 +130,17 @@ def tiles(native, monkeypatch):
     return texts
 
 
+# The gradients of some parameters are sums over all pairs that nearly cancel, of which rounding
+# leaves little. Add an encoding if such a gradient, and nothing else, is off.
+CANCELLING = ("fire",)
 # Without those whose features are rounded too, which moves positions past whole numbers.
 LOW = [s for s in ALL if reason(s) is None and "separate_key" not in s]
 
 
 @every([LONG, *LOW], few=["alibi"])
 def test_bfloat16_on_the_matrix_unit(spec, tiles):
-    # The gradients of some parameters are sums over all pairs that nearly cancel.
-    least = 0.1 if spec in (LONG, *LOW) and "fire" not in spec else 20.0
+    cancels = any(name in spec for name in CANCELLING)
+    least = 0.1 if spec in (LONG, *LOW) and not cancels else 20.0
     for width in (32, 40) if spec == "alibi" else (16,):  # whole tiles, and parts of them
         sizes = SIZES._replace(head_dim=width)
         compare(spec, 150, 150, sizes=sizes, dtype=jnp.bfloat16, atol=0.02, least=least)

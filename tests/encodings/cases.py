@@ -127,9 +127,16 @@ FEW = {
 FEWEST = {"cope(npos_max=4)+rope", "fox", "stick_breaking", "path"}
 
 
-FIRSTS = {
-    next(spec for spec in CASES if spec.partition("(")[0] == name) for name in encodings.names()
-}
+def _first(name: str) -> str:
+    for spec in CASES:
+        if spec.partition("(")[0] == name:
+            return spec
+    raise LookupError(
+        f"{name} has no case: add lines to CASES of tests/encodings/cases.py that use every option"
+    )
+
+
+FIRSTS = {_first(name) for name in encodings.names()}
 
 
 def every(specs: Iterable[str] = CASES, few: Collection[str] = CASES) -> Any:
@@ -252,6 +259,10 @@ def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) ->
             option: value for option, value in options.items() if (name, option) not in SIZE_OPTIONS
         }
         rows = dict(parts(spec)[index][1]).get("max_length") if name == "learned" else None
+        if name not in ORACLES:
+            raise LookupError(
+                f"{name} has no oracle: add it to ORACLES in tests/oracle/encodings.py"
+            )
         rules.append(
             ORACLES[name](
                 parameters_of_one, sizes._replace(max_length=rows) if rows else sizes, **options
