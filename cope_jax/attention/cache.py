@@ -3,9 +3,8 @@ token.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +13,10 @@ import numpy as np
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import checks
 from cope_jax.attention.blocks import head_major
+from cope_jax.attention.cache_entries import CacheEntry, check_fit, entry_shapes, rows_of
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-
-
-class CacheEntry(NamedTuple):
-    """The cached keys (after rotation), values and features, as `[B, heads, M, ...]` or as rows
-    (see `rows_of`).
-    """
-
-    k: Any
-    v: Any
-    features: PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -260,41 +250,6 @@ def create_cache(
     return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32), windows)
 
 
-def entry_shapes(
-    encoding: Encoding, batch: int, length: int, dtype: Any, value: Any = None
-) -> tuple[CacheEntry, PyTree]:
-    """Returns (the head-major entries of L tokens, the encoding's state after these tokens), as
-    shapes and types.
-
-    The last axis of `value` is the width of a value.
-    """
-    shape = encoding.shape
-    x_BLD = jax.ShapeDtypeStruct((batch, length, shape.width), dtype)
-    q_BLHK = jax.ShapeDtypeStruct((batch, length, shape.num_heads, shape.head_dim), dtype)
-    k_BLGK = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
-
-    v_BLGK = (
-        k_BLGK
-        if value is None
-        else jax.ShapeDtypeStruct((*k_BLGK.shape[:3], value.shape[-1]), value.dtype)
-    )
-
-    def entries(tokens: Tokens) -> tuple[CacheEntry, PyTree]:
-        features, state = encoding.features(tokens, None)
-        rotated_BLGK = encoding.rotate_keys(tokens.k, features, tokens.positions)
-        return jax.tree.map(head_major, CacheEntry(rotated_BLGK, tokens.v, features)), state
-
-    positions_1L = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    arrays: list[Any] = [x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_1L]
-    shapes: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, Tokens(*arrays))
-    return shapes
-
-
-def rows_of(x: Array) -> Array:
-    """Reshapes `[B, heads, M, ...]` to rows `[B·heads, M, width]`."""
-    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], math.prod(x.shape[3:]))
-
-
 def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> None:
     """Raises ConfigError if the layer or the encoding does not fit this cache."""
     num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
@@ -319,20 +274,3 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
         jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes),
         slots,
     )
-
-
-def check_fit(name: str, new: PyTree, slots: PyTree) -> None:
-    """Raises ConfigError unless two trees of arrays have the same structure, shapes and types.
-
-    >>> check_fit("keys", jnp.zeros((1, 2)), jax.ShapeDtypeStruct((1, 3), jnp.float32))
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: keys must be float32[1, 3] to fit the cache, got float32[1, 2]
-    """
-
-    def described(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
-
-    given, wanted = described(new), described(slots)
-    if given != wanted:
-        raise ConfigError(f"{name} must be {wanted} to fit the cache, got {given}".replace("'", ""))

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array
 from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
-from cope_jax.attention.cache import Cache, check_fit, check_layer
+from cope_jax.attention.cache import Cache, check_layer
+from cope_jax.attention.cache_entries import check_fit
 from cope_jax.attention.checks import check_embedded, checked_logits, checked_window
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.request import Request
