@@ -13,7 +13,14 @@ import numpy as np
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import checks
 from cope_jax.attention.blocks import head_major
-from cope_jax.attention.cache_entries import CacheEntry, check_fit, entry_shapes, rows_of
+from cope_jax.attention.cache_entries import (
+    CacheEntry,
+    check_fit,
+    check_heads,
+    check_queries,
+    entry_shapes,
+    rows_of,
+)
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
@@ -119,7 +126,8 @@ class Cache:
             gives NaN instead.
         """
         check_layer(self, encoding, layer)
-        length = jnp.shape(k_BLGK)[1]
+        check_heads(queries=q_BLHK, keys=k_BLGK, values=v_BLGK)
+        length = k_BLGK.shape[1]
         batch, dtype, shape = len(self.positions_BC), self.entries.k.dtype, encoding.shape
         shapes, _ = entry_shapes(encoding, batch, length, dtype, self.entries.v)
         before_rotation = jax.ShapeDtypeStruct(
@@ -127,6 +135,8 @@ class Cache:
         )
         check_fit("keys", k_BLGK, before_rotation)
         check_fit("values", v_BLGK, jax.eval_shape(head_major, shapes.v))
+        check_queries(q_BLHK, encoding, batch, length)
+        x_BLD = checks.checked_input(x_BLD, batch, length, "x_BLD", "these tokens")
         positions_BL, segment_ids_BL = self.latest(length)
         before = self._of_layer(self.state, layer)
         tokens = Tokens(x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_BL, segment_ids_BL)

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.blocks import head_major
+from cope_jax.attention.checks import is_array
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
+from cope_jax.registry import abridged
 
 
 class CacheEntry(NamedTuple):
@@ -55,6 +57,25 @@ def entry_shapes(
 def rows_of(x: Array) -> Array:
     """Reshapes `[B, heads, M, ...]` to rows `[B·heads, M, width]`."""
     return x.reshape(x.shape[0] * x.shape[1], x.shape[2], math.prod(x.shape[3:]))
+
+
+def check_heads(**arrays: Any) -> None:
+    """Raises ConfigError unless all are arrays of floating-point numbers, [B, L, heads, width]."""
+    for name, x in arrays.items():
+        if not is_array(x):
+            raise ConfigError(
+                f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}"
+            )
+        if x.ndim != 4:
+            raise ConfigError(f"{name} must have 4 axes, [B, L, heads, width], got {list(x.shape)}")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ConfigError(f"{name} must be floating-point numbers, got {x.dtype}: convert them")
+
+
+def check_queries(q_BLHK: Array, encoding: Encoding, batch: int, length: int) -> None:
+    """Raises ConfigError unless there is a query of each head for each of L tokens."""
+    shape = (batch, length, encoding.shape.num_heads, encoding.shape.head_dim)
+    check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(shape, q_BLHK.dtype))
 
 
 def check_fit(name: str, new: PyTree, slots: PyTree) -> None:

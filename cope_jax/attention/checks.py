@@ -111,12 +111,12 @@ def check_tokens(encoding: Encoding, features: Any, length: int, keys: int) -> N
         )
 
 
-def checked_input(x: Any, batch: int, keys: int) -> Any:
+def checked_input(x: Any, batch: int, keys: int, name: str = "x", of: str = "keys") -> Any:
     """Returns the layer's input x_BMD; None stays."""
     if x is not None and (not is_array(x) or x.ndim != 3 or x.shape[:2] != (batch, keys)):
         shape = list(x.shape) if is_array(x) else abridged(x)
         raise ConfigError(
-            f"x must be the input of the layer for all keys, [{batch}, {keys}, D], got {shape}"
+            f"{name} must be the input of the layer for all {of}, [{batch}, {keys}, D], got {shape}"
         )
     return x
 

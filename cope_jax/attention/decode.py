@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from cope_jax.array_types import Array
 from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
 from cope_jax.attention.cache import Cache, check_layer
-from cope_jax.attention.cache_entries import check_fit
+from cope_jax.attention.cache_entries import check_heads, check_queries
 from cope_jax.attention.checks import check_embedded, checked_logits, checked_window
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.request import Request
@@ -85,9 +85,9 @@ def attend_cached(
             "decoding with a cache splits the queries, but this encoding couples them: call attend with the complete "
             "sequence"
         )
+    check_heads(queries=q_BLHK)
     length = q_BLHK.shape[1]
-    wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
-    check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
+    check_queries(q_BLHK, encoding, len(cache.positions_BC), length)
     shape = len(q_BLHK), q_BLHK.shape[2], length, cache.capacity
     bias, scale, cap = checked_logits(encoding, bias, scale, logits_soft_cap, shape)
     positions_BL, segment_ids_BL = cache.latest(length)
