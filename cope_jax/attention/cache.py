@@ -18,7 +18,9 @@ from cope_jax.attention.cache_entries import (
     check_fit,
     check_heads,
     check_queries,
+    checked_layer,
     entry_shapes,
+    outside,
     rows_of,
 )
 from cope_jax.encodings import Encoding, Tokens
@@ -59,6 +61,11 @@ class Cache:
     @property
     def capacity(self) -> int:
         return self.positions_BC.shape[1]
+
+    @property
+    def num_layers(self) -> int | None:
+        """N, or None if the cache is for one layer."""
+        return len(self.entries.k) if self.entries.k.ndim == 4 else None
 
     def enter(self, positions_BL: Any, segment_ids_BL: Any = None) -> "Cache":
         """Reserves the next L slots for new tokens; each layer must then `append` the keys of these
@@ -122,10 +129,10 @@ class Cache:
 
         Raises:
           ConfigError: the arrays, the encoding or the layer do not fit the cache, or the tokens
-            were not entered. For tokens that were not entered, attention in a compiled program
-            gives NaN instead.
+            were not entered. For tokens that were not entered, and for a layer that JAX traces,
+            attention in a compiled program gives NaN instead.
         """
-        check_layer(self, encoding, layer)
+        layer = checked_layer_of(self, encoding, layer)
         check_heads(queries=q_BLHK, keys=k_BLGK, values=v_BLGK)
         length = k_BLGK.shape[1]
         batch, dtype, shape = len(self.positions_BC), self.entries.k.dtype, encoding.shape
@@ -146,6 +153,7 @@ class Cache:
         # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches
         # every query.
         out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
+        out_of_bounds |= outside(layer, self.num_layers)
         v_BLGK = jnp.where(out_of_bounds, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
 
         def write(slots: Array, new: Array) -> Array:
@@ -183,13 +191,12 @@ class Cache:
 
     def windows_of(self, layer: int | Array | None) -> PyTree:
         """Returns the windows of one layer."""
-        return self._of_layer(self.windows, layer)
+        return self._of_layer(self.windows, checked_layer(layer, self.num_layers))
 
     def with_windows(self, windows: PyTree, layer: int | Array | None) -> "Cache":
         """Returns the cache with the windows of a layer after the tokens entered last."""
-        return dataclasses.replace(
-            self, windows=jax.tree.map(_keeper(layer), self.windows, windows)
-        )
+        keep = _keeper(checked_layer(layer, self.num_layers))
+        return dataclasses.replace(self, windows=jax.tree.map(keep, self.windows, windows))
 
     def _of_layer(self, tree: PyTree, layer: int | Array | None) -> PyTree:
         if layer is None:
@@ -260,19 +267,9 @@ def create_cache(
     return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32), windows)
 
 
-def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> None:
-    """Raises ConfigError if the layer or the encoding does not fit this cache."""
-    num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
-    if num_layers is None and layer is not None:
-        raise ConfigError(
-            f"layer={layer} does not fit a cache of one layer: omit layer, or create the cache with num_layers"
-        )
-    if num_layers is not None and (
-        layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)
-    ):
-        raise ConfigError(
-            f"layer={layer} does not fit a cache of {num_layers} layers: give a layer from 0 to {num_layers - 1}"
-        )
+def checked_layer_of(cache: Cache, encoding: Encoding, layer: Any) -> Any:
+    """Returns the layer as `checked_layer`; ConfigError if the encoding does not fit this cache."""
+    layer = checked_layer(layer, cache.num_layers)
     shapes, _ = entry_shapes(
         encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype, cache.entries.v
     )
@@ -284,3 +281,4 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
         jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes),
         slots,
     )
+    return layer

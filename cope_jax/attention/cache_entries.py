@@ -1,6 +1,8 @@
 """The entries of a cache: keys, values and features of tokens, and checks that arrays fit them."""
 
+import contextlib
 import math
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +59,50 @@ def entry_shapes(
 def rows_of(x: Array) -> Array:
     """Reshapes `[B, heads, M, ...]` to rows `[B·heads, M, width]`."""
     return x.reshape(x.shape[0] * x.shape[1], x.shape[2], math.prod(x.shape[3:]))
+
+
+def checked_layer(layer: Any, num_layers: int | None) -> Any:
+    """Returns the index of a layer, as an int or traced int32; None stays in a cache of one layer.
+
+    Raises:
+      ConfigError: the index is not an integer from 0 to N−1, or None belongs there. The range of an
+        index that JAX traces is not known: see `outside`.
+    """
+    if num_layers is None and layer is not None:
+        raise ConfigError(
+            f"layer={abridged(layer)} does not fit a cache of one layer: "
+            "omit layer, or create the cache with num_layers"
+        )
+    index = _index(layer)
+    known = index is None or isinstance(index, int)
+    if num_layers is not None and known and (index is None or not 0 <= index < num_layers):
+        raise ConfigError(
+            f"layer={abridged(layer if index is None else index)} does not fit a cache of {num_layers} layers: "
+            f"give a layer from 0 to {num_layers - 1}"
+        )
+    return index
+
+
+def _index(layer: Any) -> Any:
+    """Returns an integer as an int, or as int32 if JAX traces it; None if it is not an integer."""
+    if isinstance(layer, bool):
+        return None
+    if not isinstance(layer, jax.core.Tracer):
+        with contextlib.suppress(TypeError):
+            return operator.index(layer)
+        return None
+    if layer.shape or not jnp.issubdtype(layer.dtype, jnp.integer):
+        return None
+    index = layer.astype(jnp.int32)
+    wraps = jnp.iinfo(layer.dtype).max > jnp.iinfo(jnp.int32).max
+    return jnp.where(index.astype(layer.dtype) == layer, index, -1) if wraps else index
+
+
+def outside(layer: Any, num_layers: int | None) -> Any:
+    """Returns whether a layer that JAX traces is out of range; False where this is known already."""
+    if num_layers is None or isinstance(layer, int):
+        return False
+    return (layer < 0) | (layer >= num_layers)
 
 
 def check_heads(**arrays: Any) -> None:

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array
 from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
-from cope_jax.attention.cache import Cache, check_layer
-from cope_jax.attention.cache_entries import check_heads, check_queries
+from cope_jax.attention.cache import Cache, checked_layer_of
+from cope_jax.attention.cache_entries import check_heads, check_queries, outside
 from cope_jax.attention.checks import check_embedded, checked_logits, checked_window
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.request import Request
@@ -72,14 +72,14 @@ def attend_cached(
 
     Returns:
       out_BLHK, in the type of the values. It is NaN if more tokens were entered than there are
-      slots.
+      slots, or if a layer that JAX traces is out of range.
 
     Raises:
       ConfigError: the queries, the encoding or the layer do not fit the cache, the encoding couples
         the queries, or the cache has fewer tokens than there are queries.
     """
     check_embedded(encoding, embedded)
-    check_layer(cache, encoding, layer)
+    layer = checked_layer_of(cache, encoding, layer)
     if not encoding.traits.splits_queries:
         raise ConfigError(
             "decoding with a cache splits the queries, but this encoding couples them: call attend with the complete "
@@ -126,7 +126,9 @@ def attend_cached(
     logits_BHLC, carry = _cached_logits(encoding, pairs, jnp.minimum(cache.filled, cache.capacity))
     weights_BHLC, sink_BHL = softmax_over(logits_BHLC, pairs.mask, encoding.sink(carry))
     out_BLHK = head_major(weigh(weights_BHLC, sink_BHL, slots.v, queries.v))
-    return encoding.rotate_back(out_BLHK, features, positions_BL)
+    out_BLHK = encoding.rotate_back(out_BLHK, features, positions_BL)
+    missing = outside(layer, cache.num_layers)
+    return out_BLHK if missing is False else jnp.where(missing, jnp.nan, out_BLHK)
 
 
 def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Array, Carry]:

@@ -23,10 +23,11 @@ def encoding_of(name="fox"):
 def arrays():
     keys = jax.random.split(jax.random.key(0), 4)
     q, k, v = (
-        jax.random.normal(key, (BATCH, LENGTH, heads, WIDTH))
+        jax.random.normal(key, (BATCH, LENGTH, heads, WIDTH), jnp.float32)
         for key, heads in zip(keys[:3], (HEADS, GROUPS, GROUPS), strict=True)
     )
-    return {"q": q, "k": k, "v": v, "x": jax.random.normal(keys[3], (BATCH, LENGTH, HEADS * WIDTH))}
+    x = jax.random.normal(keys[3], (BATCH, LENGTH, HEADS * WIDTH), jnp.float32)
+    return {"q": q, "k": k, "v": v, "x": x}
 
 
 def append(cache, encoding, layer=None, **changed):
@@ -88,3 +89,67 @@ def test_what_is_attended_from_is_an_array_of_queries():
         (q.astype(jnp.int32), "queries must be floating-point numbers, got int32"),
     ]:
         refused(message, attend_cached, given, cache, encoding=encoding)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        5,
+        -1,
+        np.int64(5),
+        np.array(3),
+        jnp.array(5),
+        jnp.array(-1),
+        True,
+        np.True_,
+        jnp.array(True),
+        1.0,
+        "0",
+    ],
+    ids=repr,
+)
+def test_a_layer_that_a_cache_lacks_is_refused_in_any_form(layer):
+    encoding = encoding_of("rope")
+    cache, q = entered(encoding, num_layers=3), arrays()["q"]
+    message = " does not fit a cache of 3 layers: give a layer from 0 to 2"
+    refused(message, append, cache, encoding, layer=layer)
+    refused(message, attend_cached, q, cache, encoding=encoding, layer=layer)
+    refused(message, cache.windows_of, layer)
+    refused(message, cache.with_windows, {}, layer)
+
+
+@pytest.mark.parametrize("layer", [np.int64(1), np.array(1), jnp.array(1), jnp.uint8(1)], ids=repr)
+def test_a_layer_may_be_an_integer_of_any_library(layer):
+    encoding = encoding_of("rope")
+    cache = append(entered(encoding, num_layers=3), encoding, layer=layer)
+    assert [bool(rows.any()) for rows in cache.entries.k] == [False, True, False]
+    out = attend_cached(arrays()["q"], cache, encoding=encoding, layer=layer)
+    alone = append(entered(encoding), encoding)
+    expected = attend_cached(arrays()["q"], alone, encoding=encoding)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [3, -1, 2**32 + 1], ids=str)
+def test_a_traced_layer_that_a_cache_lacks_is_never_silent(layer):
+    """Its index is not known before the program runs, so the numbers are NaN."""
+    encoding = encoding_of("rope")
+    full = append(entered(encoding, num_layers=3), encoding, layer=2)
+    q, wide = arrays()["q"], layer >= 2**31
+
+    @jax.jit
+    def run(cache, layer):
+        appended = append(cache, encoding, layer=layer)
+        return attend_cached(q, cache, encoding=encoding, layer=layer), appended.entries.v
+
+    with jax.enable_x64(wide):
+        out, values = run(full, np.int64(layer) if wide else np.int32(layer))
+    assert np.isnan(out).all() and np.isnan(values).any()
+    assert np.isfinite(attend_cached(q, full, encoding=encoding, layer=2)).all()
+
+
+@pytest.mark.parametrize("layer", [jnp.float32(1), jnp.zeros(1, jnp.int32), jnp.array(True)])
+def test_a_traced_layer_is_one_integer(layer):
+    encoding = encoding_of("rope")
+    cache = entered(encoding, num_layers=3)
+    run = jax.jit(lambda layer: append(cache, encoding, layer=layer))
+    refused("does not fit a cache of 3 layers", run, layer)
