@@ -77,19 +77,20 @@ class Cache:
           segment_ids_BL: integers, `[B, L]` or `[1, L]`. If None, all new tokens are in segment 0.
 
         Raises:
-          ConfigError: there are more tokens than free slots. In a compiled program, attention gives
-            NaN instead.
+          ConfigError: positions or segments have another shape or type, or there are more tokens
+            than free slots. In a compiled program, attention gives NaN for these instead.
         """
-        length = positions_BL.shape[1]
+        positions_BC, dtype = self.positions_BC, accumulator_dtype(self.entries.k.dtype)
+        batch, positions_BL = len(positions_BC), checks.as_array("positions_BL", positions_BL)
+        length = positions_BL.shape[-1] if positions_BL.ndim else 1
+        positions_BL = checks.checked_positions("positions_BL", positions_BL, batch, length, dtype)
+        segment_ids_BL = checks.checked_integers("segment_ids_BL", segment_ids_BL, batch, length)
         start = 0 if isinstance(self.filled, jax.core.Tracer) else int(self.filled)
         if start + length > self.capacity:
             raise ConfigError(
                 f"a cache of capacity {self.capacity} cannot hold {start + length} tokens: create a larger cache"
             )
 
-        positions_BC, dtype = self.positions_BC, accumulator_dtype(self.entries.k.dtype)
-        batch = len(positions_BC)
-        positions_BL = checks.checked_positions("positions_BL", positions_BL, batch, length, dtype)
         if positions_BL.dtype != positions_BC.dtype:
             positions_BL = checks.as_real("positions_BL", positions_BL, dtype)
             positions_BC = positions_BC.astype(dtype)
@@ -98,7 +99,8 @@ class Cache:
             new_BL = jnp.broadcast_to(jnp.asarray(new_BL, slots_BC.dtype), (batch, length))
             return jax.lax.dynamic_update_slice_in_dim(slots_BC, new_BL, self.filled, axis=1)
 
-        segment_ids_BL = np.zeros((1, length)) if segment_ids_BL is None else segment_ids_BL
+        if segment_ids_BL is None:
+            segment_ids_BL = np.zeros((1, length), np.int32)
         return dataclasses.replace(
             self,
             positions_BC=write(positions_BC, positions_BL),

@@ -126,7 +126,7 @@ def checked_positions(name: str, positions: Any, batch: int, length: int, dtype:
 
     Positions are data, so they have no gradient.
     """
-    positions = _array(name, positions)
+    positions = as_array(name, positions)
     if not jnp.issubdtype(positions.dtype, jnp.floating):
         if not jnp.issubdtype(positions.dtype, jnp.integer):
             raise ConfigError(f"{name} must be integers or real numbers, got {positions.dtype}")
@@ -155,17 +155,22 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
     """
     if ids is None:
         return None
-    ids = _array(name, ids)
+    ids = as_array(name, ids)
     _check_shape(name, ids, batch, length)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ConfigError(f"{name} must be integers, got {ids.dtype}")
-    if (
-        isinstance(ids, np.ndarray)
-        and ids.size
-        and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31
-    ):
-        raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
+    _check_32_bits(name, ids)
     return ids.astype(np.int32)
+
+
+def _check_32_bits(name: str, ids: Any) -> None:
+    """Raises ConfigError for integers outside of int32, unless JAX traces them."""
+    known = not isinstance(ids, jax.core.Tracer) and getattr(ids, "is_fully_addressable", True)
+    if not known or not ids.size or np.can_cast(ids.dtype, np.int32):
+        return
+    ids = np.asarray(ids)  # a program that is traced would trace the minimum of JAX's arrays
+    if not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+        raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
 
 
 def _check_shape(name: str, ids: Any, batch: int, length: int) -> None:
@@ -180,7 +185,7 @@ def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:
     """
     if mask is None:
         return None
-    mask = _array("mask", mask)
+    mask = as_array("mask", mask)
     if mask.dtype != bool:
         fix = "numbers to add are a bias"
         if jnp.issubdtype(mask.dtype, jnp.integer):
@@ -202,7 +207,7 @@ def checked_bias(bias: Any, shape: tuple[int, int, int, int]) -> Any:
     """Returns bias_BHLM; B and H may be 1; None stays."""
     if bias is None:
         return None
-    bias = _array("bias", bias)
+    bias = as_array("bias", bias)
     if not jnp.issubdtype(bias.dtype, jnp.floating):
         raise ConfigError(
             f"bias must be floating-point numbers, got {bias.dtype}: to hide keys, give mask"
@@ -270,7 +275,7 @@ def checked_positive(name: str, number: Any) -> float | None:
     return number
 
 
-def _array(name: str, x: Any) -> Any:
+def as_array(name: str, x: Any) -> Any:
     """Returns an array, or a list as an array; ConfigError: x is neither."""
     if isinstance(x, list | tuple):
         with contextlib.suppress(ValueError):  # lists of different lengths

@@ -153,3 +153,47 @@ def test_a_traced_layer_is_one_integer(layer):
     cache = entered(encoding, num_layers=3)
     run = jax.jit(lambda layer: append(cache, encoding, layer=layer))
     refused("does not fit a cache of 3 layers", run, layer)
+
+
+WIDE = 2**32
+ENTERED = {
+    "list": ([[0, 1, 2]], None, None),
+    "lists": ([[0, 1, 2]], [[1, 1, 2]], None),
+    "one axis": (jnp.arange(3), None, "positions_BL must have shape [2, 3] or [1, 3], got [3]"),
+    "a number": (3, None, "positions_BL must be an array, got 3 of type int"),
+    "a scalar": (jnp.array(3), None, "positions_BL must have shape [2, 1] or [1, 1], got []"),
+    "segments of 64 bits": (
+        PLACES,
+        np.where(PLACES < 3, 0, WIDE),
+        "segment_ids_BL must fit into 32 bits, got 0 to 4294967296",
+    ),
+    "fractions as segments": (
+        PLACES,
+        PLACES / 2,
+        "segment_ids_BL must be integers, got float64",
+    ),
+    "segments of one axis": (
+        PLACES,
+        PLACES[0],
+        "segment_ids_BL must have shape [2, 5] or [1, 5], got [5]",
+    ),
+    "a segment for each example": (
+        PLACES,
+        np.zeros((BATCH, 1), np.int32),
+        "segment_ids_BL must have shape [2, 5] or [1, 5], got [2, 1]",
+    ),
+    "segments of other tokens": (
+        PLACES,
+        PLACES[:, :3],
+        "segment_ids_BL must have shape [2, 5] or [1, 5], got [1, 3]",
+    ),
+}
+
+
+@pytest.mark.parametrize("positions, segment_ids, message", ENTERED.values(), ids=ENTERED)
+def test_positions_and_segments_that_enter_fit_the_cache(positions, segment_ids, message):
+    cache = create_cache(encoding_of("rope"), batch=BATCH, capacity=8)
+    if message is None:
+        assert cache.enter(positions, segment_ids).filled == 3
+    else:
+        refused(message, cache.enter, positions, segment_ids)

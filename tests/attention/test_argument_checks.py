@@ -1,0 +1,45 @@
+"""Arguments of attention that once were tracebacks, or silently meant something else."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.attention import attend
+from cope_jax.errors import ConfigError
+
+
+def encoding_of(name="rope", num_heads=2):
+    return encodings.create(name, num_heads=num_heads, head_dim=4, rngs=nnx.Rngs(0))
+
+
+def heads(length=6):
+    return jax.random.normal(jax.random.key(0), (1, length, 2, 4), jnp.float32)
+
+
+def refused(message, call, *given, **options):
+    with pytest.raises(ConfigError) as error:
+        call(*given, **options)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("name", ["segment_ids", "positions"])
+def test_integers_of_64_bits_are_refused_in_arrays_of_jax_too(name, jitted):
+    """An array that a compiled program closes over is known while it is traced."""
+    with jax.enable_x64():
+        numbers, q = jnp.array([[0, 0, 0, 2**32, 2**32, 2**32]], jnp.int64), heads()
+        given = {f"q_{name}": numbers, f"k_{name}": numbers}
+
+        def call(q):
+            return attend(q, q, q, encoding=encoding_of(), **given)
+
+        call = jax.jit(call) if jitted else call
+        refused(f"q_{name} must fit into 32 bits, got 0 to 4294967296", call, q)
+
+
+def test_unsigned_integers_beyond_int32_are_refused_without_64_bits():
+    numbers, q = jnp.full((1, 6), 4294967295, jnp.uint32), heads()
+    message = "q_positions must fit into 32 bits, got 4294967295 to 4294967295"
+    refused(message, attend, q, q, q, encoding=encoding_of(), q_positions=numbers)
