@@ -77,8 +77,9 @@ class Cache:
           segment_ids_BL: integers, `[B, L]` or `[1, L]`. If None, all new tokens are in segment 0.
 
         Raises:
-          ConfigError: positions or segments have another shape or type, or there are more tokens
-            than free slots. In a compiled program, attention gives NaN for these instead.
+          ConfigError: positions or segments have another shape or type, or do not fit into 32 bits;
+            or there are more tokens than free slots. For tokens without a slot, attention in a
+            compiled program gives NaN instead.
         """
         positions_BC, dtype = self.positions_BC, accumulator_dtype(self.entries.k.dtype)
         batch, positions_BL = len(positions_BC), checks.as_array("positions_BL", positions_BL)

@@ -246,11 +246,11 @@ def is_key(x: Any) -> bool:
 
 
 def checked_window(window: Any) -> int | None:
-    """Returns the window; None stays."""
+    """Returns the window, at most the largest int32, beyond which no key is; None stays."""
     window = checked(window, int | None, "window")
     if window is not None and window < 1:
         raise ConfigError(f"window must be an integer of at least 1, got {window}")
-    return window
+    return None if window is None else min(window, 2**31 - 1)
 
 
 def checked_logits(

@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import attend
+from cope_jax.attention import attend, attend_cached, create_cache
 from cope_jax.errors import ConfigError
 
 
@@ -43,3 +44,20 @@ def test_unsigned_integers_beyond_int32_are_refused_without_64_bits():
     numbers, q = jnp.full((1, 6), 4294967295, jnp.uint32), heads()
     message = "q_positions must fit into 32 bits, got 4294967295 to 4294967295"
     refused(message, attend, q, q, q, encoding=encoding_of(), q_positions=numbers)
+
+
+@pytest.mark.parametrize("implementation", ["full", "blockwise"])
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**62], ids=str)
+def test_a_window_beyond_int32_hides_nothing(window, implementation):
+    q, options = heads(), {"encoding": encoding_of(), "implementation": implementation}
+    expected = attend(q, q, q, **options)
+    np.testing.assert_array_equal(attend(q, q, q, window=window, **options), expected)
+
+
+def test_a_window_beyond_int32_hides_nothing_in_a_cache():
+    encoding, q = encoding_of(), heads()
+    cache = create_cache(encoding, batch=1, capacity=8).enter(jnp.arange(6)[None])
+    cache = cache.append(q, q, q, encoding=encoding)
+    expected = attend_cached(q, cache, encoding=encoding)
+    computed = attend_cached(q, cache, encoding=encoding, window=2**31)
+    np.testing.assert_array_equal(computed, expected)
