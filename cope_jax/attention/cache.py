@@ -19,13 +19,14 @@ from cope_jax.attention.cache_entries import (
     check_heads,
     check_queries,
     checked_layer,
+    checked_type,
     entry_shapes,
     outside,
     rows_of,
 )
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, checked
 
 
 @jax.tree_util.register_dataclass
@@ -208,8 +209,12 @@ class Cache:
 
     def latest(self, length: int) -> tuple[Array, Array]:
         """Returns (positions_BL, segment_ids_BL) of the L tokens entered last; ConfigError if fewer
-        were entered.
+        were entered, or there are fewer slots.
         """
+        if length > self.capacity:
+            raise ConfigError(
+                f"a cache of capacity {self.capacity} cannot hold {length} tokens: create a larger cache"
+            )
         if not isinstance(self.filled, jax.core.Tracer) and self.filled < length:
             raise ConfigError(
                 f"the cache has {self.filled} tokens, but {length} are needed: enter the missing tokens first"
@@ -255,9 +260,14 @@ def create_cache(
       windows: the windows of one layer, as shapes and types. None means that there are none.
 
     Raises:
-      ConfigError: a size is below 1.
+      ConfigError: a size is not an integer of at least 1, the type is not a floating-point type, or
+        there is no encoding.
     """
+    checks.check_is_encoding(encoding)
+    batch, capacity = checked(batch, int, "cache.batch"), checked(capacity, int, "cache.capacity")
+    num_layers = checked(num_layers, int | None, "cache.num_layers")
     check_at_least(1, "cache", batch=batch, capacity=capacity, num_layers=num_layers)
+    dtype = checked_type("cache.dtype", dtype)
 
     def empty(x: Any) -> Array:
         return jnp.zeros((*(() if num_layers is None else (num_layers,)), *x.shape), x.dtype)
@@ -272,6 +282,7 @@ def create_cache(
 
 def checked_layer_of(cache: Cache, encoding: Encoding, layer: Any) -> Any:
     """Returns the layer as `checked_layer`; ConfigError if the encoding does not fit this cache."""
+    checks.check_is_encoding(encoding)
     layer = checked_layer(layer, cache.num_layers)
     shapes, _ = entry_shapes(
         encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype, cache.entries.v

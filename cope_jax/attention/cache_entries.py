@@ -105,6 +105,17 @@ def outside(layer: Any, num_layers: int | None) -> Any:
     return (layer < 0) | (layer >= num_layers)
 
 
+def checked_type(name: str, dtype: Any) -> Any:
+    """Returns a floating-point type."""
+    known = None
+    with contextlib.suppress(TypeError, ValueError):
+        known = None if dtype is None else jnp.dtype(dtype)
+    if known is None or not jnp.issubdtype(known, jnp.floating):
+        given = abridged(dtype) if known is None else known
+        raise ConfigError(f"{name} must be a floating-point type, such as 'float32', got {given}")
+    return known
+
+
 def check_heads(**arrays: Any) -> None:
     """Raises ConfigError unless all are arrays of floating-point numbers, [B, L, heads, width]."""
     for name, x in arrays.items():

@@ -45,9 +45,19 @@ def check_arrays(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
             "q and k must have the same batch size and head width, and k and v must have the same batch size, number "
             f"of keys and number of heads, but {shapes}"
         )
+    if not k_BMGK.shape[2]:
+        raise ConfigError(f"attend needs at least one head, but {shapes}: give keys with heads")
     if q_BLHK.shape[2] % k_BMGK.shape[2]:
         raise ConfigError(
             f"the number of query heads must be a multiple of the number of key/value heads, but {shapes}"
+        )
+
+
+def check_is_encoding(encoding: Any) -> None:
+    """Raises ConfigError unless this is an encoding: its name, for example, is not."""
+    if not isinstance(encoding, Encoding):
+        raise ConfigError(
+            f"encoding must be an encoding of cope_jax.encodings.create, got {abridged(encoding)}"
         )
 
 
@@ -55,10 +65,7 @@ def check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array, embedded: b
     """Raises ConfigError unless this is an encoding for the heads of q and k; see also
     `check_embedded`.
     """
-    if not isinstance(encoding, Encoding):
-        raise ConfigError(
-            f"encoding must be an encoding of cope_jax.encodings.create, got {abridged(encoding)}"
-        )
+    check_is_encoding(encoding)
     shape = encoding.shape
     built, given = (
         (shape.num_heads, shape.kv_heads, shape.head_dim),

@@ -27,7 +27,12 @@ from cope_jax.array_types import Array
 from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
 from cope_jax.attention.cache import Cache, checked_layer_of
 from cope_jax.attention.cache_entries import check_heads, check_queries, outside
-from cope_jax.attention.checks import check_embedded, checked_logits, checked_window
+from cope_jax.attention.checks import (
+    check_embedded,
+    check_is_encoding,
+    checked_logits,
+    checked_window,
+)
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.request import Request
 from cope_jax.attention.streaming_softmax import all_rows
@@ -78,6 +83,7 @@ def attend_cached(
       ConfigError: the queries, the encoding or the layer do not fit the cache, the encoding couples
         the queries, or the cache has fewer tokens than there are queries.
     """
+    check_is_encoding(encoding)
     check_embedded(encoding, embedded)
     layer = checked_layer_of(cache, encoding, layer)
     if not encoding.traits.splits_queries:

@@ -61,3 +61,9 @@ def test_a_window_beyond_int32_hides_nothing_in_a_cache():
     expected = attend_cached(q, cache, encoding=encoding)
     computed = attend_cached(q, cache, encoding=encoding, window=2**31)
     np.testing.assert_array_equal(computed, expected)
+
+
+def test_keys_without_heads_are_refused():
+    q = heads()
+    message = "attend needs at least one head, but got q [1, 6, 2, 4], k [1, 6, 0, 4], v [1, 6, 0, "
+    refused(message, attend, q, q[:, :, :0], q[:, :, :0], encoding=encoding_of())

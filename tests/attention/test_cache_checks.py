@@ -197,3 +197,49 @@ def test_positions_and_segments_that_enter_fit_the_cache(positions, segment_ids,
         assert cache.enter(positions, segment_ids).filled == 3
     else:
         refused(message, cache.enter, positions, segment_ids)
+
+
+CREATED = {
+    "name of an encoding": (
+        {"encoding": "fox"},
+        "encoding must be an encoding of cope_jax.encodings.create, got 'fox'",
+    ),
+    "half a slot": ({"capacity": 3.5}, "cache.capacity must be int, got 3.5 of type float"),
+    "batch of text": ({"batch": "2"}, "cache.batch must be int, got '2' of type str"),
+    "a switch as layers": ({"num_layers": True}, "cache.num_layers must be int or None, got True"),
+    "unknown type": (
+        {"dtype": "float33"},
+        "cache.dtype must be a floating-point type, such as 'float32', got 'float33'",
+    ),
+    "whole numbers": (
+        {"dtype": jnp.int32},
+        "cache.dtype must be a floating-point type, such as 'float32', got int32",
+    ),
+    "no type": ({"dtype": None}, "cache.dtype must be a floating-point type"),
+}
+
+
+@pytest.mark.parametrize("change, message", CREATED.values(), ids=CREATED)
+def test_a_cache_that_cannot_be_is_one_clear_line(change, message):
+    given = {"encoding": encoding_of(), "batch": BATCH, "capacity": 8} | change
+    refused(message, create_cache, given.pop("encoding"), **given)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, np.dtype("float16")], ids=str)
+def test_the_type_of_a_cache_has_any_form(dtype):
+    cache = create_cache(encoding_of(), batch=np.int64(1), capacity=jnp.array(2), dtype=dtype)
+    assert cache.entries.k.dtype == jnp.dtype(dtype) and cache.capacity == 2
+
+
+def test_the_name_of_an_encoding_is_not_an_encoding():
+    cache, q = entered(encoding_of()), arrays()["q"]
+    message = "encoding must be an encoding of cope_jax.encodings.create, got 'fox'"
+    refused(message, append, cache, "fox")
+    refused(message, attend_cached, q, cache, encoding="fox")
+
+
+def test_more_queries_than_slots_are_one_clear_line_in_a_program():
+    encoding, q = encoding_of(), jnp.zeros((BATCH, 9, HEADS, WIDTH))
+    run = jax.jit(lambda cache: attend_cached(q, cache, encoding=encoding))
+    message = "a cache of capacity 8 cannot hold 9 tokens: create a larger cache"
+    refused(message, run, entered(encoding))
