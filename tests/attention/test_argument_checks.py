@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import attend, attend_cached, create_cache
+from cope_jax.attention import attend, attend_cached, attention_weights, create_cache
 from cope_jax.errors import ConfigError
 
 
@@ -67,3 +67,37 @@ def test_keys_without_heads_are_refused():
     q = heads()
     message = "attend needs at least one head, but got q [1, 6, 2, 4], k [1, 6, 0, 4], v [1, 6, 0, "
     refused(message, attend, q, q[:, :, :0], q[:, :, :0], encoding=encoding_of())
+
+
+@pytest.mark.parametrize("name, hint", [("foo", "choose from"), ("windo", "did you mean 'window'")])
+def test_weights_do_not_take_an_unknown_argument(name, hint):
+    q, message = heads(), f"unknown argument of attend '{name}': {hint}"
+    refused(message, attention_weights, q, q, q, encoding=encoding_of(), **{name: 1})
+    blocks = {"blocks": (2, 2, 2), "implementation": "full"}
+    assert attention_weights(q, q, q, encoding=encoding_of(), **blocks).shape == (1, 2, 6, 6)
+
+
+TWICE = {
+    "sequence and batch": (
+        {"sequence_axis": "sequence", "batch_axes": ("sequence",)},
+        "the axis 'sequence' of the mesh is named twice, in batch_axes and sequence_axis: name each",
+    ),
+    "batch": (
+        {"batch_axes": ("data", "data")},
+        "the axis 'data' of the mesh is named twice, in batch_axes: name each axis once",
+    ),
+    "heads and batch": (
+        {"batch_axes": ("data", "tensor"), "head_axis": "tensor"},
+        "the axis 'tensor' of the mesh is named twice, in batch_axes and head_axis",
+    ),
+    "heads and sequence": (
+        {"sequence_axis": "tensor", "head_axis": "tensor"},
+        "the axis 'tensor' of the mesh is named twice, in sequence_axis and head_axis",
+    ),
+}
+
+
+@pytest.mark.parametrize("given, message", TWICE.values(), ids=TWICE)
+def test_an_axis_of_the_mesh_splits_one_axis(given, message):
+    q = heads()
+    refused(message, attend, q, q, q, encoding=encoding_of(), **given)
