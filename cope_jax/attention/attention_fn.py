@@ -9,6 +9,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.attention.attend import attend
+from cope_jax.attention.checks import check_is_encoding
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
@@ -51,12 +52,14 @@ class AttentionFn(nnx.Module):
         must be hashable.
 
     Raises:
-      ConfigError: an option is not an argument of `attend`, or Flax passes it at each call.
+      ConfigError: the encoding is not an encoding, an option is not an argument of `attend`, or
+        Flax passes it at each call.
     """
 
     def __init__(
         self, encoding: Encoding, *, x: Array | None = None, causal: bool = False, **options: Any
     ):
+        check_is_encoding(encoding)
         self.encoding = encoding
         self.x = nnx.data(x)
         self.causal = causal

@@ -3,9 +3,8 @@ token.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +13,20 @@ import numpy as np
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import checks
 from cope_jax.attention.blocks import head_major
+from cope_jax.attention.cache_entries import (
+    CacheEntry,
+    check_fit,
+    check_heads,
+    check_queries,
+    checked_layer,
+    checked_type,
+    entry_shapes,
+    outside,
+    rows_of,
+)
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least
-
-
-class CacheEntry(NamedTuple):
-    """The cached keys (after rotation), values and features, as `[B, heads, M, ...]` or as rows
-    (see `rows_of`).
-    """
-
-    k: Any
-    v: Any
-    features: PyTree
+from cope_jax.registry import check_at_least, checked
 
 
 @jax.tree_util.register_dataclass
@@ -63,6 +63,11 @@ class Cache:
     def capacity(self) -> int:
         return self.positions_BC.shape[1]
 
+    @property
+    def num_layers(self) -> int | None:
+        """N, or None if the cache is for one layer."""
+        return len(self.entries.k) if self.entries.k.ndim == 4 else None
+
     def enter(self, positions_BL: Any, segment_ids_BL: Any = None) -> "Cache":
         """Reserves the next L slots for new tokens; each layer must then `append` the keys of these
         tokens.
@@ -73,19 +78,21 @@ class Cache:
           segment_ids_BL: integers, `[B, L]` or `[1, L]`. If None, all new tokens are in segment 0.
 
         Raises:
-          ConfigError: there are more tokens than free slots. In a compiled program, attention gives
-            NaN instead.
+          ConfigError: positions or segments have another shape or type, or do not fit into 32 bits;
+            or there are more tokens than free slots. For tokens without a slot, attention in a
+            compiled program gives NaN instead.
         """
-        length = positions_BL.shape[1]
+        positions_BC, dtype = self.positions_BC, accumulator_dtype(self.entries.k.dtype)
+        batch, positions_BL = len(positions_BC), checks.as_array("positions_BL", positions_BL)
+        length = positions_BL.shape[-1] if positions_BL.ndim else 1
+        positions_BL = checks.checked_positions("positions_BL", positions_BL, batch, length, dtype)
+        segment_ids_BL = checks.checked_integers("segment_ids_BL", segment_ids_BL, batch, length)
         start = 0 if isinstance(self.filled, jax.core.Tracer) else int(self.filled)
         if start + length > self.capacity:
             raise ConfigError(
                 f"a cache of capacity {self.capacity} cannot hold {start + length} tokens: create a larger cache"
             )
 
-        positions_BC, dtype = self.positions_BC, accumulator_dtype(self.entries.k.dtype)
-        batch = len(positions_BC)
-        positions_BL = checks.checked_positions("positions_BL", positions_BL, batch, length, dtype)
         if positions_BL.dtype != positions_BC.dtype:
             positions_BL = checks.as_real("positions_BL", positions_BL, dtype)
             positions_BC = positions_BC.astype(dtype)
@@ -94,7 +101,8 @@ class Cache:
             new_BL = jnp.broadcast_to(jnp.asarray(new_BL, slots_BC.dtype), (batch, length))
             return jax.lax.dynamic_update_slice_in_dim(slots_BC, new_BL, self.filled, axis=1)
 
-        segment_ids_BL = np.zeros((1, length)) if segment_ids_BL is None else segment_ids_BL
+        if segment_ids_BL is None:
+            segment_ids_BL = np.zeros((1, length), np.int32)
         return dataclasses.replace(
             self,
             positions_BC=write(positions_BC, positions_BL),
@@ -125,11 +133,12 @@ class Cache:
 
         Raises:
           ConfigError: the arrays, the encoding or the layer do not fit the cache, or the tokens
-            were not entered. For tokens that were not entered, attention in a compiled program
-            gives NaN instead.
+            were not entered. For tokens that were not entered, and for a layer that JAX traces,
+            attention in a compiled program gives NaN instead.
         """
-        check_layer(self, encoding, layer)
-        length = jnp.shape(k_BLGK)[1]
+        layer = checked_layer_of(self, encoding, layer)
+        check_heads(queries=q_BLHK, keys=k_BLGK, values=v_BLGK)
+        length = k_BLGK.shape[1]
         batch, dtype, shape = len(self.positions_BC), self.entries.k.dtype, encoding.shape
         shapes, _ = entry_shapes(encoding, batch, length, dtype, self.entries.v)
         before_rotation = jax.ShapeDtypeStruct(
@@ -137,6 +146,8 @@ class Cache:
         )
         check_fit("keys", k_BLGK, before_rotation)
         check_fit("values", v_BLGK, jax.eval_shape(head_major, shapes.v))
+        check_queries(q_BLHK, encoding, batch, length)
+        x_BLD = checks.checked_input(x_BLD, batch, length, "x_BLD", "these tokens")
         positions_BL, segment_ids_BL = self.latest(length)
         before = self._of_layer(self.state, layer)
         tokens = Tokens(x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_BL, segment_ids_BL)
@@ -146,6 +157,7 @@ class Cache:
         # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches
         # every query.
         out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
+        out_of_bounds |= outside(layer, self.num_layers)
         v_BLGK = jnp.where(out_of_bounds, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
 
         def write(slots: Array, new: Array) -> Array:
@@ -183,13 +195,12 @@ class Cache:
 
     def windows_of(self, layer: int | Array | None) -> PyTree:
         """Returns the windows of one layer."""
-        return self._of_layer(self.windows, layer)
+        return self._of_layer(self.windows, checked_layer(layer, self.num_layers))
 
     def with_windows(self, windows: PyTree, layer: int | Array | None) -> "Cache":
         """Returns the cache with the windows of a layer after the tokens entered last."""
-        return dataclasses.replace(
-            self, windows=jax.tree.map(_keeper(layer), self.windows, windows)
-        )
+        keep = _keeper(checked_layer(layer, self.num_layers))
+        return dataclasses.replace(self, windows=jax.tree.map(keep, self.windows, windows))
 
     def _of_layer(self, tree: PyTree, layer: int | Array | None) -> PyTree:
         if layer is None:
@@ -198,8 +209,12 @@ class Cache:
 
     def latest(self, length: int) -> tuple[Array, Array]:
         """Returns (positions_BL, segment_ids_BL) of the L tokens entered last; ConfigError if fewer
-        were entered.
+        were entered, or there are fewer slots.
         """
+        if length > self.capacity:
+            raise ConfigError(
+                f"a cache of capacity {self.capacity} cannot hold {length} tokens: create a larger cache"
+            )
         if not isinstance(self.filled, jax.core.Tracer) and self.filled < length:
             raise ConfigError(
                 f"the cache has {self.filled} tokens, but {length} are needed: enter the missing tokens first"
@@ -245,9 +260,14 @@ def create_cache(
       windows: the windows of one layer, as shapes and types. None means that there are none.
 
     Raises:
-      ConfigError: a size is below 1.
+      ConfigError: a size is not an integer of at least 1, the type is not a floating-point type, or
+        there is no encoding.
     """
+    checks.check_is_encoding(encoding)
+    batch, capacity = checked(batch, int, "cache.batch"), checked(capacity, int, "cache.capacity")
+    num_layers = checked(num_layers, int | None, "cache.num_layers")
     check_at_least(1, "cache", batch=batch, capacity=capacity, num_layers=num_layers)
+    dtype = checked_type("cache.dtype", dtype)
 
     def empty(x: Any) -> Array:
         return jnp.zeros((*(() if num_layers is None else (num_layers,)), *x.shape), x.dtype)
@@ -260,54 +280,10 @@ def create_cache(
     return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32), windows)
 
 
-def entry_shapes(
-    encoding: Encoding, batch: int, length: int, dtype: Any, value: Any = None
-) -> tuple[CacheEntry, PyTree]:
-    """Returns (the head-major entries of L tokens, the encoding's state after these tokens), as
-    shapes and types.
-
-    The last axis of `value` is the width of a value.
-    """
-    shape = encoding.shape
-    x_BLD = jax.ShapeDtypeStruct((batch, length, shape.width), dtype)
-    q_BLHK = jax.ShapeDtypeStruct((batch, length, shape.num_heads, shape.head_dim), dtype)
-    k_BLGK = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
-
-    v_BLGK = (
-        k_BLGK
-        if value is None
-        else jax.ShapeDtypeStruct((*k_BLGK.shape[:3], value.shape[-1]), value.dtype)
-    )
-
-    def entries(tokens: Tokens) -> tuple[CacheEntry, PyTree]:
-        features, state = encoding.features(tokens, None)
-        rotated_BLGK = encoding.rotate_keys(tokens.k, features, tokens.positions)
-        return jax.tree.map(head_major, CacheEntry(rotated_BLGK, tokens.v, features)), state
-
-    positions_1L = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    arrays: list[Any] = [x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_1L]
-    shapes: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, Tokens(*arrays))
-    return shapes
-
-
-def rows_of(x: Array) -> Array:
-    """Reshapes `[B, heads, M, ...]` to rows `[B·heads, M, width]`."""
-    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], math.prod(x.shape[3:]))
-
-
-def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> None:
-    """Raises ConfigError if the layer or the encoding does not fit this cache."""
-    num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
-    if num_layers is None and layer is not None:
-        raise ConfigError(
-            f"layer={layer} does not fit a cache of one layer: omit layer, or create the cache with num_layers"
-        )
-    if num_layers is not None and (
-        layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)
-    ):
-        raise ConfigError(
-            f"layer={layer} does not fit a cache of {num_layers} layers: give a layer from 0 to {num_layers - 1}"
-        )
+def checked_layer_of(cache: Cache, encoding: Encoding, layer: Any) -> Any:
+    """Returns the layer as `checked_layer`; ConfigError if the encoding does not fit this cache."""
+    checks.check_is_encoding(encoding)
+    layer = checked_layer(layer, cache.num_layers)
     shapes, _ = entry_shapes(
         encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype, cache.entries.v
     )
@@ -319,20 +295,4 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
         jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes),
         slots,
     )
-
-
-def check_fit(name: str, new: PyTree, slots: PyTree) -> None:
-    """Raises ConfigError unless two trees of arrays have the same structure, shapes and types.
-
-    >>> check_fit("keys", jnp.zeros((1, 2)), jax.ShapeDtypeStruct((1, 3), jnp.float32))
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: keys must be float32[1, 3] to fit the cache, got float32[1, 2]
-    """
-
-    def described(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
-
-    given, wanted = described(new), described(slots)
-    if given != wanted:
-        raise ConfigError(f"{name} must be {wanted} to fit the cache, got {given}".replace("'", ""))
+    return layer

@@ -45,9 +45,19 @@ def check_arrays(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
             "q and k must have the same batch size and head width, and k and v must have the same batch size, number "
             f"of keys and number of heads, but {shapes}"
         )
+    if not k_BMGK.shape[2]:
+        raise ConfigError(f"attend needs at least one head, but {shapes}: give keys with heads")
     if q_BLHK.shape[2] % k_BMGK.shape[2]:
         raise ConfigError(
             f"the number of query heads must be a multiple of the number of key/value heads, but {shapes}"
+        )
+
+
+def check_is_encoding(encoding: Any) -> None:
+    """Raises ConfigError unless this is an encoding: its name, for example, is not."""
+    if not isinstance(encoding, Encoding):
+        raise ConfigError(
+            f"encoding must be an encoding of cope_jax.encodings.create, got {abridged(encoding)}"
         )
 
 
@@ -55,10 +65,7 @@ def check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array, embedded: b
     """Raises ConfigError unless this is an encoding for the heads of q and k; see also
     `check_embedded`.
     """
-    if not isinstance(encoding, Encoding):
-        raise ConfigError(
-            f"encoding must be an encoding of cope_jax.encodings.create, got {abridged(encoding)}"
-        )
+    check_is_encoding(encoding)
     shape = encoding.shape
     built, given = (
         (shape.num_heads, shape.kv_heads, shape.head_dim),
@@ -111,12 +118,12 @@ def check_tokens(encoding: Encoding, features: Any, length: int, keys: int) -> N
         )
 
 
-def checked_input(x: Any, batch: int, keys: int) -> Any:
+def checked_input(x: Any, batch: int, keys: int, name: str = "x", of: str = "keys") -> Any:
     """Returns the layer's input x_BMD; None stays."""
     if x is not None and (not is_array(x) or x.ndim != 3 or x.shape[:2] != (batch, keys)):
         shape = list(x.shape) if is_array(x) else abridged(x)
         raise ConfigError(
-            f"x must be the input of the layer for all keys, [{batch}, {keys}, D], got {shape}"
+            f"{name} must be the input of the layer for all {of}, [{batch}, {keys}, D], got {shape}"
         )
     return x
 
@@ -126,7 +133,7 @@ def checked_positions(name: str, positions: Any, batch: int, length: int, dtype:
 
     Positions are data, so they have no gradient.
     """
-    positions = _array(name, positions)
+    positions = as_array(name, positions)
     if not jnp.issubdtype(positions.dtype, jnp.floating):
         if not jnp.issubdtype(positions.dtype, jnp.integer):
             raise ConfigError(f"{name} must be integers or real numbers, got {positions.dtype}")
@@ -155,17 +162,22 @@ def checked_integers(name: str, ids: Any, batch: int, length: int) -> Any:
     """
     if ids is None:
         return None
-    ids = _array(name, ids)
+    ids = as_array(name, ids)
     _check_shape(name, ids, batch, length)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ConfigError(f"{name} must be integers, got {ids.dtype}")
-    if (
-        isinstance(ids, np.ndarray)
-        and ids.size
-        and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31
-    ):
-        raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
+    _check_32_bits(name, ids)
     return ids.astype(np.int32)
+
+
+def _check_32_bits(name: str, ids: Any) -> None:
+    """Raises ConfigError for integers outside of int32, unless JAX traces them."""
+    known = not isinstance(ids, jax.core.Tracer) and getattr(ids, "is_fully_addressable", True)
+    if not known or not ids.size or np.can_cast(ids.dtype, np.int32):
+        return
+    ids = np.asarray(ids)  # a program that is traced would trace the minimum of JAX's arrays
+    if not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+        raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
 
 
 def _check_shape(name: str, ids: Any, batch: int, length: int) -> None:
@@ -180,7 +192,7 @@ def checked_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array | None:
     """
     if mask is None:
         return None
-    mask = _array("mask", mask)
+    mask = as_array("mask", mask)
     if mask.dtype != bool:
         fix = "numbers to add are a bias"
         if jnp.issubdtype(mask.dtype, jnp.integer):
@@ -202,7 +214,7 @@ def checked_bias(bias: Any, shape: tuple[int, int, int, int]) -> Any:
     """Returns bias_BHLM; B and H may be 1; None stays."""
     if bias is None:
         return None
-    bias = _array("bias", bias)
+    bias = as_array("bias", bias)
     if not jnp.issubdtype(bias.dtype, jnp.floating):
         raise ConfigError(
             f"bias must be floating-point numbers, got {bias.dtype}: to hide keys, give mask"
@@ -241,11 +253,11 @@ def is_key(x: Any) -> bool:
 
 
 def checked_window(window: Any) -> int | None:
-    """Returns the window; None stays."""
+    """Returns the window, at most the largest int32, beyond which no key is; None stays."""
     window = checked(window, int | None, "window")
     if window is not None and window < 1:
         raise ConfigError(f"window must be an integer of at least 1, got {window}")
-    return window
+    return None if window is None else min(window, 2**31 - 1)
 
 
 def checked_logits(
@@ -270,7 +282,7 @@ def checked_positive(name: str, number: Any) -> float | None:
     return number
 
 
-def _array(name: str, x: Any) -> Any:
+def as_array(name: str, x: Any) -> Any:
     """Returns an array, or a list as an array; ConfigError: x is neither."""
     if isinstance(x, list | tuple):
         with contextlib.suppress(ValueError):  # lists of different lengths

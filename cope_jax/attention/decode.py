@@ -25,8 +25,14 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array
 from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
-from cope_jax.attention.cache import Cache, check_fit, check_layer
-from cope_jax.attention.checks import check_embedded, checked_logits, checked_window
+from cope_jax.attention.cache import Cache, checked_layer_of
+from cope_jax.attention.cache_entries import check_heads, check_queries, outside
+from cope_jax.attention.checks import (
+    check_embedded,
+    check_is_encoding,
+    checked_logits,
+    checked_window,
+)
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.request import Request
 from cope_jax.attention.streaming_softmax import all_rows
@@ -71,22 +77,23 @@ def attend_cached(
 
     Returns:
       out_BLHK, in the type of the values. It is NaN if more tokens were entered than there are
-      slots.
+      slots, or if a layer that JAX traces is out of range.
 
     Raises:
       ConfigError: the queries, the encoding or the layer do not fit the cache, the encoding couples
         the queries, or the cache has fewer tokens than there are queries.
     """
+    check_is_encoding(encoding)
     check_embedded(encoding, embedded)
-    check_layer(cache, encoding, layer)
+    layer = checked_layer_of(cache, encoding, layer)
     if not encoding.traits.splits_queries:
         raise ConfigError(
             "decoding with a cache splits the queries, but this encoding couples them: call attend with the complete "
             "sequence"
         )
+    check_heads(queries=q_BLHK)
     length = q_BLHK.shape[1]
-    wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
-    check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
+    check_queries(q_BLHK, encoding, len(cache.positions_BC), length)
     shape = len(q_BLHK), q_BLHK.shape[2], length, cache.capacity
     bias, scale, cap = checked_logits(encoding, bias, scale, logits_soft_cap, shape)
     positions_BL, segment_ids_BL = cache.latest(length)
@@ -125,7 +132,9 @@ def attend_cached(
     logits_BHLC, carry = _cached_logits(encoding, pairs, jnp.minimum(cache.filled, cache.capacity))
     weights_BHLC, sink_BHL = softmax_over(logits_BHLC, pairs.mask, encoding.sink(carry))
     out_BLHK = head_major(weigh(weights_BHLC, sink_BHL, slots.v, queries.v))
-    return encoding.rotate_back(out_BLHK, features, positions_BL)
+    out_BLHK = encoding.rotate_back(out_BLHK, features, positions_BL)
+    missing = outside(layer, cache.num_layers)
+    return out_BLHK if missing is False else jnp.where(missing, jnp.nan, out_BLHK)
 
 
 def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Array, Carry]:

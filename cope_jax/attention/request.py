@@ -3,7 +3,8 @@ has none.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits
-from cope_jax.registry import checked
+from cope_jax.registry import checked, unknown
 
 
 @jax.tree_util.register_dataclass
@@ -161,6 +162,7 @@ def prepare(
     **execution: Any,
 ) -> Request:
     """Checks the arguments of `attend`, and calls the encoding's `features` and `rotate`."""
+    _check_names(execution)
     checks.check_arrays(q_BLHK, k_BMGK, v_BMGK)
     # NumPy's float64 becomes float32 here, and not only where an encoding rotates.
     q_BLHK, k_BMGK, v_BMGK = (jnp.asarray(x) for x in (q_BLHK, k_BMGK, v_BMGK))
@@ -211,6 +213,16 @@ def prepare(
     )
 
 
+def _check_names(execution: Iterable[str]) -> None:
+    """Raises ConfigError for a name that is not an argument of `attend`."""
+    known = inspect.signature(checked_execution).parameters
+    for name in execution:
+        if name not in known:
+            parameters = inspect.signature(prepare).parameters.values()
+            others = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
+            raise unknown("argument of attend", name, [*known, *others])
+
+
 def _queries_of_keys(q_BLHK: Array, keys: int) -> Array:
     """Returns q_BMHK: the last M queries, or zeros for earlier tokens, whose queries the caller
     does not give.
@@ -240,8 +252,23 @@ def checked_execution(
         checked(sequence_axis, str | None, "sequence_axis"),
         checked(head_axis, str | None, "head_axis"),
     )
+    _check_axes(layout)
     return {
         "implementation": implementation,
         "blocks": None if blocks is None else BlockSizes(*blocks),
         "layout": layout,
     }
+
+
+def _check_axes(layout: Layout) -> None:
+    """Raises ConfigError if two axes of arrays are split by the same axis of the mesh."""
+    uses = [(axis, "batch_axes") for axis in layout.batch]
+    others = {"sequence_axis": layout.length, "head_axis": layout.width}
+    uses += [(axis, argument) for argument, axis in others.items() if axis is not None]
+    for axis, _ in uses:
+        arguments = [argument for name, argument in uses if name == axis]
+        if len(arguments) > 1:
+            raise ConfigError(
+                f"the axis {axis!r} of the mesh is named twice, in {' and '.join(dict.fromkeys(arguments))}: "
+                "name each axis once"
+            )

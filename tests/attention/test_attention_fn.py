@@ -194,3 +194,9 @@ def test_nothing_that_flax_passes_is_unknown():
         )
     )
     assert flax - accepted == {"force_fp32_for_softmax", "promote_dtype", "einsum_dot_general"}
+
+
+def test_the_name_of_an_encoding_is_not_an_encoding():
+    message = r"^encoding must be an encoding of cope_jax\.encodings\.create, got 'cope'$"
+    with pytest.raises(ConfigError, match=message):
+        AttentionFn("cope")
