@@ -62,6 +62,8 @@ def attention_weights(
 def weights_of(encoding: Encoding, request: Request) -> tuple[Array, Array | None]:
     """Returns (the weights a_BHLM, the weight of the sink or None)."""
     pairs = request.pairs()
+    if not pairs.k.shape[2]:
+        return jnp.zeros_like(pairs.logits), None
     logits_BHLM, carry = encoding.checked_score(
         pairs, encoding.checked_carry(pairs.q, pairs.q_features)
     )

@@ -101,3 +101,10 @@ TWICE = {
 def test_an_axis_of_the_mesh_splits_one_axis(given, message):
     q = heads()
     refused(message, attend, q, q, q, encoding=encoding_of(), **given)
+
+
+@pytest.mark.parametrize("name", ["rope", "cope", "stick_breaking"])
+def test_queries_without_any_key_have_no_weights(name):
+    q = heads()
+    weights = attention_weights(q, q[:, :0], q[:, :0], encoding=encoding_of(name))
+    assert weights.shape == (1, 2, 6, 0) and weights.dtype == jnp.float32
