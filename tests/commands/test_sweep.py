@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 
 from cope_jax.evaluation.report import grid_cells
-from cope_jax.runs import records as recording
+from cope_jax.runs import checkout
 from tests.encodings.test_registry import OWN
 from tests.runs.grid.test_cells import write_grid
 
@@ -113,7 +113,7 @@ def test_encodings_of_files_enter_a_grid(start, tmp_path):
         assert [json.loads(line)["step"] for line in archive.extractfile(metrics)] == [2]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"config":{"encoding":"my-encoding"' in page
-    assert f'"commit":"{recording.commit()[:12]}' in page
+    assert f'"commit":"{checkout.commit()[:12]}' in page
     folder = "grid/near/cells/my-encoding/seed_1"
     assert f"{folder}/result.json" in packed and len(packed) == 4 * 4
     file.write_text(file.read_text() + "\n")

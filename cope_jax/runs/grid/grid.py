@@ -11,6 +11,7 @@ from typing import Any
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, Interrupted, StorageError, storage_reason
+from cope_jax.runs import checkout
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
@@ -199,7 +200,7 @@ class Grid:
         stop_at_failure: bool,
         finished: Callable[[], object],
     ) -> None:
-        commit, folder, cwd = recording.commit() or "", self.workdir.resolve(), Path.cwd()
+        commit, folder, cwd = checkout.commit() or "", self.workdir.resolve(), Path.cwd()
         needs = (engine.cores, engine.devices, time_limit)
         jobs = [
             (cell, Job(cell.folder(folder), cell.to_json(), cwd, commit, *needs)) for cell in cells
