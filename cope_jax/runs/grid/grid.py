@@ -107,12 +107,20 @@ class Grid:
                 )
 
     def state(self) -> State:
-        """Reads how far cells are. ConfigError: a finished cell has other settings."""
+        """Reads how far cells are, and writes nothing.
+
+        ConfigError: a finished cell has other settings, or no config.json, which has them.
+        """
         state = State([], {}, [])
         for cell in self.cells:
             folder = cell.folder(self.workdir)
             if (folder / "result.json").exists():
-                workdirs.Workdir(folder).open(cell.config, cell.seeds)
+                if not (folder / "config.json").exists():
+                    raise ConfigError(
+                        f"{folder} has result.json but not config.json: restore config.json, or delete the "
+                        "folder to train the cell again"
+                    )
+                workdirs.Workdir(folder).check(cell.config, cell.seeds)
                 state.finished.append(cell)
             elif (folder / FAILED).exists():
                 state.failed[cell] = str(workdirs.read_json(folder / FAILED, line=str)["line"])

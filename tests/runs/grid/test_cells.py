@@ -57,7 +57,7 @@ def write_grid(folder, body):
 def finish(cell, workdir, seconds=1.0):
     """Writes what a finished cell leaves behind."""
     folder = cell.folder(workdir)
-    folder.mkdir(parents=True)
+    workdirs.Workdir(folder).open(cell.config, cell.seeds)
     records = [{"value": 0.5, "metric": "loss", "kind": "split", "wall_seconds": seconds}]
     (folder / "result.json").write_text(json.dumps({"records": records, "environment": {}}))
 
@@ -319,8 +319,7 @@ def test_a_grid_is_found_by_name_or_path():
         grid_file.find("abilitie")
 
 
-def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdirs.Workdir, "open", lambda *args: None)
+def test_the_state_is_read_from_disk(tmp_path):
     cells = [cell(name, seed) for name in ("cope", "rope") for seed in range(2)]
     finish(cells[0], tmp_path, 30.0)
     finish(cells[2], tmp_path, 10.0)
@@ -360,3 +359,19 @@ def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
     assert Grid(tmp_path, [ours]).state().finished == [ours]
     with pytest.raises(ConfigError, match=r"other settings, .*training\.steps"):
         Grid(tmp_path, [cell(training={"steps": 100})]).train()
+
+
+def test_a_finished_cell_without_its_config_is_an_error_and_gets_no_other(tmp_path):
+    finish(ours := cell(), tmp_path)
+    (ours.folder(tmp_path) / "config.json").unlink()
+    message = rf"^{ours.folder(tmp_path)} has result.json but not config.json: restore config.json"
+    with pytest.raises(ConfigError, match=message) as error:
+        Grid(tmp_path, [cell(training={"steps": 100})]).state()
+    assert "\n" not in str(error.value)
+    assert [path.name for path in ours.folder(tmp_path).iterdir()] == ["result.json"]
+
+
+def test_the_state_of_a_folder_that_cannot_be_written_to_is_read(tmp_path, monkeypatch):
+    finish(ours := cell(), tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert Grid(tmp_path, [ours]).state().finished == [ours]
