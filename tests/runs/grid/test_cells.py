@@ -173,6 +173,11 @@ def test_a_pipe_is_no_grid_or_config(read, tmp_path):
         ("yield Cell(quick('ropes'))", "unknown encoding 'ropes': did you mean 'rope'"),
         ("yield Cell(quick(training={'stepz': 1}))", "unknown option of config.training"),
         ("yield Cell(quick(), (-1,))", "the seeds of a cell must be whole numbers of at least 0"),
+        (
+            "yield Cell(quick(), (0, 2**31))",
+            "below 2³¹ and distinct, such as (0, 1), not (0, 2147483648)",
+        ),
+        ("yield Cell(quick(), (3, 0, 3))", "below 2³¹ and distinct, such as (0, 1), not (3, 0, 3)"),
         ("yield Cell(quick(), 1)", "the seeds of a cell must be whole numbers of at least 0"),
         (
             "yield Cell(quick(), setting='..')",
