@@ -124,8 +124,9 @@ def plan(
         folders = folder_of(workdir, label).glob("seed*")
         groups: list[tuple[int, ...]] = []
         known: set[int] = set()
-        for group in sorted(map(seeds_of, folders), key=lambda group: (-len(group), group)):
-            if group and group[-1] < seeds and known.isdisjoint(group):
+        existing = (seeds_of(folder, seeds) for folder in folders)
+        for group in sorted(existing, key=lambda group: (-len(group), group)):
+            if group and known.isdisjoint(group):
                 groups.append(group)
                 known.update(group)
         new: list[tuple[int, ...]] = []
@@ -159,11 +160,15 @@ def entries(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:
     return entered
 
 
-def seeds_of(folder: Path) -> tuple[int, ...]:
-    """The seeds in the name of a cell's folder; () for any other name.
+def seeds_of(folder: Path, most: int) -> tuple[int, ...]:
+    """The seeds in the name of a cell's folder; () for any other name, or if a seed is not below
+    `most`, since a name can have any numbers.
 
-    >>> seeds_of(Path("cells/cope/seeds_3-5"))
-    (3, 4, 5)
+    >>> seeds_of(Path("cells/cope/seeds_3-5"), 6), seeds_of(Path("cells/cope/seeds_3-5"), 5)
+    ((3, 4, 5), ())
     """
     match = re.fullmatch(r"seeds?_(\d+)(?:-(\d+))?", folder.name)
-    return tuple(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else ()
+    if match is None:
+        return ()
+    first, last = int(match[1]), int(match[2] or match[1])
+    return tuple(range(first, last + 1)) if last < most else ()

@@ -140,6 +140,13 @@ def test_the_plan_keeps_what_is_there(tmp_path):
     ]
 
 
+def test_the_plan_does_not_list_the_seeds_of_any_name(tmp_path):
+    """Else a folder could take all memory."""
+    for name in ("seeds_0-99999999999999", f"seeds_0-{'9' * 200}", "seeds_0-1"):
+        (tmp_path / "cells" / "rope" / name).mkdir(parents=True)
+    assert [cell.seeds for cell in plan({"rope": QUICK}, 3, 1, tmp_path)] == [(0, 1), (2,)]
+
+
 @pytest.mark.parametrize(
     ("folders", "groups"),
     [
