@@ -56,8 +56,10 @@ class StorageError(OSError):
         >>> print(StorageError.of("runs/cope", "No space left on device"))
         cannot write to runs/cope (No space left on device): complete files are intact; free space and rerun the command
         """
+        read_only = reason == os.strerror(errno.EROFS)
+        mend = "choose a folder that can be written to" if read_only else "free space"
         return cls(
-            f"cannot write to {path} ({reason}): complete files are intact; free space and rerun the command"
+            f"cannot write to {path} ({reason}): complete files are intact; {mend} and rerun the command"
         )
 
 

@@ -224,6 +224,23 @@ def check_at_least(
             raise ConfigError(f"{owner}.{name} must be at most {most:,}, got {value:,}")
 
 
+def check_seeds(seeds: Any, owner: str) -> None:
+    """ConfigError unless `seeds` are a tuple of distinct ints that an int32 of a device can hold.
+
+    >>> check_seeds((0, 1), "a cell")
+    """
+    if (
+        not isinstance(seeds, tuple)
+        or not seeds
+        or not all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
+        or len({*seeds}) < len(seeds)
+    ):
+        raise ConfigError(
+            f"the seeds of {owner} must be whole numbers of at least 0, below 2³¹ and distinct, such as (0, 1), "
+            f"not {abridged(seeds)}"
+        )
+
+
 def check_fields(config: Any, owner: str) -> None:
     """Checks each field of a config against its annotation, by `checked`; for `__post_init__`.
 

@@ -14,7 +14,7 @@ import numpy as np
 from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.models.model import attends
-from cope_jax.registry import check_at_least, checked
+from cope_jax.registry import check_seeds, checked
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
@@ -125,7 +125,8 @@ class Experiment:
 
         Args:
           workdir: created if missing. Only one run at a time may use it.
-          seeds: each seed decides initial parameters, order of data and dropout of one model.
+          seeds: distinct whole numbers below 2³¹; each seed decides initial parameters, order of
+            data and dropout of one model.
           label: the name of the run in its first printed line; None means the names of the model
             and the encoding.
           fields: additional fields of every record.
@@ -144,7 +145,7 @@ class Experiment:
         """
         checked(seeds, Sequence | np.ndarray, "seeds")
         seeds = [checked(seed, int, "seeds") for seed in seeds]
-        check_at_least(1, "Experiment.train", seeds=len(seeds))
+        check_seeds(tuple(seeds), "Experiment.train")
         folder = Workdir(workdir)
         program, evaluator = self._side_by_side(len(seeds))
         workdirs.check_alike(self.task)

@@ -18,8 +18,6 @@ import json
 import math
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ import jax
 import numpy as np
 
 import cope_jax
+from cope_jax.runs.checkout import commit
 from cope_jax.storage.files import write_atomically
 
 Record = dict[str, Any]
@@ -118,21 +117,3 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     files = {"results.json": text, "results.csv": table.getvalue()}
     return [write_atomically(workdir / name, content) for name, content in files.items()]
-
-
-def commit() -> str | None:
-    """The commit of the checkout, with -dirty after it if files differ; None outside of one."""
-    root, git = Path(cope_jax.__file__).parents[1], shutil.which("git")
-    # An installed package may be inside a checkout of something else.
-    if git is None or not (root / ".git").exists():
-        return None
-
-    def output(*command: str) -> str:
-        whole = [git, "-C", str(root), *command]
-        return subprocess.run(whole, check=True, capture_output=True, text=True).stdout
-
-    try:
-        changed = output("status", "--porcelain", "--untracked-files=no")
-        return output("rev-parse", "HEAD").strip() + ("-dirty" if changed else "")
-    except subprocess.CalledProcessError:  # no commit yet
-        return None

@@ -115,18 +115,27 @@ class Workdir:
         Raises:
           ConfigError: the folder cannot be written to, or belongs to other settings.
         """
-        path = self.path / "config.json"
-        settings, files = _settings(config, seeds), {}
+        path, files = self.path / "config.json", {}
         if seeds is not None:
             digests = encoding_files(config.encoding).items()
             files = {Path(file).name: digest for file, digest in digests}
         with self._clear_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             if not path.exists():
+                settings = _settings(config, seeds)
                 write_json(path, settings | ({"encoding_files": files} if files else {}))
             else:
                 self._check_writable()
-            stored = self.settings()
+            self.check(config, seeds)
+        if environment is not None:
+            write_json(self.path / "environment.json", environment)
+
+    def check(self, config: ExperimentConfig, seeds: Sequence[int] | None = None) -> None:
+        """Reads the settings of the folder, as `open` does, and writes nothing.
+
+        ConfigError: there is no config.json, or the folder belongs to other settings.
+        """
+        stored, settings = self.settings(), _settings(config, seeds)
         if "seeds" in stored and seeds is None:
             raise ConfigError(
                 f"{self.path} is a run of cope-jax train, not a comparison: choose another --workdir"
@@ -143,8 +152,6 @@ class Workdir:
             )
         if seeds is not None:
             check_encoding_files(stored, config, self.path)
-        if environment is not None:
-            write_json(self.path / "environment.json", environment)
 
     def settings(self) -> dict[str, Any]:
         """The content of config.json: `config` as nested dicts and, for a run, also `seeds`."""

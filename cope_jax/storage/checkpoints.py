@@ -22,7 +22,8 @@ class Checkpoints:
     """A context manager for a run's checkpoints in a folder; its exit waits for the last write.
 
     Each checkpoint has two parts. `state` is the training state, which includes the random key.
-    `progress` is plain data: the states of the data iterators and the seconds of training so far.
+    `progress` is plain data: the states of the data iterators, the seconds of training so far, and
+    the steps that each seed has skipped in a row.
     Writing is atomic: a run killed during a write resumes from the last complete checkpoint. If
     there are several processes, all make the same calls, on a directory that they share or that
     each mirrors.

@@ -119,10 +119,17 @@ class Run:
     def _start(
         self, restored: tuple[int, TrainState, dict[str, Any]] | None
     ) -> tuple[TrainState, float]:
-        """Returns the state of a checkpoint, or a new one, and the seconds of training so far."""
+        """Returns the state of a checkpoint, or a new one, and the seconds of training so far.
+
+        Also restores how many steps in a row the end of the checkpoint's run has skipped.
+        """
         if restored is None:
+            self._lost = dict.fromkeys(self.seeds, 0)
             return self.program.init(self.seeds, self.start()), 0.0
         _, state, progress = restored
+        # Checkpoints of earlier versions do not have the number of steps skipped in a row.
+        lost = progress.get("skipped_in_a_row", [0] * len(self.seeds))
+        self._lost = dict(zip(self.seeds, lost, strict=True))
         for iterator, data_state in zip(self.iterators, progress["data"], strict=True):
             iterator.set_state(data_state)
         return state, progress["seconds"]
@@ -168,7 +175,11 @@ class Run:
                 score = float(np.mean(firsts))
             requested = stop.requested()
             if last or requested or step % config.checkpoint_every == 0:
-                progress = {"data": indices, "seconds": time.perf_counter() - started}
+                progress = {
+                    "data": indices,
+                    "seconds": time.perf_counter() - started,
+                    "skipped_in_a_row": [self._lost[seed] for seed in self.seeds],
+                }
                 metrics.sync()
                 checkpoints.save(step, state, progress, score)
             if requested:
@@ -195,18 +206,14 @@ class Run:
         for seed, series in zip(self.seeds, self.program.seed_batch.unstack(measured), strict=True):
             finite = series.pop("finite") == 1
             skipped = step + 1 + np.flatnonzero(~finite)
-            self._lost[seed] = 0 if finite.any() else self._lost.get(seed, 0) + len(skipped)
-            stuck = self._lost[seed] >= MAX_CONSECUTIVE_SKIPS
-            if skipped.size and (self.job.on_non_finite == "stop" or stuck):
-                at = skipped[0] - step - 1
-                others = (
-                    "" if stuck else "skip such updates with --config.job.on_non_finite=skip, or "
-                )
+            if (at := self._last(seed, finite)) is not None:
+                skips, number = self.job.on_non_finite == "skip", step + 1 + at
+                others = "skip such updates with --config.job.on_non_finite=skip, or "
                 raise NonFiniteError(
-                    f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {series['loss'][at]:g}, "
+                    f"step {number} (seed {seed}, batch {number} of its data) has loss {series['loss'][at]:g}, "
                     f"gradient norm {series['grad_norm'][at]:g} and update norm {series['update_norm'][at]:g}"
-                    f"{f', one of {self._lost[seed]} steps in a row' if stuck else ''}; saved checkpoints are intact: "
-                    f"{others}lower optimizer.learning_rate in a new workdir"
+                    f"{f', the last of {self._lost[seed]} steps in a row' if skips else ''}; saved checkpoints are "
+                    f"intact: {'' if skips else others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size:
                 bar.write(
@@ -221,3 +228,12 @@ class Run:
             rows.append(row | ({"skipped": skipped.tolist()} if skipped.size else {}))
             losses.append(np.nan if means["loss"] is None else means["loss"])
         return rows, losses
+
+    def _last(self, seed: int, finite: np.ndarray) -> int | None:
+        """The index of the step that ends the run, None if none does; counts skips in a row."""
+        most = MAX_CONSECUTIVE_SKIPS if self.job.on_non_finite == "skip" else 1
+        for index, done in enumerate(finite):
+            self._lost[seed] = 0 if done else self._lost[seed] + 1
+            if self._lost[seed] >= most:
+                return index
+        return None

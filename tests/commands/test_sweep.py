@@ -7,9 +7,9 @@ import tarfile
 import numpy as np
 
 from cope_jax.evaluation.report import grid_cells
-from cope_jax.runs import records as recording
+from cope_jax.runs import checkout
 from tests.encodings.test_registry import OWN
-from tests.runs.grid.test_cells import write_grid
+from tests.runs.grid.test_cells import cell, finish, write_grid
 
 SEARCHED = "yield Cell(quick(), search={'optimizer.learning_rate': (1e-3, 3e-3)})"
 
@@ -26,6 +26,23 @@ def test_a_dry_run_counts_cells_and_trials(start, tmp_path):
         "1 cells, 0 finished, 0 failed, 1 to train, 1 at a time; estimated time of training: unkn"
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_writes_nothing_into_a_sweep(start, tmp_path):
+    finish(cell(setting=""), workdir := tmp_path / "run")
+    grid = f"--grid={write_grid(tmp_path, 'yield Cell(quick())')}"
+
+    def run():
+        before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+        done = start("sweep", grid, f"--workdir={workdir}", "--dry_run").wait()
+        assert before == {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+        return done
+
+    assert run().err.startswith("1 cells, 1 finished")
+    next(workdir.rglob("config.json")).unlink()
+    done = run()
+    assert done.status == 2
+    assert "has result.json but not config.json: restore config.json, or" in done.error
 
 
 def test_a_large_grid_says_that_it_is_checked(start, tmp_path):
@@ -113,7 +130,7 @@ def test_encodings_of_files_enter_a_grid(start, tmp_path):
         assert [json.loads(line)["step"] for line in archive.extractfile(metrics)] == [2]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"config":{"encoding":"my-encoding"' in page
-    assert f'"commit":"{recording.commit()[:12]}' in page
+    assert f'"commit":"{checkout.commit()[:12]}' in page
     folder = "grid/near/cells/my-encoding/seed_1"
     assert f"{folder}/result.json" in packed and len(packed) == 4 * 4
     file.write_text(file.read_text() + "\n")

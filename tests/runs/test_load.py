@@ -144,6 +144,16 @@ def test_seeds_of_numpy_and_another_thread_train_alike(run, experiment, tmp_path
     assert [row["value"] for row in records] == [row["value"] for row in run[1]]
 
 
+@pytest.mark.parametrize("seeds", [[2**31], [-1], [0, 0], np.array([5, 3, 5]), []])
+def test_wrong_seeds_end_before_anything_is_written(seeds, experiment, tmp_path):
+    with pytest.raises(
+        ConfigError,
+        match=r"^the seeds of Experiment.train must be whole numbers of at least 0, below",
+    ) as error:
+        experiment.train(tmp_path / "run", seeds)
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
 def test_every_format_is_known_without_its_tensors(folders):
     models = {
         "gpt2": "decoder",

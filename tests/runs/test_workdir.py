@@ -106,6 +106,7 @@ def test_a_disk_that_is_read_only_is_a_storage_error(tmp_path, monkeypatch):
         pass
     with pytest.raises(StorageError, match=message):
         Workdir(tmp_path).open(ExperimentConfig(), seeds=(0,))
+    Workdir(tmp_path).check(ExperimentConfig(), seeds=(0,))
 
 
 def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_path):
@@ -221,7 +222,7 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             OSError(errno.EROFS, "Read-only file system", "x/y"),
             4,
             "error: cannot write to x/y (Read-only file system): "
-            "complete files are intact; free space and rerun the command",
+            "complete files are intact; choose a folder that can be written to and rerun the command",
         ),
         (KeyboardInterrupt(), 130, "interrupted; rerun the same command to resume"),
         (interrupts.Terminated(), 143, "interrupted; rerun the same command to resume"),

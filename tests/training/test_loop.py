@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -328,11 +329,45 @@ def test_a_run_that_skips_everything_stops_in_the_end(tmp_path, monkeypatch, cap
     monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
     # The other seed, which is well, does not hide the one that is lost.
     with pytest.raises(
-        NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row; .*: lower"
+        NonFiniteError, match=r"^step 8 \(seed 8.* 4 steps in a row; .*: lower"
     ) as error:
         poisoned(tmp_path, 2, 5, 6, 7, 8, on_non_finite="skip", seeds=(3, 8)).train()
     assert "=skip" not in str(error.value)
     assert "skipped steps [2]" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("numbers", "last"), [((4, 5, 6), 6), ((5, 6, 7), 7), ((1, 2, 4, 5, 7, 8, 9), 9)]
+)
+def test_skips_in_a_row_are_counted_over_dispatches(numbers, last, tmp_path, monkeypatch):
+    """Also if a dispatch has steps that are done, before or after them."""
+    monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 3)
+    with pytest.raises(NonFiniteError, match=rf"^step {last} .* last of 3 steps in a row"):
+        poisoned(tmp_path, *numbers, on_non_finite="skip").train()
+
+
+def without_skips(save):
+    """Checkpoints of earlier versions do not have the number of skips."""
+
+    def changed(self, step, state, progress, score=None):
+        kept = {name: progress[name] for name in ("data", "seconds")}
+        save(self, step, state, kept, score)
+
+    return changed
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_skips_in_a_row_are_counted_over_a_resume(earlier, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
+    if earlier:
+        monkeypatch.setattr(Checkpoints, "save", without_skips(Checkpoints.save))
+    first = poisoned(tmp_path, 6, 7, 8, 9, 10, on_non_finite="skip", seeds=(3, 8))
+    first.program = Disturbed(first.program, 4, ctrl_c)
+    with pytest.raises(Interrupted):
+        first.train()
+    stuck = pytest.raises(NonFiniteError, match=r"^step 9 \(seed 8.* last of 4 steps in a row")
+    with contextlib.nullcontext() if earlier else stuck:
+        poisoned(tmp_path, 6, 7, 8, 9, 10, on_non_finite="skip", seeds=(3, 8)).train()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 from cope_jax import encodings
 from cope_jax.encodings.encoding_file import files as encoding_files
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_seeds
 from cope_jax.storage.files import inside
 from cope_jax.training.experiment_config import ExperimentConfig
 
@@ -26,7 +27,7 @@ class Cell:
 
     Attributes:
       config: the config of the run.
-      seeds: the seeds; one program trains them together.
+      seeds: the seeds, distinct and below 2³¹; one program trains them together.
       setting: the name of the column. All cells of a setting have the same task. "" if the grid has
         only one setting.
       label: the name of the row; if empty, the encoding.
@@ -47,15 +48,7 @@ class Cell:
     def __post_init__(self):
         if not isinstance(self.config, ExperimentConfig):
             raise ConfigError(f"a cell needs a config, not {self.config!r}: pass cj.config(name)")
-        seeds = self.seeds
-        if (
-            not isinstance(seeds, tuple)
-            or not seeds
-            or not all(type(seed) is int and seed >= 0 for seed in seeds)
-        ):
-            raise ConfigError(
-                f"the seeds of a cell must be whole numbers of at least 0, such as (0,), not {seeds!r}"
-            )
+        check_seeds(self.seeds, "a cell")
         object.__setattr__(self, "label", self.label or self.config.encoding)
         for field, name in (("setting", self.setting), ("label", self.label)):
             if not isinstance(name, str) or (name and not folder_name(name)):
@@ -131,8 +124,9 @@ def plan(
         folders = folder_of(workdir, label).glob("seed*")
         groups: list[tuple[int, ...]] = []
         known: set[int] = set()
-        for group in sorted(map(seeds_of, folders), key=lambda group: (-len(group), group)):
-            if group and group[-1] < seeds and known.isdisjoint(group):
+        existing = (seeds_of(folder, seeds) for folder in folders)
+        for group in sorted(existing, key=lambda group: (-len(group), group)):
+            if group and known.isdisjoint(group):
                 groups.append(group)
                 known.update(group)
         new: list[tuple[int, ...]] = []
@@ -166,11 +160,15 @@ def entries(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:
     return entered
 
 
-def seeds_of(folder: Path) -> tuple[int, ...]:
-    """The seeds in the name of a cell's folder; () for any other name.
+def seeds_of(folder: Path, most: int) -> tuple[int, ...]:
+    """The seeds in the name of a cell's folder; () for any other name, or if a seed is not below
+    `most`, since a name can have any numbers.
 
-    >>> seeds_of(Path("cells/cope/seeds_3-5"))
-    (3, 4, 5)
+    >>> seeds_of(Path("cells/cope/seeds_3-5"), 6), seeds_of(Path("cells/cope/seeds_3-5"), 5)
+    ((3, 4, 5), ())
     """
     match = re.fullmatch(r"seeds?_(\d+)(?:-(\d+))?", folder.name)
-    return tuple(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else ()
+    if match is None:
+        return ()
+    first, last = int(match[1]), int(match[2] or match[1])
+    return tuple(range(first, last + 1)) if last < most else ()

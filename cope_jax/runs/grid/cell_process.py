@@ -31,7 +31,8 @@ class Job:
       folder: the workdir of the cell.
       cell: the cell as JSON.
       cwd: the folder to run in, from which relative paths in the config lead.
-      commit: the commit of the checkout when the grid started; "" without a checkout.
+      commit: the commit of the checkout when the grid started, "" without a checkout. The cell
+        records the commit that it runs, and warns if it is another one.
       cores: number of cores to claim; 0 leaves the choice to the system.
       devices: number of GPUs to claim; 0 if something else gives the GPUs, or there are none.
       time_limit: seconds after which the cell is stopped and counts as failed; None means no limit.

@@ -11,6 +11,7 @@ from typing import Any
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, Interrupted, StorageError, storage_reason
+from cope_jax.runs import checkout
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
@@ -106,12 +107,20 @@ class Grid:
                 )
 
     def state(self) -> State:
-        """Reads how far cells are. ConfigError: a finished cell has other settings."""
+        """Reads how far cells are, and writes nothing.
+
+        ConfigError: a finished cell has other settings, or no config.json, which has them.
+        """
         state = State([], {}, [])
         for cell in self.cells:
             folder = cell.folder(self.workdir)
             if (folder / "result.json").exists():
-                workdirs.Workdir(folder).open(cell.config, cell.seeds)
+                if not (folder / "config.json").exists():
+                    raise ConfigError(
+                        f"{folder} has result.json but not config.json: restore config.json, or delete the "
+                        "folder to train the cell again"
+                    )
+                workdirs.Workdir(folder).check(cell.config, cell.seeds)
                 state.finished.append(cell)
             elif (folder / FAILED).exists():
                 state.failed[cell] = str(workdirs.read_json(folder / FAILED, line=str)["line"])
@@ -199,7 +208,7 @@ class Grid:
         stop_at_failure: bool,
         finished: Callable[[], object],
     ) -> None:
-        commit, folder, cwd = recording.commit() or "", self.workdir.resolve(), Path.cwd()
+        commit, folder, cwd = checkout.commit() or "", self.workdir.resolve(), Path.cwd()
         needs = (engine.cores, engine.devices, time_limit)
         jobs = [
             (cell, Job(cell.folder(folder), cell.to_json(), cwd, commit, *needs)) for cell in cells

@@ -2,8 +2,9 @@
 
 The first line of the standard input is the cell, as JSON. The process stops, as after SIGTERM, when
 its standard input ends, so it never outlives the process that started it. It claims CORES cores of
-this machine and DEVICES GPUs, and waits until they are free. The exit status is that of a command:
-2 for a wrong config, 3 for a loss that is not finite, 4 for a full disk.
+this machine and DEVICES GPUs, and waits until they are free. It runs and records the commit that is
+checked out then; COMMIT is that of the command, and a line says so if they differ. The exit status
+is that of a command: 2 for a wrong config, 3 for a loss that is not finite, 4 for a full disk.
 """
 
 import os
@@ -21,6 +22,7 @@ from cope_jax.errors import (
     bucket_error,
     storage_reason,
 )
+from cope_jax.runs import checkout
 from cope_jax.runs.grid import claims
 
 IN_USE = 75
@@ -58,7 +60,16 @@ def _stop_with_input() -> None:
 
 
 def _train(text: str | bytes, folder: Path, commit: str | None) -> int:
-    """Trains a cell, prints its error in one line, and returns the exit status."""
+    """Trains a cell, prints its error in one line, and returns the exit status.
+
+    `commit` is that of the command that started the cell.
+    """
+    ours = checkout.commit()  # before the imports, since the checkout may change while this runs
+    if ours != commit:
+        print(
+            f"warning: this cell runs and records commit {ours}, but the command started at {commit}: "
+            "change no code during a sweep if its cells must be comparable"
+        )
     from cope_jax.encodings import encoding_file
     from cope_jax.runs import records
     from cope_jax.runs.experiment import Experiment
@@ -70,7 +81,7 @@ def _train(text: str | bytes, folder: Path, commit: str | None) -> int:
     try:
         cell = Cell.from_json(text)
         experiment = Experiment(cell.config, Workdir(folder).create_task(cell.config))
-        environment = {**records.environment(), "commit": commit}
+        environment = {**records.environment(), "commit": ours}
         experiment.train(
             folder, cell.seeds, label=cell.name, fields=cell.fields, environment=environment
         )

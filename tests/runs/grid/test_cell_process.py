@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -272,6 +273,16 @@ def test_a_container_may_have_less_time_than_cores(monkeypatch, tmp_path):
     ],
 )
 def test_the_last_line_and_the_status_say_how_a_cell_ends(error, status, line, monkeypatch, capfd):
+    trained = mock_training(monkeypatch, error)
+    cell = Cell(cj.config("quick", encoding="rope"), (1, 2), label="mine")
+    assert worker._train(cell.to_json(), Path("run"), "abc") == status
+    assert trained == [(Path("run"), (1, 2), "mine, seeds 1–2", {"system": "mine"}, "abc")]
+    out, err = capfd.readouterr()
+    assert (out + err).splitlines()[-1:][0].startswith(line) if line else out + err == ""
+
+
+def mock_training(monkeypatch, error=None, commit="abc"):
+    """Returns the list that gets what cells train with, in a checkout at a commit, then a later one."""
     trained = []
 
     class Mocked:
@@ -285,8 +296,29 @@ def test_the_last_line_and_the_status_say_how_a_cell_ends(error, status, line, m
 
     monkeypatch.setattr("cope_jax.runs.experiment.Experiment", Mocked)
     monkeypatch.setattr("cope_jax.storage.programs.keep_programs", lambda: None)
-    cell = Cell(cj.config("quick", encoding="rope"), (1, 2), label="mine")
-    assert worker._train(cell.to_json(), Path("run"), "abc") == status
-    assert trained == [(Path("run"), (1, 2), "mine, seeds 1–2", {"system": "mine"}, "abc")]
-    out, err = capfd.readouterr()
-    assert (out + err).splitlines()[-1:][0].startswith(line) if line else out + err == ""
+    monkeypatch.setattr("cope_jax.runs.checkout.commit", lambda: commit)
+    monkeypatch.setattr("cope_jax.runs.records.commit", lambda: "later")
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("commit", "of_command"), [("def", "abc"), ("abc-dirty", "abc"), (None, "abc"), ("abc", None)]
+)
+def test_a_cell_records_the_commit_that_it_runs(commit, of_command, monkeypatch, capfd):
+    trained = mock_training(monkeypatch, commit=commit)
+    cell = Cell(cj.config("quick", encoding="rope"))
+    assert worker._train(cell.to_json(), Path("run"), of_command) == 0
+    assert trained[0][-1] == commit
+    (line,) = "".join(capfd.readouterr()).splitlines()
+    start = f"warning: this cell runs and records commit {commit}, but the command started at"
+    assert line.startswith(f"{start} {of_command}: ")
+
+
+def test_the_commit_is_read_before_the_code_that_it_names():
+    text = (
+        "import sys; from pathlib import Path; from cope_jax.runs.grid import worker; "
+        "early = {'jax', 'cope_jax.encodings', 'cope_jax.runs.records'}; "
+        "worker.checkout.commit = lambda: sys.exit(0 if early.isdisjoint(sys.modules) else 3); "
+        "worker._train('{}', Path('run'), None)"
+    )
+    assert subprocess.run([PYTHON, "-c", text]).returncode == 0

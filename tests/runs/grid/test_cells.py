@@ -57,7 +57,7 @@ def write_grid(folder, body):
 def finish(cell, workdir, seconds=1.0):
     """Writes what a finished cell leaves behind."""
     folder = cell.folder(workdir)
-    folder.mkdir(parents=True)
+    workdirs.Workdir(folder).open(cell.config, cell.seeds)
     records = [{"value": 0.5, "metric": "loss", "kind": "split", "wall_seconds": seconds}]
     (folder / "result.json").write_text(json.dumps({"records": records, "environment": {}}))
 
@@ -140,6 +140,13 @@ def test_the_plan_keeps_what_is_there(tmp_path):
     ]
 
 
+def test_the_plan_does_not_list_the_seeds_of_any_name(tmp_path):
+    """Else a folder could take all memory."""
+    for name in ("seeds_0-99999999999999", f"seeds_0-{'9' * 200}", "seeds_0-1"):
+        (tmp_path / "cells" / "rope" / name).mkdir(parents=True)
+    assert [cell.seeds for cell in plan({"rope": QUICK}, 3, 1, tmp_path)] == [(0, 1), (2,)]
+
+
 @pytest.mark.parametrize(
     ("folders", "groups"),
     [
@@ -173,6 +180,11 @@ def test_a_pipe_is_no_grid_or_config(read, tmp_path):
         ("yield Cell(quick('ropes'))", "unknown encoding 'ropes': did you mean 'rope'"),
         ("yield Cell(quick(training={'stepz': 1}))", "unknown option of config.training"),
         ("yield Cell(quick(), (-1,))", "the seeds of a cell must be whole numbers of at least 0"),
+        (
+            "yield Cell(quick(), (0, 2**31))",
+            "below 2³¹ and distinct, such as (0, 1), not (0, 2147483648)",
+        ),
+        ("yield Cell(quick(), (3, 0, 3))", "below 2³¹ and distinct, such as (0, 1), not (3, 0, 3)"),
         ("yield Cell(quick(), 1)", "the seeds of a cell must be whole numbers of at least 0"),
         (
             "yield Cell(quick(), setting='..')",
@@ -319,8 +331,7 @@ def test_a_grid_is_found_by_name_or_path():
         grid_file.find("abilitie")
 
 
-def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdirs.Workdir, "open", lambda *args: None)
+def test_the_state_is_read_from_disk(tmp_path):
     cells = [cell(name, seed) for name in ("cope", "rope") for seed in range(2)]
     finish(cells[0], tmp_path, 30.0)
     finish(cells[2], tmp_path, 10.0)
@@ -360,3 +371,19 @@ def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
     assert Grid(tmp_path, [ours]).state().finished == [ours]
     with pytest.raises(ConfigError, match=r"other settings, .*training\.steps"):
         Grid(tmp_path, [cell(training={"steps": 100})]).train()
+
+
+def test_a_finished_cell_without_its_config_is_an_error_and_gets_no_other(tmp_path):
+    finish(ours := cell(), tmp_path)
+    (ours.folder(tmp_path) / "config.json").unlink()
+    message = rf"^{ours.folder(tmp_path)} has result.json but not config.json: restore config.json"
+    with pytest.raises(ConfigError, match=message) as error:
+        Grid(tmp_path, [cell(training={"steps": 100})]).state()
+    assert "\n" not in str(error.value)
+    assert [path.name for path in ours.folder(tmp_path).iterdir()] == ["result.json"]
+
+
+def test_the_state_of_a_folder_that_cannot_be_written_to_is_read(tmp_path, monkeypatch):
+    finish(ours := cell(), tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert Grid(tmp_path, [ours]).state().finished == [ours]

@@ -54,8 +54,7 @@ def test_seeds_with_data_of_their_own_share_their_trials(tmp_path):
     assert search.trials([cell(search={})]) == []
 
 
-def test_a_failed_trial_blocks_its_cells_and_a_diverged_one_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdirs.Workdir, "open", lambda *args: None)
+def test_a_failed_trial_blocks_its_cells_and_a_diverged_one_does_not(tmp_path):
     cells = [cell(), cell("cope", search={})]
     trials = Grid(tmp_path, search.trials(cells))
     first, second, third = trials.cells
