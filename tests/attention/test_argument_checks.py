@@ -103,7 +103,7 @@ def test_an_axis_of_the_mesh_splits_one_axis(given, message):
     refused(message, attend, q, q, q, encoding=encoding_of(), **given)
 
 
-@pytest.mark.parametrize("name", ["rope", "cope", "stick_breaking"])
+@pytest.mark.parametrize("name", ["rope", "cope", "learned_sink"])
 def test_queries_without_any_key_have_no_weights(name):
     q = heads()
     weights = attention_weights(q, q[:, :0], q[:, :0], encoding=encoding_of(name))
