@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+import cope_jax
 from cope_jax.cli import command_file, config_flags, interrupts
 from cope_jax.cli.exits import clear_errors, no_late_words, one_line
 from cope_jax.errors import ConfigError, Interrupted, NonFiniteError, StorageError
@@ -34,9 +35,15 @@ def run_command() -> None:
     """Runs the command that the first argument names, with the other arguments as its flags."""
     _open_streams()
     with clear_errors():
-        name, known = sys.argv[1] if sys.argv[1:] else "--help", command_file.command_names()
-        if name in HELP:
+        known = command_file.command_names()
+        if sys.argv[1:2] == ["help"] and sys.argv[2:]:  # help NAME
+            sys.argv[1:] = [*sys.argv[2:], "--help"]
+        name = sys.argv[1] if sys.argv[1:] else "--help"
+        if name in {"help", *HELP}:
             print(command_file.overview())
+            sys.exit(0)
+        if name == "--version":
+            print(f"cope-jax {cope_jax.__version__}")
             sys.exit(0)
         if name not in known:
             raise unknown("command", name, known)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import cope_jax
 from cope_jax.cli.command_file import COMMANDS, command_names
 from tests.commands.commands import ROOT
 
@@ -27,6 +28,7 @@ for words in json.loads(sys.argv[1]):
         os._exit(0)
 """
 """Runs each command in a child; prints its output, then how it ended and what it imported."""
+PLAIN = [["--help"], ["help"], ["help", "train"], ["--version"], ["list"]]
 HELP = [[name, "--help"] for name in command_names()]
 MISTAKES = {
     "trian --config=quick": "unknown command 'trian': did you mean 'train'? Choose from ",
@@ -42,7 +44,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def answers():
-    asked = [["--help"], ["list"], *HELP, *(words.split() for words in MISTAKES)]
+    asked = [*PLAIN, *HELP, *(words.split() for words in MISTAKES)]
     done = subprocess.run(
         [sys.executable, "-c", CHILDREN, json.dumps(asked)],
         stdout=subprocess.PIPE,
@@ -58,7 +60,7 @@ def answers():
 
 
 def test_no_answer_imports_jax(answers):
-    assert len(answers) == 2 + len(HELP) + len(MISTAKES)
+    assert len(answers) == len(PLAIN) + len(HELP) + len(MISTAKES)
     assert {words: heavy for words, (_, _, heavy) in answers.items() if heavy} == {}
 
 
@@ -68,6 +70,12 @@ def test_help_is_the_docstring_and_the_flags(answers):
         assert status == 0 and "\n\nFlags:\n" in text, words
         document = (COMMANDS / f"{words[0]}.py").read_text().partition('"""')[2]
         assert text.partition("\n")[0] == document.partition("\n")[0]
+
+
+def test_version_and_help_are_no_unknown_commands(answers):
+    assert answers["--version"][:2] == (f"cope-jax {cope_jax.__version__}\n", 0)
+    assert answers["help"] == answers["--help"] and answers["help"][1] == 0
+    assert answers["help train"] == answers["train --help"]
 
 
 def test_mistakes_are_one_line(answers):
