@@ -1,6 +1,7 @@
 """Help, lists and mistyped flags need no JAX, whose import takes half a second of CPU."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -76,6 +77,15 @@ def test_help_is_the_docstring_and_the_flags(answers):
         assert status == 0 and "\n\nFlags:\n" in text, words
         document = (COMMANDS / f"{words[0]}.py").read_text().partition('"""')[2]
         assert text.partition("\n")[0] == document.partition("\n")[0]
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_examples_in_help_can_be_pasted(name, answers):
+    _, examples, *_ = answers[f"{name} --help"][0].split("\n\n")
+    for line in examples.replace("\\\n", "").splitlines():
+        program, command, *flags = shlex.split(line)
+        assert (program, command) == ("cope-jax", name), line
+        assert all(flag.startswith("--") for flag in flags), line
 
 
 def test_version_and_help_are_no_unknown_commands(answers):
