@@ -1,6 +1,7 @@
 """Help, lists and mistyped flags need no JAX, whose import takes half a second of CPU."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -86,6 +87,15 @@ def test_examples_in_help_can_be_pasted(name, answers):
         program, command, *flags = shlex.split(line)
         assert (program, command) == ("cope-jax", name), line
         assert all(flag.startswith("--") for flag in flags), line
+
+
+@pytest.mark.parametrize("name", ["evaluate", "harness", "inspect", "perplexity"])
+def test_help_says_what_is_written_about_a_model_of_the_package(name, answers):
+    text = " ".join(answers[f"{name} --help"][0].split())
+    assert "name of a trained model of the package, such as" in text
+    assert re.search(
+        r"the run's folder or, for a trained model of the package, in(to)? runs/", text
+    )
 
 
 def test_version_and_help_are_no_unknown_commands(answers):
