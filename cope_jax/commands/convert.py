@@ -40,13 +40,16 @@ from cope_jax.training.experiment_config import ExperimentConfig
 
 common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model(
-    "Folder to read: a training run, or a model in one of the formats that --format accepts (required)."
+    "Folder of a training run, or of a model in one of the formats that --format names, or name of a trained model of "
+    "the package, such as counting (required)."
 )
 _OUT = common_flags.DEFINE_out("Folder to write to; it must be new or empty (required).")
 _FORMAT = flags.DEFINE_string(
     "format",
     "cope_jax",
-    "Format to write: ours (cope_jax), or one of Hugging Face's (bert, gpt2, llama).",
+    "Format to write: ours (cope_jax), or one of Hugging Face's: bert, roberta, xlm-roberta, distilbert, mpnet, "
+    "electra or modernbert of a BERT; gpt2, llama, qwen2, qwen3, mistral, gpt_neox, opt, gemma2 or gemma3_text of a "
+    "decoder.",
 )
 _SEED = common_flags.DEFINE_seed()
 

@@ -130,16 +130,16 @@ def test_inspect_shows_the_trained_model(trained, start):
     assert names == ["attention", "gates", "positions", "query"]
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "evaluate", "generate", "inspect"])
+@pytest.mark.parametrize("name", ["train", "compare", "evaluate", "export", "generate", "inspect"])
 def test_help_says_what_the_command_does(name, start):
     done = start(name, "--help").wait()
     assert (done.status, done.err) == (0, "")
     assert ("--workdir" in done.out) == (name in ("train", "compare"))  # old names are not shown
     assert f"cope-jax {name}" in done.out, done.out
     assert str(ROOT) not in done.out and "(default: 'None')" not in done.out
-    assert done.out.endswith(
-        "cope-jax list shows all commands, configs, encodings, tasks and models.\n"
-    )
+    assert not re.search("None means|repeat this option|;\\n", done.out)
+    kinds = "commands, configs, grids, encodings, tasks, models and trained models"
+    assert done.out.endswith(f"cope-jax list shows all {kinds}.\n")
 
 
 def test_every_command_that_reads_runs_takes_encodings_of_files():
