@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -70,6 +71,18 @@ def answers():
 def test_no_answer_imports_jax(answers):
     assert len(answers) == len(PLAIN) + len(HELP) + len(MISTAKES)
     assert {words: heavy for words, (_, _, heavy) in answers.items() if heavy} == {}
+
+
+def test_list_leaves_out_what_the_package_does_not_import(tmp_path):
+    copy = shutil.copytree(ROOT / "cope_jax", tmp_path / "cope_jax")
+    file = copy / "encodings" / "mine.py"
+    file.write_text('@ENCODINGS.register("mine")\nclass Mine(Encoding):\n    """Mine."""\n')
+    for line, listed in (("", False), ("from cope_jax.encodings import mine as mine\n", True)):
+        with (copy / "encodings" / "__init__.py").open("a") as package:
+            package.write(line)
+        command = [sys.executable, "-m", "cope_jax", "list", "--only=encodings"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert ("\n  mine " in done.stdout, "\n  rope " in done.stdout) == (listed, True)
 
 
 def test_help_is_the_docstring_and_the_flags(answers):
