@@ -12,6 +12,7 @@ it. More is in docs/exchange.md.
 import dataclasses
 import json
 import pprint
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import jax
 from absl import flags
 
 from cope_jax import models, tasks
-from cope_jax.cli import common_flags
+from cope_jax.cli import common_flags, outputs
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
@@ -128,9 +129,9 @@ def main() -> None:
     unknown = loaded.experiment is None and options.get("data_dir", "") is None
     data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
     config_file = shown(target / TRAIN)
-    print(
-        f"to train it further: cope-jax train --config={config_file} {data_dir}--workdir=runs/NAME"
-    )
+    program = shlex.quote(outputs.program())
+    command = f"{program} train --config={config_file} {data_dir}--workdir=runs/NAME"
+    print(f"to train it further: {command}")
 
 
 def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+import cope_jax as cj
 from cope_jax import encodings, models, tasks
-from cope_jax.cli import command_file, jobs, run
+from cope_jax.cli import command_file, jobs, outputs, run
 from cope_jax.errors import ConfigError
 from cope_jax.runs.grid import claims
 from cope_jax.runs.load import load
@@ -254,6 +255,24 @@ def test_an_unknown_command_is_one_line(start):
     assert done.status == 2 and done.error.startswith(
         "unknown command 'trian': did you mean 'train'? Choose from "
     )
+
+
+@pytest.mark.parametrize(
+    ("started", "program"),
+    [
+        (["python", ".venv/bin/cope-jax", "train"], ".venv/bin/cope-jax"),
+        (["python", "{folder}/cope-jax", "train"], "cope-jax"),
+        (["python", "-m", "pytest"], "cope-jax"),
+        (["ipython"], "cope-jax"),
+    ],
+)
+def test_the_next_command_starts_the_same_program(started, program, tmp_path, monkeypatch, capsys):
+    (tmp_path / "cope-jax").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = [word.format(folder=tmp_path) for word in started]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    outputs.name_next("runs/x", cj.config("quick"))
+    assert capsys.readouterr().out == f"next: {program} inspect --model=runs/x\n"
 
 
 def test_the_number_of_jobs(monkeypatch):
