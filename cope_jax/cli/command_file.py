@@ -17,7 +17,9 @@ from types import CodeType, ModuleType
 
 COMMANDS = Path(__file__).parents[1] / "commands"
 """The folder of the commands: each is a module with `main`."""
-MORE = "cope-jax list shows all commands, configs, encodings, tasks and models."
+MORE = (
+    "cope-jax list shows all commands, configs, grids, encodings, tasks, models and trained models."
+)
 
 
 def command_names() -> tuple[str, ...]:

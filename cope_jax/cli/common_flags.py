@@ -13,9 +13,20 @@ flags.disclaim_key_flags()
 
 def DEFINE_encoding() -> flags.FlagHolder[list[str]]:
     """Defines --encoding, the files of encodings that the package does not have."""
-    return flags.DEFINE_multi_string(
-        "encoding", [], "Python file that registers an encoding of your own, such as mine.py."
+    return plain(
+        flags.DEFINE_multi_string(
+            "encoding",
+            [],
+            "Python file that registers an encoding of your own, such as mine.py; may be given several times.",
+        )
     )
+
+
+def plain(holder: flags.FlagHolder[list[str]]) -> flags.FlagHolder[list[str]]:
+    """Removes what absl adds to the help of a flag that may be given several times."""
+    flag = flags.FLAGS[holder.name]
+    flag.help, flag.default_as_str = flag.help.partition(";\n")[0], None
+    return holder
 
 
 def DEFINE_model(text: str) -> flags.FlagHolder[str]:

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,4 +68,11 @@ def name_next(run: str | Path, config: ExperimentConfig) -> None:
         files = (
             f"--encoding={os.path.relpath(file)}" for file in encoding_file.files(config.encoding)
         )
-        print("next:", shlex.join(["cope-jax", "inspect", f"--model={shown(run)}", *files]))
+        print("next:", shlex.join([program(), "inspect", f"--model={shown(run)}", *files]))
+
+
+def program() -> str:
+    """The program as it was started, if the shell may not find it by its name."""
+    started = sys.orig_argv[1] if sys.orig_argv[1:] else ""
+    is_ours = Path(started).name == "cope-jax"
+    return started if is_ours and started != shutil.which("cope-jax") else "cope-jax"

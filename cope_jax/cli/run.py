@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+import cope_jax
 from cope_jax.cli import command_file, config_flags, interrupts
 from cope_jax.cli.exits import clear_errors, no_late_words, one_line
 from cope_jax.errors import ConfigError, Interrupted, NonFiniteError, StorageError
@@ -34,9 +36,15 @@ def run_command() -> None:
     """Runs the command that the first argument names, with the other arguments as its flags."""
     _open_streams()
     with clear_errors():
-        name, known = sys.argv[1] if sys.argv[1:] else "--help", command_file.command_names()
-        if name in HELP:
+        known = command_file.command_names()
+        if sys.argv[1:2] == ["help"] and sys.argv[2:]:  # help NAME
+            sys.argv[1:] = [*sys.argv[2:], "--help"]
+        name = sys.argv[1] if sys.argv[1:] else "--help"
+        if name in {"help", *HELP}:
             print(command_file.overview())
+            sys.exit(0)
+        if name == "--version":
+            print(f"cope-jax {cope_jax.__version__}")
             sys.exit(0)
         if name not in known:
             raise unknown("command", name, known)
@@ -58,10 +66,7 @@ def run(
 
     def guarded(argv: Sequence[str]) -> None:
         with clear_errors():
-            if argv[1:]:
-                raise ConfigError(
-                    f"unexpected argument {argv[1]!r}: give all options as flags, see --help"
-                )
+            _check_arguments(argv)
             _allow_open_files()
             prepare()
             if "jax" in sys.modules:
@@ -148,8 +153,30 @@ def _check_names(argv: Sequence[str]) -> None:
         boolean = flags.FLAGS[name].boolean
         define = flags.DEFINE_boolean if boolean else flags.DEFINE_string
         define(name, None, "", flag_values=known)
+    words = itertools.pairwise(["", *argv])
+    _check_arguments(known([word for before, word in words if not _is_of_field(before, word)]))
+
+
+def _is_of_field(before: str, word: str) -> bool:
+    """True for a flag of a field of a config, and for its value, a word of its own."""
+    is_value = _sets_field(before) and "=" not in before and not word.startswith("--")
+    return is_value or _sets_field(word)
+
+
+def _sets_field(word: str) -> bool:
+    """True for a flag of a field of a config, such as --config.training.steps."""
     fields = tuple(f"{name}." for name in config_flags.names())
-    known([word for word in argv if not word.lstrip("-").removeprefix("no").startswith(fields)])
+    return word.startswith("-") and word.lstrip("-").removeprefix("no").startswith(fields)
+
+
+def _check_arguments(argv: Sequence[str]) -> None:
+    """Refuses words that belong to no flag."""
+    if argv[1:]:
+        name, equals, _ = argv[1].partition("=")
+        is_flag = equals and (name in flags.FLAGS or _sets_field(f"--{name}"))
+        hint = "give all options as flags, see --help"
+        hint = f"write {shlex.quote(f'--{argv[1]}')}" if is_flag else hint
+        raise ConfigError(f"unexpected argument {argv[1]!r}: {hint}")
 
 
 def _load_encoding(argv: Sequence[str]) -> None:
@@ -271,13 +298,15 @@ def _flag_error(message: str) -> str:
     missing = re.findall(r"flag --(\w+)=None: ", message)
     if missing:
         return f"missing {' and '.join(f'--{name}' for name in sorted(missing))}; see --help"
-    name = re.match(r"Unknown command line flag '(\w+)'", message)
+    name = re.match(r"Unknown command line flag '([^']+)'", message)
     if name:
-        near = difflib.get_close_matches(f"--{name[1]}", _own_flags(), n=1)
-        mistyped = difflib.get_close_matches(f"--{name[1]}", near, cutoff=0.85)
+        flag, dot, field = name[1].partition(".")
+        close = difflib.get_close_matches(f"--{flag}", _own_flags(), n=1)
+        mistyped = difflib.get_close_matches(f"--{flag}", close, cutoff=0.85)
+        near = [f"{known}{dot}{field}" for known in close]
         if not mistyped and "config" in flags.FLAGS:
-            field = config_flags.field_that_ends(name[1])
-            near = [field] if field else near
+            known_field = config_flags.field_that_ends(name[1])
+            near = [known_field] if known_field else near
         hint = f": did you mean {near[0]}? See" if near else "; see"
         return f"unknown flag --{name[1]}{hint} --help"
     number = re.match(

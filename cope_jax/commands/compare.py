@@ -1,7 +1,7 @@
 r"""Compares encodings on one task, each with several seeds, and shows errors in a table and plots.
 
-cope-jax compare --config=quick --encodings=cope,rope,relative,learned --seeds=1
---workdir=runs/quick
+cope-jax compare --config=quick --encodings=cope,rope,relative,learned --seeds=1 \
+    --workdir=runs/quick
 
 Every finished cell (an encoding with a seed) is kept, and the others keep their newest checkpoint.
 After an interruption, the same command resumes and gives the same numbers. You can add encodings

@@ -12,6 +12,7 @@ it. More is in docs/exchange.md.
 import dataclasses
 import json
 import pprint
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import jax
 from absl import flags
 
 from cope_jax import models, tasks
-from cope_jax.cli import common_flags
+from cope_jax.cli import common_flags, outputs
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
@@ -40,13 +41,16 @@ from cope_jax.training.experiment_config import ExperimentConfig
 
 common_flags.DEFINE_encoding()
 _MODEL = common_flags.DEFINE_model(
-    "Folder to read: a training run, or a model in one of the formats that --format accepts (required)."
+    "Folder of a training run, or of a model in one of the formats that --format names, or name of a trained model of "
+    "the package, such as counting (required)."
 )
 _OUT = common_flags.DEFINE_out("Folder to write to; it must be new or empty (required).")
 _FORMAT = flags.DEFINE_string(
     "format",
     "cope_jax",
-    "Format to write: ours (cope_jax), or one of Hugging Face's (bert, gpt2, llama).",
+    "Format to write: ours (cope_jax), or one of Hugging Face's: bert, roberta, xlm-roberta, distilbert, mpnet, "
+    "electra or modernbert of a BERT; gpt2, llama, qwen2, qwen3, mistral, gpt_neox, opt, gemma2 or gemma3_text of a "
+    "decoder.",
 )
 _SEED = common_flags.DEFINE_seed()
 
@@ -125,9 +129,9 @@ def main() -> None:
     unknown = loaded.experiment is None and options.get("data_dir", "") is None
     data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
     config_file = shown(target / TRAIN)
-    print(
-        f"to train it further: cope-jax train --config={config_file} {data_dir}--workdir=runs/NAME"
-    )
+    program = shlex.quote(outputs.program())
+    command = f"{program} train --config={config_file} {data_dir}--workdir=runs/NAME"
+    print(f"to train it further: {command}")
 
 
 def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Evaluates a trained model again, on the requested number of examples.
 
 cope-jax evaluate --model=runs/cope --examples=10000
+
+Writes evaluation.json into the run's folder or, for a trained model of the package, into
+runs/trained/NAME.
 """
 
 import dataclasses
@@ -12,7 +15,9 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
 
 common_flags.DEFINE_encoding()
-_MODEL = common_flags.DEFINE_model("Folder of the training run to evaluate (required).")
+_MODEL = common_flags.DEFINE_model(
+    "Folder of the training run to evaluate, or name of a trained model of the package, such as counting (required)."
+)
 _EXAMPLES = common_flags.DEFINE_count(
     "examples",
     None,

@@ -41,7 +41,7 @@ _TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to wr
 
 _SHARDS: dict[str, Any] = {
     "corpora_dir": flags.DEFINE_string(
-        "corpora_dir", None, "Folder of --corpus; None means the built-in sample."
+        "corpora_dir", None, "Folder of --corpus; without this flag, the built-in sample."
     ),
     "globs": flags.DEFINE_list(
         "globs", [], "Patterns that choose the files of --corpus=files or --corpus=code."
@@ -81,7 +81,7 @@ _SHARDS: dict[str, Any] = {
         "shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."
     ),
     "workers": common_flags.DEFINE_count(
-        "workers", None, "Number of processes; None means all cores."
+        "workers", None, "Number of processes; without this flag, one for each core."
     ),
 }
 _DATASET: dict[str, Any] = {

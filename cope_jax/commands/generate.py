@@ -65,11 +65,13 @@ _TOP_P = flags.DEFINE_float(
     lower_bound=0.0,
     upper_bound=1.0,
 )
-_STOP = flags.DEFINE_multi_string(
-    "stop",
-    [],
-    "Text at which a continuation ends; may be given several times. --max_new_tokens ends it too, and so does each end "
-    "token of a published model.",
+_STOP = common_flags.plain(
+    flags.DEFINE_multi_string(
+        "stop",
+        [],
+        "Text at which a continuation ends; may be given several times. --max_new_tokens ends it too, and so does each "
+        "end token of a published model.",
+    )
 )
 _SAMPLE_SEED = flags.DEFINE_integer(
     "sample_seed", 0, "Random seed for sampling tokens.", lower_bound=0, upper_bound=2**31 - 1

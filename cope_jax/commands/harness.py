@@ -3,8 +3,9 @@
 cope-jax harness --model=runs/wikitext2_small --tasks=lambada_openai,hellaswag --limit=100
 cope-jax harness --model=runs/wikitext2_small --tasks=mine --task_dir=my_tasks
 
-Prints the metrics of each task, and writes harness.json and harness.md into the run's folder. Needs
-'.[harness]'. The tasks download their data, unless their data are local; see docs/text.md.
+Prints the metrics of each task, and writes harness.json and harness.md into the run's folder or,
+for a trained model of the package, into runs/trained/NAME. Needs '.[harness]'. The tasks download
+their data, unless their data are local; see docs/text.md.
 """
 
 import difflib

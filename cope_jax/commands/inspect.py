@@ -80,7 +80,10 @@ _TOP = flags.DEFINE_integer(
     lower_bound=0,
 )
 _OUT = flags.DEFINE_string(
-    "out", None, "Folder for the pictures; without this flag, `maps` in the run's folder."
+    "out",
+    None,
+    "Folder for the pictures; without this flag, `maps` in the run's folder or, for a trained model of the package, in "
+    "runs/trained/NAME.",
 )
 
 

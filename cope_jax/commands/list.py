@@ -66,9 +66,15 @@ def _documents(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _registered(folder: Path) -> dict[str, str]:
-    """The docstrings of the classes in a folder, by the names that `register` gives them."""
+    """The docstrings of the classes in a package, by the names that `register` gives them.
+
+    The file of a class counts if `__init__.py` imports it: without that line nothing registers it.
+    """
     documents = {}
-    for path in folder.glob("*.py"):
+    body = ast.parse((folder / "__init__.py").read_bytes()).body
+    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    imported = {alias.name for node in imports for alias in node.names}
+    for path in (path for path in folder.glob("*.py") if path.stem in imported):
         classes = (
             node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)
         )

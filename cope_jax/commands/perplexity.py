@@ -4,7 +4,8 @@ cope-jax perplexity --model=runs/wikitext2_small
 cope-jax perplexity --model=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
 
 Prints the loss per token, the perplexity per word and per token, bits per byte, and the loss by the
-number of preceding tokens in the window. Writes perplexity.json and plots into the run's folder.
+number of preceding tokens in the window. Writes perplexity.json and plots into the run's folder or,
+for a trained model of the package, into runs/trained/NAME.
 
 The default stride is half a window. Every token then has at least half a window of context, except
 at the beginning of a text. A stride of a full window gives the same result as the run's own
@@ -33,7 +34,10 @@ from cope_jax.storage.mirror import shown
 from cope_jax.tasks.stored import TextTask
 
 common_flags.DEFINE_encoding()
-_MODEL = common_flags.DEFINE_model("Folder of a run that trained a decoder on text (required).")
+_MODEL = common_flags.DEFINE_model(
+    "Folder of a run that trained a decoder on text, or name of a trained model of the package, such as shakespeare "
+    "(required)."
+)
 _SPLIT = flags.DEFINE_string("split", "test", "Split to measure: train, validation or test.")
 _LENGTH = common_flags.DEFINE_count(
     "length",

@@ -1,8 +1,8 @@
 r"""Measures with linear probes what each layer encodes about parts of speech (syntax) and word
 senses (meaning).
 
-cope-jax probe --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA
---workdir=runs/probe
+cope-jax probe --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA \
+    --workdir=runs/probe
 
 Parts of speech come from UD English EWT, and word senses from CoarseWSD-20. Without --corpora_dir,
 built-in samples replace both. Vectors are frozen. For each layer, the command shows the accuracy of

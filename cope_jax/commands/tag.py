@@ -1,8 +1,9 @@
 r"""Compares part-of-speech taggers that use words, characters, a frozen ELMo, or a frozen or
 fine-tuned BERT.
 
-cope-jax tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --seeds=3
---workdir=runs/tag cope-jax tag --input=sentences.csv --workdir=runs/own_tags
+cope-jax tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --seeds=3 \
+    --workdir=runs/tag
+cope-jax tag --input=sentences.csv --workdir=runs/own_tags
 
 ELMo and BERT are runs of cope-jax train, or folders of published models; systems without their
 model are left out. Without --corpora_dir, a built-in sample replaces the treebank. A file of

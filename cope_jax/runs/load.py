@@ -275,7 +275,7 @@ def find(folder: str | Path | None) -> Path:
     trained = {trained_folder.name: trained_folder for trained_folder in sorted(TRAINED.iterdir())}
     if name in trained:
         return trained[name]
-    near = difflib.get_close_matches(name, trained, n=1)
+    near = difflib.get_close_matches(name, trained, n=1, cutoff=0.75)
     hint = f"did you mean {near[0]}? Or " if near else ""
     raise ConfigError(
         f"there is no folder {name if name.isprintable() else repr(name)}: {hint}train a model there, give another "

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+import cope_jax as cj
 from cope_jax import encodings, models, tasks
-from cope_jax.cli import command_file, jobs, run
+from cope_jax.cli import command_file, jobs, outputs, run
 from cope_jax.errors import ConfigError
 from cope_jax.runs.grid import claims
 from cope_jax.runs.load import load
@@ -130,16 +131,16 @@ def test_inspect_shows_the_trained_model(trained, start):
     assert names == ["attention", "gates", "positions", "query"]
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "evaluate", "generate", "inspect"])
+@pytest.mark.parametrize("name", ["train", "compare", "evaluate", "export", "generate", "inspect"])
 def test_help_says_what_the_command_does(name, start):
     done = start(name, "--help").wait()
     assert (done.status, done.err) == (0, "")
     assert ("--workdir" in done.out) == (name in ("train", "compare"))  # old names are not shown
     assert f"cope-jax {name}" in done.out, done.out
     assert str(ROOT) not in done.out and "(default: 'None')" not in done.out
-    assert done.out.endswith(
-        "cope-jax list shows all commands, configs, encodings, tasks and models.\n"
-    )
+    assert not re.search("None means|repeat this option|;\\n", done.out)
+    kinds = "commands, configs, grids, encodings, tasks, models and trained models"
+    assert done.out.endswith(f"cope-jax list shows all {kinds}.\n")
 
 
 def test_every_command_that_reads_runs_takes_encodings_of_files():
@@ -254,6 +255,24 @@ def test_an_unknown_command_is_one_line(start):
     assert done.status == 2 and done.error.startswith(
         "unknown command 'trian': did you mean 'train'? Choose from "
     )
+
+
+@pytest.mark.parametrize(
+    ("started", "program"),
+    [
+        (["python", ".venv/bin/cope-jax", "train"], ".venv/bin/cope-jax"),
+        (["python", "{folder}/cope-jax", "train"], "cope-jax"),
+        (["python", "-m", "pytest"], "cope-jax"),
+        (["ipython"], "cope-jax"),
+    ],
+)
+def test_the_next_command_starts_the_same_program(started, program, tmp_path, monkeypatch, capsys):
+    (tmp_path / "cope-jax").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = [word.format(folder=tmp_path) for word in started]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    outputs.name_next("runs/x", cj.config("quick"))
+    assert capsys.readouterr().out == f"next: {program} inspect --model=runs/x\n"
 
 
 def test_the_number_of_jobs(monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shlex
 
 import jax
@@ -36,6 +37,11 @@ TINY = (
     ),
     *("--config.task.options.length=8", "--config.job.mesh.data=1"),
 )
+
+
+def test_help_names_every_format(start):
+    words = re.findall(r"[\w-]+", start("convert", "--help").wait().out)
+    assert set(formats.FORMATS) - set(words) == set()
 
 
 @pytest.fixture(scope="module")

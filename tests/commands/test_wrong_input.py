@@ -52,6 +52,7 @@ def contents(folder):
         ("compare", ["--config.task.options.num_token=3"], "num_token"),
         ("compare", ["--config.trainin.steps=3"], "did you mean 'training'?"),
         ("compare", ["--steps=3"], "unknown flag --steps: did you mean --config.training.steps?"),
+        ("train", ["--training.steps=3"], ".steps: did you mean --config.training.steps? See"),
         (
             "compare",
             ["--config.training.steps=abc"],

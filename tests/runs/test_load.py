@@ -197,6 +197,16 @@ def test_what_holds_no_model_is_one_line(run, tmp_path):
         load(folder).params()
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("runs/nothing", None), ("cuonting", "counting"), ("Shakespear", "shakespeare")],
+)
+def test_only_a_name_that_is_near_is_suggested(name, near):
+    hint = f"did you mean {near}\\? Or train" if near else "train"
+    with pytest.raises(ConfigError, match=f"^there is no folder {name}: {hint} a model there"):
+        load(name)
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "counting\n", "a\0b"])
 def test_a_name_that_no_folder_can_have_is_one_line(name):
     with pytest.raises(ConfigError, match="there is no folder ") as error:

@@ -74,7 +74,7 @@ def drive(
                         finished()
                     elif failed or (not asked and stop.number is None):
                         failure = failure or Failure(cell, line, lost)
-                view.show()
+                view.show([job.folder for _, job, _ in cells.running.values()])
                 if not asked and (stop.number is not None or (stop_at_failure and failure)):
                     asked = True
                     engine.stop()
@@ -140,6 +140,7 @@ class _View:
 
     def __init__(self, jobs: Sequence[tuple[Cell, Job]]):
         self._steps = {job.folder: _step(job.folder) for _, job in jobs}
+        self._before = dict(self._steps)
         self._total = len(jobs)
         self._ended = self._finished = self._failed = 0
         self._first, self._began = sum(self._steps.values()), 0.0
@@ -167,15 +168,19 @@ class _View:
     def write(self, line: str) -> None:
         self._bar.write(line)
 
-    def show(self) -> None:
-        """Advances the bar to the steps that the cells have done; its clock starts with the first."""
+    def show(self, running: Sequence[Path]) -> None:
+        """Advances the bar to the steps that the cells have done; its clock starts with the first.
+
+        `running` are the folders of the cells that train.
+        """
         steps = {folder: max(step, _step(folder)) for folder, step in self._steps.items()}
         self._bar.label = self._label()
         done = sum(steps.values())
         more = done - sum(self._steps.values())
         if not self._compiling:
             rate = (done - self._first) / max(time.monotonic() - self._began, SECONDS)
-            self._bar.advance(more, f"{rate:,.3g} steps/s")
+            compiling = running and all(steps[cell] == self._before[cell] for cell in running)
+            self._bar.advance(more, "compiling" if compiling else f"{rate:,.3g} steps/s")
         elif more:
             self._compiling, self._first, self._began = False, done, time.monotonic()
             self._bar.start_clock(more)

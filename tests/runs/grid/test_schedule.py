@@ -254,18 +254,19 @@ def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
     for path in (first, second):
         path.parent.mkdir(parents=True)
     first.write_text('{"step": 200, "seed": 0}\n')
+    running = [first.parent, second.parent]
     with schedule._View(jobs) as view:
         for _ in range(2):
             now[0] += 40
-            view.show()
+            view.show(running)
         first.write_text('{"step": 200, "seed": 0}\n{"step": 300, "seed": 0}\n')
         view.end(jobs[1][0], "error: no", True, 1.0)
-        view.show()
+        view.show(running)
         first.write_text('{"step": 400, "seed": 0}\n{"step": 5')  # the last is being written
         for step in (100, 300):
             now[0] += 40
             second.write_text(f'{{"step": {step}, "seed": 0}}\n')
-            view.show()
+            view.show(running)
     assert capsys.readouterr().err.splitlines() == [
         "0 of 2 cells: compiling",
         "0 of 2 cells: 200/1,200 steps, compiling",
@@ -273,6 +274,31 @@ def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
         "[1/2] rope, seed 1: error: no, 00:01",
         "0 of 2 cells, 1 failed: 400/1,200 steps, 2.5 steps/s, 05:20 left",
         "0 of 2 cells, 1 failed: 600/1,200 steps, 3.75 steps/s, 02:40 left",
+    ]
+
+
+def test_the_bar_says_where_the_next_cell_compiles(tmp_path, capsys, monkeypatch):
+    jobs = jobs_of(tmp_path, 2)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with schedule._View(jobs) as view:
+        for cell, job in jobs:
+            for steps in (0, 200, 600):
+                now[0] += 40
+                job.folder.mkdir(parents=True, exist_ok=True)
+                (job.folder / "metrics.jsonl").write_text(f'{{"step": {steps}, "seed": 0}}\n')
+                view.show([job.folder])
+            view.end(cell, None, False, 120)
+    assert capsys.readouterr().err.splitlines() == [
+        "0 of 2 cells: compiling",
+        "0 of 2 cells: 0/1,200 steps, compiling",
+        "0 of 2 cells: 200/1,200 steps",
+        "0 of 2 cells: 600/1,200 steps, 10 steps/s, 01:00 left",
+        "[1/2] rope, seed 0: finished, 02:00",
+        "1 of 2 cells: 600/1,200 steps, compiling, 02:00 left",
+        "1 of 2 cells: 800/1,200 steps, 5 steps/s, 01:20 left",
+        "1 of 2 cells: 1,200/1,200 steps, 6.25 steps/s",
+        "[2/2] rope, seed 1: finished, 02:00",
     ]
 
 
