@@ -114,6 +114,10 @@ def test_the_oracle_is_independent():
         ("rope(base=1e300)", "rope.base must be finite in float32, got 1e+300"),
         ("rope(interpolation=0.5)", "rope.interpolation must be at least 1, got 0.5"),
         ("rope(ntk=1e-30)", "rope.ntk must be at least 1, got 1e-30"),
+        (
+            "rope(ntk=2,fraction=0.5)",
+            "rope.ntk has no effect on one pair of features, fraction=0.5 of head_dim=4: give a",
+        ),
         ("rope(longest=6.2)", "rope.longest must be above 2π"),
         ("rope(clip=1)", "rope.clip must be from 2 to 2, the number of bands, got 1"),
         ("rope(clip=3)", "rope.clip must be from 2 to 2, the number of bands, got 3"),
