@@ -21,8 +21,10 @@ class Mqar(SyntheticTask):
     more often than far from them: the gap x has the probability ∝ x^(power − 1). In the
     "forgetting" form, `updates` keys get another value after all pairs, and that value counts; it
     always differs, while in the published generator it may be the same. In the "compositional" form
-    a key is two tokens, and the keys are pairs of √pairs first and √pairs second tokens, so no
-    token alone says the value. Targets are not the next inputs.
+    a key is two tokens, one of s first and one of s second tokens, where s is √pairs rounded up.
+    If the number of pairs is 4, 9, 16, …, every such key occurs, so no token alone says the value;
+    otherwise random ones are missing, and some tokens occur in one key only. Targets are not the
+    next inputs.
 
     The random tokens are uniform, but never keys of the same sequence. In the published generator
     they may be keys; with a small vocabulary, a key and the token after it then often look like a

@@ -44,6 +44,21 @@ def test_compositional_keys_share_their_tokens():
         assert [len(set(column)) for column in keys.T.tolist()] == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [(1, 1.0), (3, 0.67), (4, 0), (5, 0.40), (6, 0.21), (9, 0), (10, 0.085), (16, 0)],
+)
+def test_no_token_alone_says_the_value_if_the_pairs_are_a_square(pairs, expected):
+    task = tasks.create("mqar", form="compositional", pairs=pairs)
+    single = []
+    for row in task.sample(np.random.default_rng(0), 400)["inputs"]:
+        keys = row[: 3 * pairs].reshape(pairs, 3)[:, :2]
+        tokens, counts = np.unique(keys, return_counts=True)
+        once = set(tokens[counts == 1].tolist())
+        single += [bool(once & set(key)) for key in keys.tolist()]
+    assert abs(np.mean(single) - expected) < (0.02 if expected else 1e-9)
+
+
 def test_queries_are_near_the_pairs():
     weights = tasks.create("mqar").sample(np.random.default_rng(0), 500)["weights"]
     places = np.nonzero(weights)[1] - 8
