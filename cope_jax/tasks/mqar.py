@@ -50,7 +50,7 @@ class Mqar(SyntheticTask):
           vocabulary: the number of tokens; 8192 as published.
           pairs: the number of pairs in "train" and "in_distribution"; twice as many in "longer",
             four times in "longest". Published: 4, 8, 16, 64.
-          power: of the distribution of gaps.
+          power: of the distribution of gaps, in (0, 10].
           form: what the pairs are.
           updates: the number of keys that get another value in the "forgetting" form.
           space: the length of a sequence as a multiple of that of its pairs. Published: 8, and 4
@@ -72,7 +72,8 @@ class Mqar(SyntheticTask):
             check_at_least(1, "mqar", pairs=self.pairs, updates=self.updates)
             check_at_least(3, "mqar", space=self.space)
             check_at_least(8, "mqar", vocabulary=self.vocabulary)
-            check(self.power > 0, f"mqar.power must be positive, got {self.power}")
+            # A large power of a gap has no float64.
+            check(0 < self.power <= 10, f"mqar.power must lie in (0, 10], got {self.power}")
             check(self.vocabulary % 2 == 0, f"mqar.vocabulary must be even, got {self.vocabulary}")
             check(
                 4 * self.pairs < self.vocabulary // 2,

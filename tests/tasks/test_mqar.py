@@ -106,13 +106,20 @@ def test_the_published_places_have_the_published_frequencies():
     assert np.abs(np.bincount(gaps, minlength=7) / 4000 - shares / shares.sum()).max() < 0.03
 
 
+def test_the_largest_power_asks_far_from_the_pairs():
+    weights = tasks.create("mqar", power=10.0, space=1000).sample(np.random.default_rng(0), 9)
+    assert (weights["weights"].sum(axis=1) == 4).all()
+    assert np.nonzero(weights["weights"])[1].min() > 4000
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"vocabulary": 32}, "above 32, eight for each pair"),
         ({"vocabulary": 101}, "must be even"),
         ({"space": 2}, "space must be at least 3"),
-        ({"power": 0.0}, "must be positive"),
+        ({"power": 0.0}, r"power must lie in \(0, 10\], got 0.0"),
+        ({"power": 400.0}, r"power must lie in \(0, 10\], got 400.0"),
         ({"updates": 5, "form": "forgetting"}, "at most pairs=4"),
         ({"every": 0}, "every must lie between 1, the size of a key, and 14, .* got 0"),
         (
