@@ -38,8 +38,8 @@ def generate(
     """
     if not hasattr(model, "step"):
         raise ConfigError(
-            f"generate.model must be a recurrent language model, got a {type(model).__name__}: pass "
-            "an RNNLM, or call generate of cope_jax.generation.decoding"
+            f"generate.model must be a recurrent language model, got a {type(model).__name__}: "
+            "pass an RNNLM, or call generate of cope_jax.generation.decoding"
         )
     max_new_tokens, temperature, top_k = checked_choices(max_new_tokens, temperature, top_k)
     if not is_key(key, ()):

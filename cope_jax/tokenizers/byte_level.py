@@ -49,8 +49,8 @@ class Bytes:
         numbers = np.asarray(tokens).tolist()
         if outside := [token for token in numbers if not 0 <= token <= self.end]:
             raise ConfigError(
-                f"bytes: token {outside[0]} is outside of the vocabulary of {len(self)} tokens; give "
-                f"tokens from 0 to {self.end}"
+                f"bytes: token {outside[0]} is outside of the vocabulary of {len(self)} tokens; "
+                f"give tokens from 0 to {self.end}"
             )
         pieces = (END.encode() if token == self.end else bytes([token]) for token in numbers)
         return b"".join(pieces).decode("utf-8", "replace")

@@ -154,6 +154,8 @@ def test_the_oracle_is_independent():
         ("stick_breaking(remainder=mine)", "own, zero"),
         ("rope+path", "path and rope cannot be combined: path excludes what rotates"),
         ("wall+mapformer", "wall and mapformer cannot be combined"),
+        ("wall+path", "wall and path each replace q·k: keep only one of them"),
+        ("path+fox+wall", "path and wall each replace q·k: keep only one of them"),
         ("pope+rope", "pope and rope cannot be combined"),
         ("ssmax(scale=-1)", "ssmax.scale must be at least 0, got -1"),
         ("scale_invariant(tau=0)", "scale_invariant.tau must be above 0, got 0"),
