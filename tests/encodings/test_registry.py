@@ -196,6 +196,11 @@ def test_only_turned_values_and_a_gate_of_values_exclude_each_other(spec):
     encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.parametrize("spec", ["wall+fox", "path+fox"])
+def test_an_encoding_that_replaces_the_logits_can_have_a_gate(spec):
+    encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
+
+
 def test_the_largest_step_of_grape_is_100():
     encodings.create("grape(step=100)", num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
 
