@@ -86,7 +86,8 @@ def attend(
         M−1, so the last query is at the last key.
       k_positions: integers or real numbers, `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
       q_segment_ids: `[B, L]` or `[1, L]`. A query sees only keys of its own segment. If None, there
-        is one segment.
+        is one segment. The tokens of a segment should be neighbours: encodings that sum over tokens
+        start their sums again after a hole.
       k_segment_ids: `[B, M]` or `[1, M]`. Give both segment ids or neither.
       mask: bool, `[B, 1, L, M]`; any axis may have size 1. True where a query may see a key, unless
         causality, window or segments hide this key. Hidden values must be finite, because their

@@ -164,7 +164,8 @@ class Tokens:
       positions: int32 or float32, `[B, M]` or `[1, M]`.
       segment_ids: int32 `[B, M]` or `[1, M]`, the document of each token; None means one document.
         Nothing may pass from one document into the next: running sums start again, and windows over
-        tokens end.
+        tokens end. The tokens of a document should be neighbours: sums start again after a hole in
+        it too, though attention sees the tokens before the hole.
     """
 
     x: Array | None

@@ -108,10 +108,14 @@ def is_own_token(q_indices_B1L: Array, k_indices_B1M: Array) -> Array:
 
 
 def segment_starts(segment_ids_BM: Array | None, last_B: Array | None) -> Array | None:
-    """Returns starts_BM, True for the first token of each segment; None if there are no segments.
+    """Returns starts_BM, True where the segment differs from that of the token before; None if
+    there are no segments.
 
     `last_B` is the segment of the token before the first; None means that the first token starts no
-    new segment.
+    new segment. A segment starts again after a hole in it:
+
+    >>> segment_starts(jnp.array([[1, 1, 2, 1, 1]], jnp.int32), None).tolist()
+    [[False, False, True, True, False]]
     """
     if segment_ids_BM is None:
         return None

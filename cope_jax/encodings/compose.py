@@ -32,8 +32,8 @@ class Composed(Encoding):
     σ(q·k/√K) with any other part. With rope, q and k are the rotated queries and keys.
 
     Raises:
-      ConfigError: a part excludes another, two parts have a sink, or the name of a part is an
-        attribute of every encoding.
+      ConfigError: a part excludes another, two parts replace q·k, two parts have a sink, or the
+        name of a part is an attribute of every encoding.
     """
 
     def __init__(self, parts: Mapping[str, Encoding], shape: AttentionShape):
@@ -61,6 +61,9 @@ class Composed(Encoding):
         for name, encoding in parts.items():
             setattr(self, name, encoding)
         self.traits = Traits.of_composition([encoding.traits for encoding in parts.values()])
+        replacing = [name for name, encoding in parts.items() if not encoding.traits.reads_logits]
+        if len(replacing) > 1:
+            raise ConfigError(f"{' and '.join(replacing)} each replace q·k: keep only one of them")
         with_sink = [
             name for name, encoding in parts.items() if type(encoding).sink is not Encoding.sink
         ]

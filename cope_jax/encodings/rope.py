@@ -30,7 +30,8 @@ class RoPEConfig:
       bands: share of the bands that turn, the fastest first, in [0, 1] ("p-RoPE", arXiv
         2410.06205).
       longest: bands with a longer wavelength do not turn; with the length of training this is HoPE
-        (ACL 2025). Wavelengths are those before s divides anything. None means that all bands turn.
+        (ACL 2025). Wavelengths are those of `base`, before s changes anything. None means that all
+        bands turn.
       clip: n: the frequency of the r-th of the n slowest bands, r = 0 … n−1, is multiplied by (1 +
         cos(πr/(n−1)))/2, so that the slowest does not turn ("Clipped RoPE", which its paper calls
         CoPE, arXiv 2602.05258; it has 20 of 64 bands). None means that none is multiplied.
@@ -40,7 +41,7 @@ class RoPEConfig:
         None means no decay.
       interpolation: s: positions are divided by s (arXiv 2306.15595).
       ntk: s: the base becomes base·s^(R/(R−2)), so that the slowest band is divided by s and the
-        fastest stays.
+        fastest stays. It needs two bands or more.
       yarn: (s, length) or (s, length, slow, fast): bands with fewer than `slow` = 1 turns in
         `length` tokens are divided by s, bands with more than `fast` = 32 stay, and others are
         between (arXiv 2309.00071).
@@ -109,6 +110,11 @@ class RoPE(Encoding):
             raise ConfigError(
                 f"rope.fraction={config.fraction} of head_dim={shape.head_dim} is less than one pair of features: give "
                 "a larger fraction or head_dim"
+            )
+        if config.ntk is not None and self._rotated() == 2:
+            raise ConfigError(
+                f"rope.ntk has no effect on one pair of features, fraction={config.fraction} of "
+                f"head_dim={shape.head_dim}: give a larger fraction or head_dim"
             )
         if config.longest is not None and not config.longest > 2 * math.pi:
             raise ConfigError(
@@ -179,13 +185,10 @@ def _magnitude(config: RoPEConfig) -> float:
 
 def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
     """Returns θ of each band, 0 where the band does not turn."""
-    base = (
-        config.base * config.ntk ** (rotated / (rotated - 2))
-        if config.ntk and rotated > 2
-        else config.base
-    )
+    base = config.base * (config.ntk ** (rotated / (rotated - 2)) if config.ntk else 1.0)
     rates, bands = frequencies(base, rotated), rotated // 2
-    still = np.zeros(bands, bool) if config.longest is None else 2 * np.pi / rates > config.longest
+    wavelengths = 2 * np.pi / frequencies(config.base, rotated)
+    still = np.zeros(bands, bool) if config.longest is None else wavelengths > config.longest
     if config.interpolation is not None:
         rates = rates / config.interpolation
     if config.longrope is not None:

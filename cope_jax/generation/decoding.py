@@ -12,7 +12,13 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, check_tokens, pad_left
-from cope_jax.generation.sampling import SamplingParams, draw, row_keys
+from cope_jax.generation.sampling import (
+    SamplingParams,
+    checked_choices,
+    draw,
+    is_key,
+    row_keys,
+)
 from cope_jax.models.model import StaticGraphDef
 from cope_jax.registry import check_at_least, checked
 
@@ -145,13 +151,10 @@ def _request(
     several = isinstance(stop_token, Sequence | np.ndarray) and not isinstance(stop_token, str)
     given: Any = stop_token if several else [stop_token]
     stops = [checked(stop, int, "generate.stop_token") for stop in given if stop is not None]
-    max_new_tokens = checked(max_new_tokens, int, "generate.max_new_tokens")
+    max_new_tokens, temperature, top_k = checked_choices(max_new_tokens, temperature, top_k)
     padded = checked(padded, int, "generate.padded")
-    top_k = checked(top_k, int | None, "generate.top_k")
-    temperature = checked(temperature, float, "generate.temperature")
     top_p = checked(top_p, float | None, "generate.top_p")
-    check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
-    check_at_least(0, "generate", temperature=temperature, padded=padded)
+    check_at_least(0, "generate", padded=padded)
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
     tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
@@ -173,8 +176,7 @@ def _request(
 
 def _keys(key: Array, rows: int) -> Array:
     """Returns the key of each row, `[B]`."""
-    is_key = isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_key or key.shape not in ((), (rows,)):
+    if not is_key(key, (), (rows,)):
         raise ConfigError(
             f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row"
         )

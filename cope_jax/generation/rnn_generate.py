@@ -16,9 +16,9 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
+from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import pad_left
-from cope_jax.generation.sampling import sample
-from cope_jax.registry import check_at_least
+from cope_jax.generation.sampling import checked_choices, is_key, sample
 
 
 def generate(
@@ -36,8 +36,14 @@ def generate(
     a single key for all rows. The other arguments and the errors are as in
     `cope_jax.generation.decoding.generate`. Returns the new words, int32 `[B, max_new_tokens]`.
     """
-    check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
-    check_at_least(0, "generate", temperature=temperature)
+    if not hasattr(model, "step"):
+        raise ConfigError(
+            f"generate.model must be a recurrent language model, got a {type(model).__name__}: "
+            "pass an RNNLM, or call generate of cope_jax.generation.decoding"
+        )
+    max_new_tokens, temperature, top_k = checked_choices(max_new_tokens, temperature, top_k)
+    if not is_key(key, ()):
+        raise ConfigError("generate.key must be one key from jax.random.key, for all rows")
     vocab_size = model.config.vocab_size
     padded_BL, lengths_B = pad_left(prompts, vocab_size)
     # Padding is moved behind the prompts, so that it does not reach the state.

@@ -148,6 +148,10 @@ class BlockConfig:
             )
         if self.parallel and self.norm_position == "post":
             raise ConfigError("block.parallel needs norm_position=pre or both, got post")
+        if self.norm == "rms" and not self.norm_bias:
+            raise ConfigError(
+                "block.norm_bias=False has no effect with norm=rms, which has no bias: leave it out"
+            )
         if self.qk_norm_shared and not self.qk_norm:
             raise ConfigError(
                 "block.qk_norm_shared has no effect without qk_norm: set qk_norm=True"

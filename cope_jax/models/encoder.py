@@ -216,7 +216,8 @@ class Encoder(nnx.Module):
           segments_BL: int32, the segment type of each piece. If None, all types are 0. An unknown
             type gives NaN. Without segment types they are ignored.
           mask_BL: 1 for real tokens and 0 for padding. No real token attends to padding. If None,
-            all tokens are real.
+            all tokens are real. Real tokens should be neighbours: encodings that sum over tokens
+            start their sums again after padding between them.
           positions_BL: numbers, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
           dropout_key: random key; None means no dropout.
           every_layer: whether to return every layer.

@@ -57,7 +57,7 @@ class Addition(SyntheticTask):
             as many.
           positions: the positions in the batch.
           offsets: how many different numbers may be added to the positions in training; 1 means
-            that none is.
+            that none is. It has no effect on consecutive positions.
         """
 
         digits: int = 10

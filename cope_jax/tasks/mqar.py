@@ -21,8 +21,10 @@ class Mqar(SyntheticTask):
     more often than far from them: the gap x has the probability ∝ x^(power − 1). In the
     "forgetting" form, `updates` keys get another value after all pairs, and that value counts; it
     always differs, while in the published generator it may be the same. In the "compositional" form
-    a key is two tokens, and the keys are pairs of √pairs first and √pairs second tokens, so no
-    token alone says the value. Targets are not the next inputs.
+    a key is two tokens, one of s first and one of s second tokens, where s is √pairs rounded up.
+    If the number of pairs is 4, 9, 16, …, every such key occurs, so no token alone says the value;
+    otherwise random ones are missing, and some tokens occur in one key only. Targets are not the
+    next inputs.
 
     The random tokens are uniform, but never keys of the same sequence. In the published generator
     they may be keys; with a small vocabulary, a key and the token after it then often look like a
@@ -48,7 +50,7 @@ class Mqar(SyntheticTask):
           vocabulary: the number of tokens; 8192 as published.
           pairs: the number of pairs in "train" and "in_distribution"; twice as many in "longer",
             four times in "longest". Published: 4, 8, 16, 64.
-          power: of the distribution of gaps.
+          power: of the distribution of gaps, in (0, 10].
           form: what the pairs are.
           updates: the number of keys that get another value in the "forgetting" form.
           space: the length of a sequence as a multiple of that of its pairs. Published: 8, and 4
@@ -70,7 +72,8 @@ class Mqar(SyntheticTask):
             check_at_least(1, "mqar", pairs=self.pairs, updates=self.updates)
             check_at_least(3, "mqar", space=self.space)
             check_at_least(8, "mqar", vocabulary=self.vocabulary)
-            check(self.power > 0, f"mqar.power must be positive, got {self.power}")
+            # A large power of a gap has no float64.
+            check(0 < self.power <= 10, f"mqar.power must lie in (0, 10], got {self.power}")
             check(self.vocabulary % 2 == 0, f"mqar.vocabulary must be even, got {self.vocabulary}")
             check(
                 4 * self.pairs < self.vocabulary // 2,

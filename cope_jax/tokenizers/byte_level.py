@@ -42,8 +42,16 @@ class Bytes:
         return [np.frombuffer(_bytes(text), np.uint8).astype(np.int32) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of the bytes. Invalid UTF-8 becomes �; `end` becomes `<|endoftext|>`."""
+        """The text of the bytes. Invalid UTF-8 becomes �; `end` becomes `<|endoftext|>`.
+
+        ConfigError: a token is outside of the vocabulary.
+        """
         numbers = np.asarray(tokens).tolist()
+        if outside := [token for token in numbers if not 0 <= token <= self.end]:
+            raise ConfigError(
+                f"bytes: token {outside[0]} is outside of the vocabulary of {len(self)} tokens; "
+                f"give tokens from 0 to {self.end}"
+            )
         pieces = (END.encode() if token == self.end else bytes([token]) for token in numbers)
         return b"".join(pieces).decode("utf-8", "replace")
 

@@ -12,6 +12,8 @@ from cope_jax.storage.files import read_text
 
 UNKNOWN, EOS = "<unk>", "<eos>"
 _OTHER_SPACE = re.compile(r"[^\S \n]|  ")
+_OUTER_SPACE = re.compile(r"^ | $", re.MULTILINE)
+_BARE_END = re.compile(r"(?<! )\n|\n(?=[^ ])")
 
 
 class Vocabulary:
@@ -156,8 +158,8 @@ class Words:
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
         r"""The number of words that become `<unk>`, without those that are `<unk>` in the text.
 
-        Bytes come back if there is one space between words, and either none or, as in WikiText, one
-        at each line end.
+        Bytes come back if there is one space between words, and lines either begin and end without
+        spaces or, as in WikiText, with one at both sides of each line end.
 
         >>> words = Words.train(["a b\na <unk>\n"])
         >>> words.lost("a c <unk>", np.array([])), words.lost("a  b\n", np.array([]))
@@ -167,12 +169,22 @@ class Words:
         known = self.vocabulary
         words = (word for word in text.split() if word != UNKNOWN)
         unknown = sum(word == EOS or word not in known for word in words)
-        spaced, bare = re.search(r" \n|\n ", text), re.search(r"\S\n|\n\S|\n\n", text)
-        return unknown, int(unknown > 0 or bool(_OTHER_SPACE.search(text)) or bool(spaced and bare))
+        changed = bool(_OTHER_SPACE.search(text) or not _plain_or_as_wikitext(text))
+        return unknown, int(unknown > 0 or changed)
 
     @property
     def text(self) -> str:
         return self.vocabulary.text
+
+
+def _plain_or_as_wikitext(text: str) -> bool:
+    r"""True if no line begins or ends with a space, or all line ends are between spaces.
+
+    >>> [_plain_or_as_wikitext(text) for text in ("a\nb", " a \n b \n", " a", " a\nb")]
+    [True, True, False, False]
+    """
+    spaced = "\n" in text and not _BARE_END.search(text)
+    return spaced or not _OUTER_SPACE.search(text)
 
 
 def split(text: str) -> Iterator[str]:

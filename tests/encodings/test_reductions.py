@@ -308,15 +308,20 @@ def test_t5_buckets_are_exact(num_buckets, max_distance):
     ]
 
 
-def test_bands_without_turns_are_chosen_before_others_are_stretched():
-    """16 pairs: the wavelength of band c is 2π·100^(c/16), and s = 4 makes it four times as long."""
-    encoding = encodings.create(
-        "rope(base=100,longest=40,interpolation=4)", num_heads=1, head_dim=32, rngs=nnx.Rngs(0)
-    )
-    q = jnp.ones((1, 1, 1, 32))
-    turned = encoding.rotate(q, (), np.array([[1]], np.int32))
-    still = 2 * np.pi * 100 ** (np.arange(16) / 16) > 40
+@pytest.mark.parametrize("form", ["interpolation=4", "ntk=8", "yarn=(4,64)", "llama3=(8,1,4,512)"])
+@pytest.mark.parametrize("base, longest, first", [(100, 40, 7), (10_000, 1000, 9)])
+def test_bands_without_turns_are_chosen_before_others_are_stretched(form, base, longest, first):
+    """16 pairs: the wavelength of band c is 2π·base^(c/16), before a form makes it s times as
+    long.
+    """
+    spec = f"rope(base={base},longest={longest},{form},magnitude=1)"
+    encoding = encodings.create(spec, num_heads=1, head_dim=32, rngs=nnx.Rngs(0))
+    turned = encoding.rotate(jnp.ones((1, 1, 1, 32)), (), np.array([[1]], np.int32))
+    rule = rule_of(spec, {}, SIZES._replace(head_dim=32))
+    oracle = rule.rotate(np.ones(32), Token(1, (), 0, False))
+    still = np.arange(16) >= first
     np.testing.assert_array_equal(np.asarray(turned)[0, 0, 0, :16] == 1, still)
+    np.testing.assert_array_equal(np.asarray(oracle)[:16] == 1, still)
 
 
 def test_initial_parameters():

@@ -114,6 +114,10 @@ def test_the_oracle_is_independent():
         ("rope(base=1e300)", "rope.base must be finite in float32, got 1e+300"),
         ("rope(interpolation=0.5)", "rope.interpolation must be at least 1, got 0.5"),
         ("rope(ntk=1e-30)", "rope.ntk must be at least 1, got 1e-30"),
+        (
+            "rope(ntk=2,fraction=0.5)",
+            "rope.ntk has no effect on one pair of features, fraction=0.5 of head_dim=4: give a",
+        ),
         ("rope(longest=6.2)", "rope.longest must be above 2π"),
         ("rope(clip=1)", "rope.clip must be from 2 to 2, the number of bands, got 1"),
         ("rope(clip=3)", "rope.clip must be from 2 to 2, the number of bands, got 3"),
@@ -150,6 +154,8 @@ def test_the_oracle_is_independent():
         ("stick_breaking(remainder=mine)", "own, zero"),
         ("rope+path", "path and rope cannot be combined: path excludes what rotates"),
         ("wall+mapformer", "wall and mapformer cannot be combined"),
+        ("wall+path", "wall and path each replace q·k: keep only one of them"),
+        ("path+fox+wall", "path and wall each replace q·k: keep only one of them"),
         ("pope+rope", "pope and rope cannot be combined"),
         ("ssmax(scale=-1)", "ssmax.scale must be at least 0, got -1"),
         ("scale_invariant(tau=0)", "scale_invariant.tau must be above 0, got 0"),
@@ -187,6 +193,11 @@ def test_mistakes_are_one_clear_line(spec, message):
     ],
 )
 def test_only_turned_values_and_a_gate_of_values_exclude_each_other(spec):
+    encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("spec", ["wall+fox", "path+fox"])
+def test_an_encoding_that_replaces_the_logits_can_have_a_gate(spec):
     encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
 
 

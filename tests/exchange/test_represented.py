@@ -199,6 +199,7 @@ def test_every_option_of_a_model_is_written_or_refused(form):
     needs_another = {"block.negative_eigenvalues", "block.qk_norm_shared"}
     needs_another |= {"full_layers", "full_encoding"}
     needs_another |= {"block.parallel", "first_norm"} if form == "bert" else set()
+    needs_another |= {"block.norm_bias"} if form == "llama" else set()
     assert function(base).keys() - names == {"name", "layout"} | needs_another, "each option varies"
 
 

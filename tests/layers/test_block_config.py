@@ -23,6 +23,10 @@ from cope_jax.registry import configure
         ({"mlp_dim": 0}, "block.mlp_dim must be at least 1, got 0"),
         ({"activation": "gel"}, "unknown block.activation 'gel': did you mean 'gelu'"),
         ({"norm": "batch"}, "choose from layer, rms"),
+        (
+            {"norm": "rms", "norm_bias": False},
+            "block.norm_bias=False has no effect with norm=rms, which has no bias: leave it out",
+        ),
         ({"norm_position": "mid"}, "choose from both, post, pre"),
         ({"norm_position": "post", "parallel": True}, "block.parallel needs norm_position=pre or"),
         ({"qk_norm_shared": True}, "block.qk_norm_shared has no effect without qk_norm"),

@@ -136,11 +136,12 @@ def rope(
     rotated = 2 * math.floor(fraction * sizes.head_dim / 2)
     if magnitude is None:
         magnitude = 1.0 if yarn is None else 0.1 * math.log(yarn[0]) + 1
+    trained_base = base
     if ntk is not None:
         base = base * ntk ** (rotated / (rotated - 2))
 
     def frequency(c):
-        wavelength = 2 * math.pi * base ** (2 * c / rotated)
+        wavelength = 2 * math.pi * trained_base ** (2 * c / rotated)
         if c >= bands * rotated / 2 or (longest is not None and wavelength > longest):
             return 0.0
         theta = stretched(base ** (-2 * c / rotated), llama3)

@@ -90,6 +90,13 @@ def test_training_moves_positions_by_one_number_for_each_sequence(positions, mov
     ]
 
 
+def test_offsets_move_no_consecutive_positions():
+    seven, none = (rows("consecutive", "train", offsets=offsets) for offsets in (7, 1))
+    assert list(seven) == list(none)
+    task = tasks.create("addition", offsets=7)
+    assert "positions" not in task.sample(np.random.default_rng(0), 2)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"digits": 0}, "digits"), ({"offsets": 0}, "offsets"), ({"positions": "abacuss"}, "abacus")],

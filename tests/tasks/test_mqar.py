@@ -44,6 +44,21 @@ def test_compositional_keys_share_their_tokens():
         assert [len(set(column)) for column in keys.T.tolist()] == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [(1, 1.0), (3, 0.67), (4, 0), (5, 0.40), (6, 0.21), (9, 0), (10, 0.085), (16, 0)],
+)
+def test_no_token_alone_says_the_value_if_the_pairs_are_a_square(pairs, expected):
+    task = tasks.create("mqar", form="compositional", pairs=pairs)
+    single = []
+    for row in task.sample(np.random.default_rng(0), 400)["inputs"]:
+        keys = row[: 3 * pairs].reshape(pairs, 3)[:, :2]
+        tokens, counts = np.unique(keys, return_counts=True)
+        once = set(tokens[counts == 1].tolist())
+        single += [bool(once & set(key)) for key in keys.tolist()]
+    assert abs(np.mean(single) - expected) < (0.02 if expected else 1e-9)
+
+
 def test_queries_are_near_the_pairs():
     weights = tasks.create("mqar").sample(np.random.default_rng(0), 500)["weights"]
     places = np.nonzero(weights)[1] - 8
@@ -91,13 +106,20 @@ def test_the_published_places_have_the_published_frequencies():
     assert np.abs(np.bincount(gaps, minlength=7) / 4000 - shares / shares.sum()).max() < 0.03
 
 
+def test_the_largest_power_asks_far_from_the_pairs():
+    weights = tasks.create("mqar", power=10.0, space=1000).sample(np.random.default_rng(0), 9)
+    assert (weights["weights"].sum(axis=1) == 4).all()
+    assert np.nonzero(weights["weights"])[1].min() > 4000
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"vocabulary": 32}, "above 32, eight for each pair"),
         ({"vocabulary": 101}, "must be even"),
         ({"space": 2}, "space must be at least 3"),
-        ({"power": 0.0}, "must be positive"),
+        ({"power": 0.0}, r"power must lie in \(0, 10\], got 0.0"),
+        ({"power": 400.0}, r"power must lie in \(0, 10\], got 400.0"),
         ({"updates": 5, "form": "forgetting"}, "at most pairs=4"),
         ({"every": 0}, "every must lie between 1, the size of a key, and 14, .* got 0"),
         (

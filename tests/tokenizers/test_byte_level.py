@@ -52,6 +52,14 @@ def test_half_a_character_is_marked_and_half_a_surrogate_is_left_out(tokenizer):
     assert tokenizer.decode(tokenizer.encode(["a\ud800b"])[0]) == "ab"
 
 
+@pytest.mark.parametrize("token", [-1, 257, 300])
+def test_a_token_that_is_no_byte_is_one_clear_line(token):
+    message = rf"^bytes: token {token} is outside of the vocabulary of 257 tokens; give tokens from"
+    with pytest.raises(ConfigError, match=message) as error:
+        Bytes().decode(np.array([110, token]))
+    assert "\n" not in str(error.value)
+
+
 def test_bytes_are_their_own_numbers():
     assert Bytes().encode(["né"])[0].tolist() == list("né".encode())
     assert (len(Bytes()), Bytes().end) == (257, 256)

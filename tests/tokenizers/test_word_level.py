@@ -88,6 +88,19 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, content, message):
         ("The keeper\nThe keeper\n\n", (0, 0)),
         (" \n = The = \n \n The keeper . \n", (0, 0)),  # as WikiText writes it
         (" keeper . \n The", (0, 0)),  # a piece of such a text
+        ("The \n keeper \n = ", (0, 0)),
+        (" \n", (0, 0)),
+        ("", (0, 0)),
+        ("\n", (0, 0)),
+        (" The", (0, 1)),
+        ("The ", (0, 1)),
+        (" ", (0, 1)),
+        (" The\nkeeper\n", (0, 1)),
+        ("The\nkeeper ", (0, 1)),
+        ("\n \n", (0, 1)),
+        ("\n = The = \n", (0, 1)),
+        (" The \n keeper\n", (0, 1)),
+        (" The \nkeeper", (0, 1)),
         ("The keeper \nThe keeper\n", (0, 1)),
         ("The  keeper", (0, 1)),
         ("The\tkeeper", (0, 1)),
@@ -98,4 +111,9 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, content, message):
 )
 def test_what_words_do_not_give_back(text, lost):
     words = Words(Vocabulary(["<unk>", "<eos>", "The", "keeper", "=", "."]))
-    assert words.lost(text, words.encode([text])[0]) == lost
+    tokens = words.encode([text])[0]
+    assert words.lost(text, tokens) == lost
+    if lost == (0, 1):
+        assert words.decode(tokens) != text
+    elif " \n" not in text and lost == (0, 0):
+        assert words.decode(tokens) == text
