@@ -20,7 +20,7 @@ from tools.publish import read_tables
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "experiments" / "results" / "abilities.tar.xz"
 TASKS = {setting: tasks.create(name, **options) for setting, (name, options) in SETTINGS.items()}
-WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
+WORDS = "no one two three four five six seven eight nine ten eleven twelve thirteen".split()
 RESULTS = "experiments/RESULTS.md"
 README = "README.md"
 COMMANDS = "docs/commands.md"
