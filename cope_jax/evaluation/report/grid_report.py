@@ -1,5 +1,6 @@
 """Writes what a grid has measured: records, tables, and the page with all cells."""
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -75,18 +76,20 @@ def write_all(
     """Writes the results of all finished cells, and returns the tables and the paths, first that of
     the page.
 
-    The files are report.html, results.json, results.csv, table.tex, table.md and table.png.
-    `budget` says what was searched; `costs` are further costs of encodings, by their names.
+    The files are report.html, results.json, results.csv, table.tex, table.md and table.png; the
+    results are written first. `budget` says what was searched; `costs` are further costs of
+    encodings, by their names.
     """
     settings = {cell.setting: cell.config.task for cell in state.finished}
     made = {setting: task.create() for setting, task in settings.items()}
     total = len(state.finished) + len(state.failed) + len(state.left)
     facts = (f"{len(state.finished)} of {total} cells finished, {len(state.failed)} failed", budget)
     title = grid.workdir.resolve().name
+    results = grid.write_results()
     tables, (page, latex) = write(grid, state, made, title, facts, costs)
     text = write_atomically(grid.workdir / "table.md", results_table.markdown(tables))
     picture = save(results_picture.picture(tables, title), grid.workdir / "table.png")
-    return tables, [page, *grid.write_results(), latex, text, picture]
+    return tables, [page, *results, latex, text, picture]
 
 
 def command(grid: Grid, cell: Cell) -> str:
@@ -117,9 +120,10 @@ def fields(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 
 def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:
-    """The points of the learning curves of cells."""
+    """The points of the learning curves of cells. Null values become NaN, as in records."""
     for cell in cells:
         for row in read_curves(cell.folder(grid.workdir) / "metrics.jsonl"):
+            row = {name: math.nan if value is None else value for name, value in row.items()}
             yield {"setting": cell.setting, "encoding": cell.label, **row}
 
 

@@ -1,0 +1,77 @@
+"""Reports of grids with cells that diverged, or whose files are damaged."""
+
+import json
+import math
+
+import pytest
+
+import cope_jax as cj
+from cope_jax.evaluation.report import grid_report, page_charts
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.grid import Grid
+from cope_jax.runs.records import finite
+from tests.evaluation.report.test_page import content
+
+ENVIRONMENT = {"commit": "0123456789abcdef", "jax": "1.2.3", "device_kind": "cpu"}
+SPLITS = ("in_distribution", "dense")
+
+
+def finish(cell, workdir, error):
+    """Writes what a finished cell leaves behind that has this error on all splits."""
+    folder = cell.folder(workdir)
+    workdirs.Workdir(folder).open(cell.config, cell.seeds)
+    shared = {"encoding": cell.label, "seed": cell.seeds[0], "step": 2, "parameters": 9}
+    shared |= {"metric": "sequence_error", "kind": "split", "examples": 500, "wall_seconds": 1.0}
+    records = [{**shared, "split": split, "value": error} for split in SPLITS]
+    workdirs.write_json(folder / "result.json", {"records": records, "environment": ENVIRONMENT})
+    curve = {"step": 1, "seed": cell.seeds[0], "split": SPLITS[0]}
+    row = finite(curve | {"sequence_error": error})
+    (folder / "metrics.jsonl").write_text(f"{json.dumps(row)}\n")
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """A finished grid of two encodings with two seeds."""
+    cells = [
+        Cell(cj.config("quick", encoding=name), (seed,))
+        for seed in (0, 1)
+        for name in ("cope", "rope")
+    ]
+    for cell in cells:
+        finish(cell, tmp_path, 0.25)
+    return Grid(tmp_path, cells)
+
+
+def test_a_cell_that_is_not_finite_reads_so_and_all_others_are_reported(grid):
+    finish(grid.cells[1], grid.workdir, math.inf)
+    _, paths = grid_report.write_all(grid, grid.state())
+    assert all(path.exists() for path in paths)
+    shown = content(grid.workdir / "report.html")
+    for heading in ("in distribution", "dense"):
+        split = shown["views"]["all splits"][heading]
+        assert [split[name]["text"] for name in ("cope", "rope")] == ["25.0 ± 0.0", "not finite"]
+    curves = {point["encoding"]: point for point in shown["curves"]}
+    keys = ("mean", "low", "high")
+    assert [curves["cope"][key] for key in keys] == [0.25] * 3
+    assert [curves["rope"][key] for key in keys] == [None] * 3
+    assert {point["steps to solve"] for point in shown["cost"]} == {"not solved"}
+    values = [record["value"] for record in json.loads(paths[1].read_text())["records"]]
+    assert values == [0.25, 0.25, None, None, 0.25, 0.25, 0.25, 0.25]
+
+
+def test_a_band_with_a_value_that_is_not_finite_has_no_ends():
+    for values in ((math.nan, 0.5), (0.5, math.nan)):
+        (point,) = page_charts.bands([{"step": 1, "value": value} for value in values], ["step"])
+        assert all(math.isnan(point[key]) for key in ("mean", "low", "high"))
+
+
+def test_results_are_written_before_the_page(grid, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("the page")
+
+    monkeypatch.setattr(grid_report, "write", refuse)
+    with pytest.raises(RuntimeError, match="the page"):
+        grid_report.write_all(grid, grid.state())
+    assert len(json.loads((grid.workdir / "results.json").read_text())["records"]) == 8
+    assert (grid.workdir / "results.csv").exists()
