@@ -136,7 +136,7 @@ def tables(name: str) -> str:
     least = {label: every(counts[label, setting] for setting in settings) for label in labels}
     complete = [label for label in labels if least[label] >= SEEDS[name]]
     rows = [
-        {"setting": cell.setting, **row}
+        {**row, "setting": cell.setting, "data_seed": cell.config.training.data_seed}
         for cell, content in finished.items()
         if cell.label in complete
         for row in content["records"]

@@ -20,14 +20,14 @@ GRID = """for seed in range(2):
 """
 
 
-def measured(cell, workdir):
-    """Writes what a finished cell leaves behind whose error follows from its seed."""
+def measured(cell, workdir, error=None):
+    """Writes what a finished cell leaves behind: `error`, or errors that follow from its seed."""
     folder = finish(cell, workdir, cell.config.optimizer.learning_rate)
     shared = {"seed": cell.seeds[0], "step": 600, "examples": 512, "parameters": 1000}
     shared |= {"encoding": cell.label, "learning_rate": cell.config.optimizer.learning_rate}
     shared |= {"metric": "sequence_error", "kind": "split", "wall_seconds": 1.0}
     rows = [
-        {**shared, "split": split, "value": (cell.seeds[0] + n) / 4}
+        {**shared, "split": split, "value": (cell.seeds[0] + n) / 4 if error is None else error}
         for n, split in enumerate(("in_distribution", "dense"))
     ]
     environment = {"commit": "0123456789abcdef", "jax": "1.2.3", "device_kind": "cpu"}
@@ -85,6 +85,25 @@ def test_the_tables_of_what_is_complete(workdir, tmp_path, monkeypatch):
     text = page.read_text()
     start(monkeypatch=monkeypatch)
     assert page.read_text() == text
+
+
+@pytest.mark.parametrize(("data_seed", "marks"), [("seed", ["", "**"]), ("0", ["", ""])])
+def test_the_configs_say_which_seeds_share_test_examples(data_seed, marks, tmp_path, monkeypatch):
+    """Two of 512 examples in each of five seeds are a difference only if each had its own."""
+    monkeypatch.setattr(publish, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(publish, "SEEDS", {"small": 5})
+    means = ("0.39", "0.00")
+    body = f"""for seed in range(5):
+        for name in ("cope", "rope"):
+            yield Cell(quick(name, training={{"data_seed": {data_seed}}}), (seed,), "near")"""
+    path = write_grid(tmp_path, body)
+    monkeypatch.setattr(grid_file, "find", lambda name: path)
+    for cell in grid_file.read(path):
+        measured(cell, tmp_path / "runs", error=2 / 512 if cell.label == "cope" else 0.0)
+    publish.pack("small", tmp_path / "runs", tmp_path / "results" / "small.tar.xz")
+    cope, rope = (f"{mark}{mean} ± 0.00{mark}" for mark, mean in zip(marks, means, strict=True))
+    rows = f"| `cope` | {cope} | {cope} | 2.0 |\n| `rope` | {rope} | {rope} | 1.0 |"
+    assert rows in publish.tables("small")
 
 
 def test_without_an_archive_there_are_only_counts(workdir):

@@ -12,6 +12,7 @@ from cope_jax.evaluation.report import significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
+from cope_jax.tasks.stored import StoredTask
 from cope_jax.training.metrics import PLAIN, SHARE, Unit, unit_of
 
 Errors = dict[str, dict[int, float]]
@@ -26,11 +27,13 @@ class Column(NamedTuple):
       examples: the number of test examples of a seed; None if errors are no shares.
       blocks: for each encoding the loss and the weight of each block of text, means over seeds
         `[N, 2]`; None if they are not recorded.
+      sets: the number of test sets of each encoding, as of `significance.test_sets`.
     """
 
     errors: Errors
     examples: int | None
     blocks: Mapping[str, np.ndarray] | None = None
+    sets: Mapping[str, float] | None = None
 
 
 IN, OUT = "in distribution", "out of distribution"
@@ -85,7 +88,11 @@ class Tables:
 
 
 def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
-    """The tables of records, each with its `setting`; `tasks` has the task of each setting."""
+    """The tables of records, each with its `setting`; `tasks` has the task of each setting.
+
+    Records have the `data_seed` of their run, which chose its test examples. All seeds without it
+    count as one test set.
+    """
     rows = headlines(records, tasks)
     fixed = [row for row in rows if row.get("kind", "split") == "split"]
     scales = {unit_of(task.metric).scale for task in tasks.values()}
@@ -103,8 +110,13 @@ def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
 
 
 def headlines(records: Sequence[Record], tasks: Mapping[str, Task]) -> list[Record]:
-    """The records of the headline metric of each setting."""
-    return [row for row in records if row["metric"] == tasks[row["setting"]].metric]
+    """The records of the headline metric of each setting.
+
+    Those of a stored task have no `data_seed`, because its test examples are the same for all seeds.
+    """
+    rows = [row for row in records if row["metric"] == tasks[row["setting"]].metric]
+    stored = {setting for setting, task in tasks.items() if isinstance(task, StoredTask)}
+    return [row | {"data_seed": None} if row["setting"] in stored else row for row in rows]
 
 
 def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
@@ -127,12 +139,14 @@ def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
 def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     """The mean error over splits, of each encoding and seed."""
     values_of: dict[str, dict[int, list[float]]] = {}
+    data_seeds: dict[str, dict[int, Any]] = {}
     examples: dict[str, int] = {}
     blocks: dict[str, list[Any]] = {}
     for row in rows:
         if row["split"] in splits:
             seeds = values_of.setdefault(row["encoding"], {})
             seeds.setdefault(row["seed"], []).append(row["value"])
+            data_seeds.setdefault(row["encoding"], {})[row["seed"]] = row.get("data_seed")
             examples[row["split"]] = row.get("examples", 0)
             if len(splits) == 1 and "blocks" in row:
                 blocks.setdefault(row["encoding"], []).append(np.array(row["blocks"], float))
@@ -143,7 +157,8 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
     means = {name: np.mean(seeds, axis=0) for name, seeds in blocks.items()}
     whole = means if means.keys() == errors.keys() else None
-    return Column(errors, sum(examples.values()) if bounded else None, whole)
+    sets = {name: significance.test_sets(seeds.values()) for name, seeds in data_seeds.items()}
+    return Column(errors, sum(examples.values()) if bounded else None, whole, sets)
 
 
 def best_shown(column: Column) -> set[str]:

@@ -41,7 +41,12 @@ def write(
     """
     names = {setting: setting or task.name for setting, task in task_of.items()}
     records = [
-        {**row, "setting": names[cell.setting], "encoding": cell.label}
+        {
+            **row,
+            "setting": names[cell.setting],
+            "encoding": cell.label,
+            "data_seed": cell.config.training.data_seed,
+        }
         for cell in state.finished
         for row in grid.records([cell])
     ]

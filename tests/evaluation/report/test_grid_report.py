@@ -17,12 +17,13 @@ ENVIRONMENT = {"commit": "0123456789abcdef", "jax": "1.2.3", "device_kind": "cpu
 SPLITS = ("in_distribution", "dense")
 
 
-def finish(cell, workdir, error):
+def finish(cell, workdir, error, changes=()):
     """Writes what a finished cell leaves behind that has this error on all splits."""
     folder = cell.folder(workdir)
     workdirs.Workdir(folder).open(cell.config, cell.seeds)
     shared = {"encoding": cell.label, "seed": cell.seeds[0], "step": 2, "parameters": 9}
     shared |= {"metric": "sequence_error", "kind": "split", "examples": 500, "wall_seconds": 1.0}
+    shared |= dict(changes)
     records = [{**shared, "split": split, "value": error} for split in SPLITS]
     workdirs.write_json(folder / "result.json", {"records": records, "environment": ENVIRONMENT})
     curve = {"step": 1, "seed": cell.seeds[0], "split": SPLITS[0]}
@@ -33,14 +34,20 @@ def finish(cell, workdir, error):
 @pytest.fixture
 def grid(tmp_path):
     """A finished grid of two encodings with two seeds."""
-    cells = [
-        Cell(cj.config("quick", encoding=name), (seed,))
-        for seed in (0, 1)
-        for name in ("cope", "rope")
-    ]
-    for cell in cells:
-        finish(cell, tmp_path, 0.25)
-    return Grid(tmp_path, cells)
+    return finished(tmp_path, 2, 0)
+
+
+def finished(workdir, seeds, data_seed, errors=(("cope", 0.25), ("rope", 0.25))):
+    """A finished grid with these errors of each seed, whose data have `data_seed` times its seed."""
+    cells = {}
+    for seed in range(seeds):
+        for name, error in errors:
+            training = {"data_seed": data_seed * seed}
+            cell = Cell(cj.config("quick", encoding=name, training=training), (seed,))
+            cells[cell] = error
+    for cell, error in cells.items():
+        finish(cell, workdir, error)
+    return Grid(workdir, cells)
 
 
 def test_a_cell_that_is_not_finite_reads_so_and_all_others_are_reported(grid):
@@ -75,3 +82,11 @@ def test_results_are_written_before_the_page(grid, monkeypatch):
         grid_report.write_all(grid, grid.state())
     assert len(json.loads((grid.workdir / "results.json").read_text())["records"]) == 8
     assert (grid.workdir / "results.csv").exists()
+
+
+@pytest.mark.parametrize(("data_seed", "shown"), [(0, False), (1, True)])
+def test_seeds_share_their_test_examples_as_the_configs_say(data_seed, shown, tmp_path):
+    """One of 500 examples is no difference, if it may be the same one in all ten seeds."""
+    grid = finished(tmp_path, 10, data_seed, (("cope", 0.0), ("rope", 0.004)))
+    tables, _ = grid_report.write(grid, grid.state(), {"": grid.cells[0].config.task.create()}, "")
+    assert tables.cells["all splits"]["dense"]["cope"].best == shown

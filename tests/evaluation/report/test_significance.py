@@ -104,11 +104,43 @@ def test_ranks_that_contradict_the_means_show_nothing():
 
 def test_a_difference_is_larger_than_the_choice_of_examples_explains():
     first, second = by_seed([0.02, 0.022, 0.024, 0.026]), by_seed([0.01, 0.012, 0.014, 0.016])
-    few, many = (significance.difference(first, second, examples).p for examples in (200, 100_000))
+    few, many = (
+        significance.difference(first, second, examples, sets=(4, 4)).p
+        for examples in (200, 100_000)
+    )
     share = (np.array([0.023, 0.013]) * 800 + 1) / 802
     deviation = np.sqrt((share * (1 - share)).sum() / 800)
     assert few == pytest.approx(2 * stats.norm.sf(0.01 / deviation))
     assert many == significance.difference(first, second).p == pytest.approx(2 / math.comb(8, 4))
+
+
+def test_seeds_of_one_test_set_may_all_fail_on_the_same_examples():
+    """Two of 1,000 examples in all of five seeds show a difference only if each seed had its own."""
+    first, second = by_seed([0.002] * 5), by_seed([0.0] * 5)
+    order = 2 / math.comb(10, 5)
+    assert significance.difference(first, second, 1000, sets=(5, 5)).p == pytest.approx(order)
+    share = np.array([3, 1]) / 1002
+    deviation = np.sqrt((share * (1 - share)).sum() / 1000)
+    expected = 2 * stats.norm.sf(0.002 / deviation)
+    assert expected > 0.3
+    assert significance.difference(first, second, 1000).p == pytest.approx(expected)
+    few, many = ({"a": sets, "b": sets} for sets in (1, 5))
+    errors = {"a": second, "b": first}
+    assert significance.indistinguishable(errors, 1000, sets=few) == set()
+    assert significance.indistinguishable(errors, 1000, sets=many) == {"a"}
+    one_sided = significance.difference(first, second, 1000, sets=(1, 5)).p
+    share = np.array([3 / 1002, 1 / 5002])
+    deviation = np.sqrt((share * (1 - share) / [1, 5]).sum() / 1000)
+    assert one_sided == pytest.approx(2 * stats.norm.sf(0.002 / deviation))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (4,), (3, 1), (2, 2)])
+def test_the_number_of_test_sets_gives_the_variance_of_the_mean(sizes):
+    """Seeds of a test set have the same error here, so that the mean is one over test sets."""
+    seeds = [number for number, size in enumerate(sizes) for _ in range(size)]
+    drawn = np.random.default_rng(0).normal(size=(100_000, len(sizes)))
+    variance = drawn[:, seeds].mean(axis=1).var()
+    assert 1 / significance.test_sets(seeds) == pytest.approx(variance, rel=0.02)
 
 
 def blocks_of(losses, weights=64.0):

@@ -1,6 +1,7 @@
 import pytest
 from rich.text import Text
 
+from cope_jax import tasks
 from cope_jax.evaluation.report import grid_cells
 from cope_jax.evaluation.report.table import Table
 from tests.evaluation.results import printed
@@ -47,6 +48,45 @@ def test_facts_have_no_headings():
         printed(Table("", ["", ""], [["state", "1.0 GiB a device"]])).split()
         == "state 1.0 GiB a device".split()
     )
+
+
+def errors_of(data_seed):
+    shared = {"setting": "copy", "metric": "token_error", "value": 0.5, "examples": 500}
+    return [
+        shared | {"encoding": name, "seed": seed, "split": split, **data_seed(seed)}
+        for name in ("cope", "rope")
+        for seed in range(4)
+        for split in ("near", "far")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data_seed", "sets"),
+    [
+        (lambda seed: {"data_seed": seed}, 4),
+        (lambda seed: {"data_seed": 7}, 1),
+        (lambda seed: {"data_seed": seed // 2}, 2),
+        (lambda seed: {}, 1),
+    ],
+)
+def test_a_column_counts_the_test_sets(data_seed, sets):
+    """Seeds whose data have an unknown seed count as one."""
+    for splits in (["near"], ["near", "far"]):
+        column = grid_cells.column_of(errors_of(data_seed), splits)
+        assert column.sets == {"cope": sets, "rope": sets}
+
+
+def test_all_seeds_share_the_examples_of_a_stored_task():
+    rows = errors_of(lambda seed: {"data_seed": seed})
+    spam = [row | {"metric": "sequence_error"} for row in rows]
+    for task, known, sets in ((tasks.create("mqar"), rows, 4), (stored_task(), spam, 1)):
+        headlines = grid_cells.headlines(known, {"copy": task})
+        assert set(grid_cells.column_of(headlines, ["near"]).sets.values()) == {sets}
+
+
+def stored_task():
+    """A task whose examples are in files, without its files."""
+    return object.__new__(tasks.TASKS.get("spam"))
 
 
 def test_a_column_of_losses_has_the_means_of_blocks():
