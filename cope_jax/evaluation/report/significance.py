@@ -139,7 +139,7 @@ def difference(
     q are the mean errors, each with one more wrong and one more right example, and s and t the
     numbers of test sets in `sets`. Seeds with the same test examples may fail on the same ones, so
     they count as one. For losses the second is that of `paired`. p is 1 if the encoding of the lower
-    mean has the higher ranks, or if there is a single block.
+    mean has the higher ranks or the higher loss of blocks, or if there is a single block.
 
     >>> first, second = [0.5, 0.6, 0.55, 0.5], [0.1, 0.1, 0.12, 0.0]
     >>> compared = difference(dict(enumerate(first)), dict(enumerate(second)), examples=500, sets=(4, 4))
@@ -168,7 +168,7 @@ def difference(
         p = max(p, math.erfc(abs(mean) / deviation / math.sqrt(2)))
     if blocks is not None:
         compared = paired(*blocks)
-        p = max(p, compared.p) if compared else 1.0
+        p = max(p, compared.p) if compared and compared.mean * mean > 0 else 1.0
     return Difference(mean, p)
 
 

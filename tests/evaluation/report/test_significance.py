@@ -218,6 +218,8 @@ def test_a_difference_of_losses_is_larger_than_the_choice_of_the_text_explains()
         significance.paired(*loose).p
     )
     assert significance.difference(first, second, blocks=(text[:1, None] * [1, 1],) * 2).p == 1
+    turned = blocks_of(text), blocks_of(text + 0.01)
+    assert significance.difference(first, second, blocks=turned).p == 1
     five = {name: by_seed(np.arange(5) / 1000 + mean) for name, mean in (("a", 4.0), ("b", 4.1))}
     for noise, shown in ((0.001, {"a"}), (1.0, set())):
         blocks = {"a": blocks_of(text), "b": blocks_of(text + 0.1 + noise * np.cos(7 * text))}

@@ -1,8 +1,12 @@
+import itertools
+import math
+
+import numpy as np
 import pytest
 from rich.text import Text
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import grid_cells
+from cope_jax.evaluation.report import grid_cells, page, results_picture, results_table
 from cope_jax.evaluation.report.table import Table
 from tests.evaluation.results import printed
 
@@ -84,9 +88,71 @@ def test_all_seeds_share_the_examples_of_a_stored_task():
         assert set(grid_cells.column_of(headlines, ["near"]).sets.values()) == {sets}
 
 
-def stored_task():
+def stored_task(name="spam"):
     """A task whose examples are in files, without its files."""
-    return object.__new__(tasks.TASKS.get("spam"))
+    task = object.__new__(tasks.TASKS.get(name))
+    task.sweep = ()
+    return task
+
+
+def perplexities(noise=None, splits=("validation",)):
+    """Records of five seeds, of which those of cope have the lower perplexity; `noise` is that of
+    the difference from block to block.
+    """
+    for split, name, seed in itertools.product(splits, ("cope", "rope"), range(5)):
+        loss = 4.0 + seed / 1000 + 0.1 * (name == "rope")
+        shared = {"setting": "text", "encoding": name, "seed": seed, "split": split, "step": 9}
+        shared |= {"examples": 6, "wall_seconds": 1.0, "parameters": 9}
+        yield shared | {"metric": "perplexity", "value": math.exp(loss)}
+        losses = loss + (name == "rope") * (noise or 0) * np.array([3.0, -1, -1, -1])
+        blocks = {"blocks": [[float(of_block), 9.0] for of_block in losses]}
+        yield shared | {"metric": "loss", "value": loss} | (blocks if noise is not None else {})
+
+
+@pytest.mark.parametrize(("noise", "best"), [(0.0, True), (0.01, True), (1.0, False), (None, True)])
+def test_perplexities_are_compared_on_the_blocks_of_their_losses(noise, best):
+    records = list(perplexities(noise))
+    tables = grid_cells.create(records, {"text": stored_task("words")})
+    (column,) = grid_cells.views_of(tables.fixed)["all splits"].values()
+    assert (column.blocks is None) == (noise is None)
+    cells = tables.cells["all splits"]["validation"]
+    assert {name: cell.best for name, cell in cells.items()} == {"cope": best, "rope": False}
+
+
+COVERED = "is not covered"
+
+
+@pytest.mark.parametrize(
+    ("records", "names"),
+    [
+        (perplexities(0.0), None),
+        (perplexities(), "all columns"),
+        ([*perplexities(), *perplexities(0.0, ("test",))], "validation"),
+    ],
+)
+def test_a_legend_says_which_columns_lack_the_choice_of_the_text(records, names, tmp_path):
+    tables = grid_cells.create(list(records), {"text": stored_task("words")})
+    path = page.write(tmp_path / "report.html", "text", tables, [], [], "")
+    texts = [results_table.markdown(tables), results_table.latex(tables), path.read_text()]
+    for text in texts:
+        sentence = f"The choice of the test examples or of the text {COVERED} in {names}."
+        assert (sentence in text, COVERED in text) == (names is not None, names is not None)
+    captions = [text.get_text() for text in results_picture.picture(tables, "text").texts]
+    assert any(COVERED in caption.replace("\n", " ") for caption in captions) == bool(names)
+
+
+def test_errors_cover_the_choice_of_their_examples_if_their_number_is_known():
+    known = errors_of(lambda seed: {"data_seed": seed, "step": 9})
+    without = [{name: x for name, x in row.items() if name != "examples"} for row in known]
+    mixed = [row | {"setting": "far"} for row in without]
+    for records, uncovered in (
+        (known, ""),
+        (without, "all columns"),
+        ([*known, *mixed], "in distribution (far)"),
+    ):
+        settings = {row["setting"] for row in records}
+        tables = grid_cells.create(records, dict.fromkeys(settings, tasks.create("mqar")))
+        assert uncovered in tables.uncovered and bool(tables.uncovered) == bool(uncovered)
 
 
 def test_a_column_of_losses_has_the_means_of_blocks():
