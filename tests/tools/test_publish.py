@@ -1,7 +1,9 @@
 """The tables of RESULTS.md are written from archives, which never lose a cell."""
 
+import io
 import json
 import sys
+import tarfile
 
 import pytest
 
@@ -9,7 +11,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import grid_file, search
 from cope_jax.runs.grid.grid import Grid
-from tests.runs.grid.test_archive import finish
+from tests.runs.grid.test_archive import damaged, finish
 from tests.runs.grid.test_cells import write_grid
 from tools import publish
 
@@ -125,6 +127,24 @@ def test_an_archive_never_loses_a_cell(workdir, tmp_path):
     assert path.read_bytes() == before
     with pytest.raises(ConfigError, match=r"elsewhere has no finished cell of small: give the"):
         publish.pack("small", tmp_path / "elsewhere", tmp_path / "new.tar.xz")
+
+
+def test_a_damaged_archive_is_one_line(tmp_path):
+    path = tmp_path / "small.tar.xz"
+    for _, content in damaged(tmp_path):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=f"^{path} is no archive of records: .+$"):
+            publish.recorded(path)
+
+
+def test_records_that_are_nested_too_deeply_are_one_line(tmp_path):
+    path, data = tmp_path / "small.tar.xz", b"[" * 100_000
+    with tarfile.open(path, "w:xz") as archive:
+        member = tarfile.TarInfo("small/cells/rope/seed_0/result.json")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    with pytest.raises(ConfigError, match=f"^{path} is no archive of records: .*too deeply$"):
+        publish.recorded(path)
 
 
 def test_an_archive_needs_a_grid_and_its_workdir(monkeypatch):
