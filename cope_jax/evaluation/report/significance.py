@@ -16,6 +16,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from cope_jax.errors import ConfigError
+
 SOLVED = 0.01
 """The error below which a seed has solved a task."""
 
@@ -104,12 +106,15 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
       second: the same of another model.
 
     Raises:
-      ValueError: the weights of the blocks differ, so they are not the same text.
+      ConfigError: the weights of the blocks differ, so they are not the same text.
     """
     from scipy import stats
 
     if not np.array_equal(first[:, 1], second[:, 1]):
-        raise ValueError("paired losses need the same blocks: their weights differ")
+        raise ConfigError(
+            "paired losses need the same blocks, but their weights differ: measure both on the same text with the same "
+            "evaluation.batch_size"
+        )
     differences_N, weights_N = first[:, 0] - second[:, 0], first[:, 1] / first[:, 1].sum()
     middles_N = np.cumsum(weights_N) - weights_N / 2
     stretches_N = (min(STRETCHES, len(first)) * middles_N).astype(int)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import significance
 from tests.oracle import text_losses
 
@@ -185,8 +186,11 @@ def test_paired_losses_need_the_same_blocks_and_more_than_one():
     assert significance.paired(losses, losses - [0.5, 0]).p == 0
     assert significance.paired(losses[:1], losses[:1]) is None
     assert significance.paired(losses, losses * [math.nan, 1]) is None
-    with pytest.raises(ValueError, match="their weights differ"):
-        significance.paired(losses, blocks_of(np.array([4.0, 5.0]), 63.0))
+    for other in (blocks_of(np.array([4.0, 5.0]), 63.0), blocks_of(np.array([4.0, 5.0, 6.0]))):
+        with pytest.raises(
+            ConfigError, match="their weights differ: measure both on the same text"
+        ):
+            significance.paired(losses, other)
 
 
 @pytest.mark.parametrize("tie, least", [(0.0, 0.93), (0.4, 0.9)])

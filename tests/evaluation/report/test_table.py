@@ -6,6 +6,7 @@ import pytest
 from rich.text import Text
 
 from cope_jax import tasks
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import grid_cells, page, results_picture, results_table
 from cope_jax.evaluation.report.table import Table
 from tests.evaluation.results import printed
@@ -117,6 +118,21 @@ def test_perplexities_are_compared_on_the_blocks_of_their_losses(noise, best):
     assert (column.blocks is None) == (noise is None)
     cells = tables.cells["all splits"]["validation"]
     assert {name: cell.best for name, cell in cells.items()} == {"cope": best, "rope": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"), [(("cope", 1), "cope"), (("rope", 0), "cope and rope")]
+)
+@pytest.mark.parametrize("blocks", [[[4.0, 9.0]], [[4.0, 9.0]] * 3 + [[4.0, 8.0]]])
+def test_blocks_of_another_text_are_one_line(changed, where, blocks):
+    records = list(perplexities(0.0))
+    for row in records:
+        if "blocks" in row and (row["encoding"], row["seed"]) == changed:
+            row["blocks"] = blocks
+    with pytest.raises(
+        ConfigError, match=f"^runs of {where} have other blocks of validation: give"
+    ):
+        grid_cells.create(records, {"text": stored_task("words")})
 
 
 COVERED = "is not covered"
