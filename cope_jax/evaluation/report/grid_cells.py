@@ -166,14 +166,14 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     """The mean error over splits, of each encoding and seed."""
     values_of: dict[str, dict[int, list[float]]] = {}
     data_seeds: dict[str, dict[int, Any]] = {}
-    examples: dict[str, int | None] = {}
+    examples: dict[str, list[int]] = {}
     blocks: dict[str, list[Any]] = {}
     for row in rows:
         if row["split"] in splits:
             seeds = values_of.setdefault(row["encoding"], {})
             seeds.setdefault(row["seed"], []).append(row["value"])
             data_seeds.setdefault(row["encoding"], {})[row["seed"]] = row.get("data_seed")
-            examples[row["split"]] = row.get("examples")
+            examples.setdefault(row["split"], []).append(row.get("examples", 0))
             if len(splits) == 1 and "blocks" in row:
                 blocks.setdefault(row["encoding"], []).append(np.array(row["blocks"], float))
     errors = {
@@ -181,8 +181,8 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
         for name, seeds in values_of.items()
     }
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
-    counts = [count for count in examples.values() if count is not None]
-    total = sum(counts) if bounded and len(counts) == len(examples) else None
+    fewest = [min(counts) for counts in examples.values()]
+    total = sum(fewest) if bounded and all(fewest) else None
     whole = _means(blocks, splits) if blocks.keys() == errors.keys() else None
     sets = {name: significance.test_sets(seeds.values()) for name, seeds in data_seeds.items()}
     return Column(errors, total, whole, sets)

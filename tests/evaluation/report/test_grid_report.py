@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 
 import pytest
 
 import cope_jax as cj
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import grid_report, page_charts
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid.cell import Cell
@@ -90,3 +92,80 @@ def test_seeds_share_their_test_examples_as_the_configs_say(data_seed, shown, tm
     grid = finished(tmp_path, 10, data_seed, (("cope", 0.0), ("rope", 0.004)))
     tables, _ = grid_report.write(grid, grid.state(), {"": grid.cells[0].config.task.create()}, "")
     assert tables.cells["all splits"]["dense"]["cope"].best == shown
+
+
+def spoil(grid, **changes):
+    """Changes the result of the first cell."""
+    path = grid.cells[0].folder(grid.workdir) / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+GOOD = {"encoding": "cope", "seed": 0, "step": 2, "parameters": 9, "split": "dense"}
+GOOD |= {"metric": "sequence_error", "wall_seconds": 1.0, "value": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        ([], "it has no record"),
+        ([{}], "a record lacks seed"),
+        ([GOOD | {"value": "x"}], 'value of a record is "x"'),
+        ([GOOD, GOOD | {"wall_seconds": "x"}], 'wall_seconds of a record is "x"'),
+        ([GOOD | {"seed": [0]}], "seed of a record is [0]"),
+        ([GOOD | {"seed": True}], "seed of a record is true"),
+        ([GOOD | {"examples": 0}], "examples of a record are 0"),
+        ([GOOD | {"blocks": [[1.0, 9.0], [2.0]]}], "a block of a record is [2.0]"),
+        ([GOOD | {"blocks": [["x", 9.0]]}], 'a block of a record is ["x", 9.0]'),
+    ],
+)
+def test_a_damaged_record_is_one_line(records, reason, grid):
+    path = spoil(grid, records=records)
+    line = f"{path} is damaged ({reason}): delete it, and rerun the command that wrote it"
+    for use in (
+        grid.records,
+        lambda: grid.seconds_left([], grid.cells),
+        lambda: grid_report.write_all(grid, grid.state()),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({}, "environment lacks jax"),
+        ({"jax": "1.2.3", "device_kind": 5}, "environment lacks device_kind"),
+        (ENVIRONMENT | {"commit": 5}, "commit of environment is no text"),
+    ],
+)
+def test_a_damaged_environment_is_one_line(environment, reason, grid):
+    path = spoil(grid, environment=environment)
+    with pytest.raises(
+        ConfigError, match=rf"^{path} is damaged \({reason}\): delete it, and rerun"
+    ):
+        grid_report.write_all(grid, grid.state())
+
+
+def test_a_record_without_its_number_of_examples_is_reported(grid):
+    spoil(grid, records=[GOOD], environment=ENVIRONMENT | {"commit": None})
+    tables, _ = grid_report.write_all(grid, grid.state())
+    assert "not covered in dense" in tables.uncovered
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"sequence_error": "x"}, '"x" as sequence_error'),
+        ({"seed": [0]}, "[0] as seed"),
+        ({"seed": None}, "null as seed"),
+        ({"split": 5}, "5 as split"),
+    ],
+)
+def test_a_damaged_curve_is_one_line(changes, shown, grid):
+    path = grid.cells[0].folder(grid.workdir) / "metrics.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes) + "\n")
+    line = f"{path} is damaged (step 1 has {shown}): delete it, and rerun"
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
+        grid_report.write_all(grid, grid.state())
+    assert (grid.workdir / "results.json").exists()
