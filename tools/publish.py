@@ -28,7 +28,7 @@ from cope_jax.runs.grid import archive, grid_file, search
 from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.records import Record
-from cope_jax.storage.files import write_atomically
+from cope_jax.storage.files import parse_json, write_atomically
 from cope_jax.training.metrics import PLAIN
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -136,7 +136,7 @@ def tables(name: str) -> str:
     least = {label: every(counts[label, setting] for setting in settings) for label in labels}
     complete = [label for label in labels if least[label] >= SEEDS[name]]
     rows = [
-        {"setting": cell.setting, **row}
+        {**row, "setting": cell.setting, "data_seed": cell.config.training.data_seed}
         for cell, content in finished.items()
         if cell.label in complete
         for row in content["records"]
@@ -211,11 +211,11 @@ def recorded(path: Path) -> dict[str, Record]:
     try:
         with tarfile.open(path) as file:
             return {
-                member.name: json.load(file.extractfile(member) or io.BytesIO())
+                member.name: parse_json((file.extractfile(member) or io.BytesIO()).read())
                 for member in file
                 if member.isfile() and member.name.endswith(("/result.json", f"/{FAILED}"))
             }
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except (*archive.DAMAGE, ValueError) as error:
         raise ConfigError(f"{path} is no archive of records: {first_line(error)}") from error
 
 

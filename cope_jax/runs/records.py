@@ -34,6 +34,22 @@ Record = dict[str, Any]
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
+_NUMBER = (int, float)
+FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("seed", "step", "parameters"), (int,)),
+    **dict.fromkeys(("encoding", "split", "metric"), (str,)),
+    **dict.fromkeys(("value", "wall_seconds"), _NUMBER),
+}
+"""The types of fields that every record of a run has."""
+OPTIONAL: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "examples": (int,),
+    "memory_gib": (*_NUMBER, type(None)),
+    "blocks": (list,),
+}
+"""The types of fields that some have."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Summary:
     """Statistics over seeds; `std` is √(Σ(x − mean)²/(count − 1)), or None for a single seed."""
@@ -67,6 +83,26 @@ def select(rows: Iterable[Record], **fields: Any) -> list[Record]:
     [{'seed': 1, 'value': 0.25}]
     """
     return [row for row in rows if all(row.get(name) == value for name, value in fields.items())]
+
+
+def damage(record: Record) -> str:
+    """The fault of a record of a run, in a few words; "" if it has none.
+
+    >>> damage({"seed": 0, "step": 9, "parameters": 5, "encoding": "rope", "split": "dense"})
+    'a record lacks metric'
+    """
+    for name, types in (FIELDS | OPTIONAL).items():
+        if name not in record and name in FIELDS:
+            return f"a record lacks {name}"
+        if name in record and type(record[name]) not in types:
+            return f"{name} of a record is {json.dumps(record[name])[:50]}"
+    if record.get("examples", 1) < 1:
+        return f"examples of a record are {record['examples']}"
+    for block in record.get("blocks", ()):
+        numbers = block if isinstance(block, list) and len(block) == 2 else [""]
+        if not all(type(number) in (*_NUMBER, type(None)) for number in numbers):
+            return f"a block of a record is {json.dumps(block)[:50]}"
+    return ""
 
 
 def environment() -> Record:

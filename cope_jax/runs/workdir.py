@@ -22,7 +22,7 @@ from cope_jax.encodings.encoding_file import files as encoding_files
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
 from cope_jax.registry import checked
-from cope_jax.runs.records import Record, finite, select
+from cope_jax.runs.records import Record, damage, finite, select
 from cope_jax.storage.bucket_lock import printable
 from cope_jax.storage.checkpoint_io import of_first_process
 from cope_jax.storage.files import read_object, write_atomically
@@ -288,6 +288,26 @@ def read_records(path: Path) -> list[Record]:
         {**record, "value": math.nan} if record.get("value", 0) is None else record
         for record in records
     ]
+
+
+def run_records(path: Path) -> list[Record]:
+    """Reads the records of a finished run. ConfigError: one lacks a field, or has a wrong one."""
+    records = read_records(path)
+    faults = (fault for record in records if (fault := damage(record)))
+    if fault := next(faults, "" if records else "it has no record"):
+        raise ConfigError(f"{path} is damaged ({fault}): {AGAIN}")
+    return records
+
+
+def run_environment(path: Path) -> Record:
+    """Reads the environment of a finished run. ConfigError: it lacks what every page shows."""
+    environment: Record = read_json(path, environment=dict)["environment"]
+    for name in ("jax", "device_kind"):
+        if not isinstance(environment.get(name), str):
+            raise ConfigError(f"{path} is damaged (environment lacks {name}): {AGAIN}")
+    if not isinstance(environment.get("commit", ""), str | None):
+        raise ConfigError(f"{path} is damaged (commit of environment is no text): {AGAIN}")
+    return {"commit": None, **environment}
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:

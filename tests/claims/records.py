@@ -88,7 +88,7 @@ class Records:
         """The pairs of encodings of which the first is shown to be better."""
         if (setting, split) not in self._better:
             column = self.views[split][setting]
-            compared = significance.differences(column.errors, column.examples).items()
+            compared = significance.differences(*column).items()
             self._better[setting, split] = {
                 pair if d.mean < 0 else pair[::-1] for pair, d in compared if d.shown
             }
@@ -128,13 +128,18 @@ class Claim(NamedTuple):
 
 def read() -> Records:
     """The records as they are."""
-    rows = []
+    files = {}
     with tarfile.open(ARCHIVE) as archive:
         for member in archive:
-            if member.name.endswith("/result.json"):
-                setting = member.name.split("/")[1]
-                content = json.load(archive.extractfile(member) or b"")
-                rows += [{"setting": setting, **row} for row in content["records"]]
+            folder, _, file = member.name.rpartition("/")
+            if file in ("config.json", "result.json"):
+                files[folder, file] = json.load(archive.extractfile(member) or b"")
+    rows = []
+    for folder, file in files:
+        if file == "result.json":
+            training = files[folder, "config.json"]["config"]["training"]
+            common = {"setting": folder.split("/")[1], "data_seed": training["data_seed"]}
+            rows += [{**common, **row} for row in files[folder, file]["records"]]
     return Records(
         grid_cells.headlines(rows, TASKS),
         read_tables((ROOT / "experiments" / "RESULTS.md").read_text()),

@@ -96,7 +96,7 @@ MOCKED = """
             row = dict(value=value, metric="sequence_error", kind="split", split="dense", encoding=cell.label)
             row |= dict(seed=cell.seeds[0], step=1, examples=9, parameters=1, task="selective_copy")
             row |= dict(wall_seconds=1.0, memory_gib=None)
-            rows = (dict(step=1, loss=1.0), dict(step=2, split="dense", sequence_error=value))
+            rows = (dict(step=1, loss=1.0), dict(step=2, seed=0, split="dense", sequence_error=value))
             (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
             workdirs.write_json(folder / "environment.json", environment())
             workdirs.write_json(folder / "result.json", dict(records=[row], environment=environment()))

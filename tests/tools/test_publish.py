@@ -1,7 +1,9 @@
 """The tables of RESULTS.md are written from archives, which never lose a cell."""
 
+import io
 import json
 import sys
+import tarfile
 
 import pytest
 
@@ -9,7 +11,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import grid_file, search
 from cope_jax.runs.grid.grid import Grid
-from tests.runs.grid.test_archive import finish
+from tests.runs.grid.test_archive import damaged, finish
 from tests.runs.grid.test_cells import write_grid
 from tools import publish
 
@@ -20,14 +22,14 @@ GRID = """for seed in range(2):
 """
 
 
-def measured(cell, workdir):
-    """Writes what a finished cell leaves behind whose error follows from its seed."""
+def measured(cell, workdir, error=None):
+    """Writes what a finished cell leaves behind: `error`, or errors that follow from its seed."""
     folder = finish(cell, workdir, cell.config.optimizer.learning_rate)
     shared = {"seed": cell.seeds[0], "step": 600, "examples": 512, "parameters": 1000}
     shared |= {"encoding": cell.label, "learning_rate": cell.config.optimizer.learning_rate}
     shared |= {"metric": "sequence_error", "kind": "split", "wall_seconds": 1.0}
     rows = [
-        {**shared, "split": split, "value": (cell.seeds[0] + n) / 4}
+        {**shared, "split": split, "value": (cell.seeds[0] + n) / 4 if error is None else error}
         for n, split in enumerate(("in_distribution", "dense"))
     ]
     environment = {"commit": "0123456789abcdef", "jax": "1.2.3", "device_kind": "cpu"}
@@ -87,6 +89,25 @@ def test_the_tables_of_what_is_complete(workdir, tmp_path, monkeypatch):
     assert page.read_text() == text
 
 
+@pytest.mark.parametrize(("data_seed", "marks"), [("seed", ["", "**"]), ("0", ["", ""])])
+def test_the_configs_say_which_seeds_share_test_examples(data_seed, marks, tmp_path, monkeypatch):
+    """Two of 512 examples in each of five seeds are a difference only if each had its own."""
+    monkeypatch.setattr(publish, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(publish, "SEEDS", {"small": 5})
+    means = ("0.39", "0.00")
+    body = f"""for seed in range(5):
+        for name in ("cope", "rope"):
+            yield Cell(quick(name, training={{"data_seed": {data_seed}}}), (seed,), "near")"""
+    path = write_grid(tmp_path, body)
+    monkeypatch.setattr(grid_file, "find", lambda name: path)
+    for cell in grid_file.read(path):
+        measured(cell, tmp_path / "runs", error=2 / 512 if cell.label == "cope" else 0.0)
+    publish.pack("small", tmp_path / "runs", tmp_path / "results" / "small.tar.xz")
+    cope, rope = (f"{mark}{mean} ± 0.00{mark}" for mark, mean in zip(marks, means, strict=True))
+    rows = f"| `cope` | {cope} | {cope} | 2.0 |\n| `rope` | {rope} | {rope} | 1.0 |"
+    assert rows in publish.tables("small")
+
+
 def test_without_an_archive_there_are_only_counts(workdir):
     assert publish.tables("small") == (
         "Trained so far: 0 of 12 cells and 0 trials. The tables have the encodings with at least 2 seeds on every "
@@ -106,6 +127,24 @@ def test_an_archive_never_loses_a_cell(workdir, tmp_path):
     assert path.read_bytes() == before
     with pytest.raises(ConfigError, match=r"elsewhere has no finished cell of small: give the"):
         publish.pack("small", tmp_path / "elsewhere", tmp_path / "new.tar.xz")
+
+
+def test_a_damaged_archive_is_one_line(tmp_path):
+    path = tmp_path / "small.tar.xz"
+    for _, content in damaged(tmp_path):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=f"^{path} is no archive of records: .+$"):
+            publish.recorded(path)
+
+
+def test_records_that_are_nested_too_deeply_are_one_line(tmp_path):
+    path, data = tmp_path / "small.tar.xz", b"[" * 100_000
+    with tarfile.open(path, "w:xz") as archive:
+        member = tarfile.TarInfo("small/cells/rope/seed_0/result.json")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    with pytest.raises(ConfigError, match=f"^{path} is no archive of records: .*too deeply$"):
+        publish.recorded(path)
 
 
 def test_an_archive_needs_a_grid_and_its_workdir(monkeypatch):

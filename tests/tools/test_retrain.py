@@ -10,7 +10,7 @@ from cope_jax.encodings import ENCODINGS
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid.grid import Grid
 from tests.encodings.test_registry import OWN
-from tests.runs.grid.test_cells import write_grid
+from tests.runs.grid.test_cells import RECORD, write_grid
 from tools import retrain
 
 GRID = "yield from (Cell(quick(), (seed,), 'copy') for seed in range(8))"
@@ -25,7 +25,7 @@ def finish(grid, cells, error=lambda cell: 0.25, **times):
     for cell in cells:
         folder = cell.folder(grid.workdir)
         workdirs.Workdir(folder).open(cell.config, cell.seeds)
-        row = {"split": "dense", "metric": "sequence_error", "value": error(cell), **times}
+        row = RECORD | {"metric": "sequence_error", "value": error(cell), **times}
         workdirs.write_json(folder / "result.json", {"records": [row], "environment": {}})
 
 

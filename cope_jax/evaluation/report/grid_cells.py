@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
+from cope_jax.tasks.stored import StoredTask
 from cope_jax.training.metrics import PLAIN, SHARE, Unit, unit_of
 
 Errors = dict[str, dict[int, float]]
@@ -23,14 +25,22 @@ class Column(NamedTuple):
 
     Attributes:
       errors: the errors of each encoding.
-      examples: the number of test examples of a seed; None if errors are no shares.
+      examples: the number of test examples of a seed; None if errors are no shares, or if it is not
+        recorded.
       blocks: for each encoding the loss and the weight of each block of text, means over seeds
-        `[N, 2]`; None if they are not recorded.
+        `[N, 2]`; None if they are not recorded. A perplexity has those of the loss.
+      sets: the number of test sets of each encoding, as of `significance.test_sets`.
     """
 
     errors: Errors
     examples: int | None
     blocks: Mapping[str, np.ndarray] | None = None
+    sets: Mapping[str, float] | None = None
+
+    @property
+    def covered(self) -> bool:
+        """True if the test of its differences covers the choice of the test examples or the text."""
+        return self.examples is not None or self.blocks is not None
 
 
 IN, OUT = "in distribution", "out of distribution"
@@ -73,6 +83,8 @@ class Tables:
       unit: of all errors; plain numbers unless all headline metrics are in %.
       cells: what each table shows, by its name, column and encoding; see `cells_of`.
       conditions: the unit of each table, and the numbers of steps and seeds of its cells.
+      uncovered: a sentence on the columns whose differences do not cover the choice of the test
+        examples or the text, for the legend; "" if all cover it.
     """
 
     tasks: Mapping[str, Task]
@@ -82,10 +94,15 @@ class Tables:
     unit: Unit
     cells: Mapping[str, Mapping[str, Mapping[str, Cell]]]
     conditions: Mapping[str, str]
+    uncovered: str = ""
 
 
 def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
-    """The tables of records, each with its `setting`; `tasks` has the task of each setting."""
+    """The tables of records, each with its `setting`; `tasks` has the task of each setting.
+
+    Records have the `data_seed` of their run, which chose its test examples. All seeds without it
+    count as one test set.
+    """
     rows = headlines(records, tasks)
     fixed = [row for row in rows if row.get("kind", "split") == "split"]
     scales = {unit_of(task.metric).scale for task in tasks.values()}
@@ -99,12 +116,33 @@ def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
         unit,
         {view: cells_of(columns, unit) | _ranks(columns) for view, columns in views.items()},
         {view: _conditions(columns, fixed, unit) for view, columns in views.items()},
+        _uncovered(views),
     )
 
 
 def headlines(records: Sequence[Record], tasks: Mapping[str, Task]) -> list[Record]:
-    """The records of the headline metric of each setting."""
-    return [row for row in records if row["metric"] == tasks[row["setting"]].metric]
+    """The records of the headline metric of each setting.
+
+    Those of a stored task have no `data_seed`, because its test examples are the same for all seeds.
+    Perplexities have the blocks of their losses, which are in the same order.
+    """
+    blocks = {
+        _measured(row): {"blocks": row["blocks"]}
+        for row in records
+        if row["metric"] == "loss" and "blocks" in row
+    }
+    rows = [
+        row | (blocks.get(_measured(row), {}) if row["metric"].endswith("perplexity") else {})
+        for row in records
+        if row["metric"] == tasks[row["setting"]].metric
+    ]
+    stored = {setting for setting, task in tasks.items() if isinstance(task, StoredTask)}
+    return [row | {"data_seed": None} if row["setting"] in stored else row for row in rows]
+
+
+def _measured(row: Record) -> tuple[Any, ...]:
+    """The run and the split of a record."""
+    return tuple(row[name] for name in ("setting", "encoding", "seed", "split"))
 
 
 def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
@@ -127,13 +165,15 @@ def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
 def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     """The mean error over splits, of each encoding and seed."""
     values_of: dict[str, dict[int, list[float]]] = {}
-    examples: dict[str, int] = {}
+    data_seeds: dict[str, dict[int, Any]] = {}
+    examples: dict[str, list[int]] = {}
     blocks: dict[str, list[Any]] = {}
     for row in rows:
         if row["split"] in splits:
             seeds = values_of.setdefault(row["encoding"], {})
             seeds.setdefault(row["seed"], []).append(row["value"])
-            examples[row["split"]] = row.get("examples", 0)
+            data_seeds.setdefault(row["encoding"], {})[row["seed"]] = row.get("data_seed")
+            examples.setdefault(row["split"], []).append(row.get("examples", 0))
             if len(splits) == 1 and "blocks" in row:
                 blocks.setdefault(row["encoding"], []).append(np.array(row["blocks"], float))
     errors = {
@@ -141,9 +181,26 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
         for name, seeds in values_of.items()
     }
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
-    means = {name: np.mean(seeds, axis=0) for name, seeds in blocks.items()}
-    whole = means if means.keys() == errors.keys() else None
-    return Column(errors, sum(examples.values()) if bounded else None, whole)
+    fewest = [min(counts) for counts in examples.values()]
+    total = sum(fewest) if bounded and all(fewest) else None
+    whole = _means(blocks, splits) if blocks.keys() == errors.keys() else None
+    sets = {name: significance.test_sets(seeds.values()) for name, seeds in data_seeds.items()}
+    return Column(errors, total, whole, sets)
+
+
+def _means(
+    blocks: Mapping[str, Sequence[np.ndarray]], splits: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """The means over seeds of blocks. ConfigError: they are not of the same text."""
+    first = next(iter(blocks), "")
+    for name, of_encoding in blocks.items():
+        if any(not np.array_equal(of[:, 1], blocks[first][0][:, 1]) for of in of_encoding):
+            where = name if name == first else f"{first} and {name}"
+            raise ConfigError(
+                f"runs of {where} have other blocks of {splits[0]}: give them the same text and "
+                "evaluation.batch_size, or other settings"
+            )
+    return {name: np.mean(of_encoding, axis=0) for name, of_encoding in blocks.items()}
 
 
 def best_shown(column: Column) -> set[str]:
@@ -249,10 +306,27 @@ def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], unit: Uni
     return f"{unit.suffix(' in ')}, {', '.join(texts)}"
 
 
-def legend(unit: Unit, mark: str) -> str:
-    """Legend of the tables; `mark` names the look of the best cells."""
+def _uncovered(views: Mapping[str, Mapping[str, Column]]) -> str:
+    """The sentence `Tables.uncovered`."""
+    names = {
+        f"{view} ({heading})" if len(views) > 1 else heading: column.covered
+        for view, columns in views.items()
+        for heading, column in columns.items()
+    }
+    lacking = [name for name, covered in names.items() if not covered]
+    where = "all columns" if len(lacking) == len(names) else ", ".join(lacking)
     return (
+        f"The choice of the test examples or of the text is not covered in {where}."
+        if lacking
+        else ""
+    )
+
+
+def legend(unit: Unit, mark: str, uncovered: str = "") -> str:
+    """Legend of the tables; `mark` names the look of the best cells, `uncovered` is as in `Tables`."""
+    text = (
         f"Mean ± standard deviation over seeds{unit.suffix(', in ')}; out of distribution is the mean over all splits "
         f"but the first. {mark}: no other encoding is shown to be better ({significance.TEST}), in a column that shows "
         "any difference."
     )
+    return f"{text} {uncovered}" if uncovered else text

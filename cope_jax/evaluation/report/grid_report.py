@@ -1,5 +1,7 @@
 """Writes what a grid has measured: records, tables, and the page with all cells."""
 
+import json
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,12 +11,14 @@ from typing import Any
 from tqdm import tqdm
 
 from cope_jax.encodings.encoding_file import files
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import grid_cells, page, results_picture, results_table
 from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.grid import Grid, State
 from cope_jax.runs.records import Record
+from cope_jax.runs.workdir import AGAIN
 from cope_jax.storage.files import write_atomically
 from cope_jax.tasks import Task
 from cope_jax.training.metrics import read_curves
@@ -40,7 +44,12 @@ def write(
     """
     names = {setting: setting or task.name for setting, task in task_of.items()}
     records = [
-        {**row, "setting": names[cell.setting], "encoding": cell.label}
+        {
+            **row,
+            "setting": names[cell.setting],
+            "encoding": cell.label,
+            "data_seed": cell.config.training.data_seed,
+        }
         for cell in state.finished
         for row in grid.records([cell])
     ]
@@ -75,18 +84,20 @@ def write_all(
     """Writes the results of all finished cells, and returns the tables and the paths, first that of
     the page.
 
-    The files are report.html, results.json, results.csv, table.tex, table.md and table.png.
-    `budget` says what was searched; `costs` are further costs of encodings, by their names.
+    The files are report.html, results.json, results.csv, table.tex, table.md and table.png; the
+    results are written first. `budget` says what was searched; `costs` are further costs of
+    encodings, by their names.
     """
     settings = {cell.setting: cell.config.task for cell in state.finished}
     made = {setting: task.create() for setting, task in settings.items()}
     total = len(state.finished) + len(state.failed) + len(state.left)
     facts = (f"{len(state.finished)} of {total} cells finished, {len(state.failed)} failed", budget)
     title = grid.workdir.resolve().name
+    results = grid.write_results()
     tables, (page, latex) = write(grid, state, made, title, facts, costs)
     text = write_atomically(grid.workdir / "table.md", results_table.markdown(tables))
     picture = save(results_picture.picture(tables, title), grid.workdir / "table.png")
-    return tables, [page, *grid.write_results(), latex, text, picture]
+    return tables, [page, *results, latex, text, picture]
 
 
 def command(grid: Grid, cell: Cell) -> str:
@@ -117,10 +128,27 @@ def fields(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 
 def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:
-    """The points of the learning curves of cells."""
+    """The points of the learning curves of cells. Null values become NaN, as in records.
+
+    ConfigError: a row is damaged.
+    """
     for cell in cells:
-        for row in read_curves(cell.folder(grid.workdir) / "metrics.jsonl"):
+        path = cell.folder(grid.workdir) / "metrics.jsonl"
+        for row in read_curves(path):
+            _check(row, path)
+            row = {name: math.nan if value is None else value for name, value in row.items()}
             yield {"setting": cell.setting, "encoding": cell.label, **row}
+
+
+def _check(row: Record, path: Path) -> None:
+    """Raises ConfigError unless a row of a curve has a seed, a split, and numbers or null besides."""
+    known = {"seed": (int,), "split": (str,)}
+    for name in (*known, *row):
+        if type(row.get(name, "")) not in known.get(name, (int, float, type(None))):
+            raise ConfigError(
+                f"{path} is damaged (step {row['step']} has {json.dumps(row.get(name))[:50]} as {name}): "
+                f"{AGAIN}"
+            )
 
 
 def _states(grid: Grid, state: State) -> Iterator[tuple[Cell, str]]:

@@ -74,7 +74,7 @@ def write(
     shared = shared_fields(runs)
     content = {
         "facts": facts,
-        "legend": f"{legend(tables.unit, 'Underlined')} {LEGEND}",
+        "legend": f"{legend(tables.unit, 'Underlined')} {LEGEND} {tables.uncovered}".rstrip(),
         "encodings": tables.encodings,
         "views": tables.cells,
         "shares": shares,
@@ -140,7 +140,8 @@ def library() -> str:
 
 
 LEGEND = (
-    "A difference must also be larger than the choice of test examples explains. Fewer than "
+    "A difference must also be larger than the choice of test examples or of the text explains; seeds with the same "
+    "test examples count as one choice of them. Fewer than "
     f"{significance.LEAST} seeds show none. Solved: error below 1 %, with the exact binomial interval. The mean rank "
     "is over all columns; it has the encodings that every column has. Hover over a cell, or reach it with Tab, for its "
     "seeds."

@@ -57,8 +57,9 @@ def bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:
         {
             **dict(zip(keys, group, strict=True)),
             "mean": fmean(values),
-            "low": min(values),
-            "high": max(values),
+            # Not finite wherever a value is; `min` and `max` would depend on the order.
+            "low": float(np.min(values)),
+            "high": float(np.max(values)),
         }
         for group, values in groups.items()
     ]

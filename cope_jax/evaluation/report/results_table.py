@@ -11,7 +11,9 @@ def markdown(tables: Tables) -> str:
     views = tables.cells.items()
     parts = [results_table(view, tables.encodings, cells, "`").markdown() for view, cells in views]
     metrics = escaped(_metrics(tables))
-    return "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {metrics}"]) + "\n"
+    return (
+        "\n\n".join([*parts, f"{legend(tables.unit, 'Bold', tables.uncovered)} {metrics}"]) + "\n"
+    )
 
 
 def latex(tables: Tables) -> str:
@@ -19,7 +21,9 @@ def latex(tables: Tables) -> str:
     parts = ["% needs \\usepackage{booktabs}"]
     for view, columns in tables.cells.items():
         table = results_table(view, tables.encodings, columns)
-        caption = _latex(f"Errors, {table.title}. {legend(tables.unit, 'Bold')} {_metrics(tables)}")
+        caption = _latex(
+            f"Errors, {table.title}. {legend(tables.unit, 'Bold', tables.uncovered)} {_metrics(tables)}"
+        )
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(_latex, table.headings)) + r" \\", r"\midrule"]

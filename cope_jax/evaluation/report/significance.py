@@ -11,9 +11,12 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
+
+from cope_jax.errors import ConfigError
 
 SOLVED = 0.01
 """The error below which a seed has solved a task."""
@@ -103,12 +106,15 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
       second: the same of another model.
 
     Raises:
-      ValueError: the weights of the blocks differ, so they are not the same text.
+      ConfigError: the weights of the blocks differ, so they are not the same text.
     """
     from scipy import stats
 
     if not np.array_equal(first[:, 1], second[:, 1]):
-        raise ValueError("paired losses need the same blocks: their weights differ")
+        raise ConfigError(
+            "paired losses need the same blocks, but their weights differ: measure both on the same text with the same "
+            "evaluation.batch_size"
+        )
     differences_N, weights_N = first[:, 0] - second[:, 0], first[:, 1] / first[:, 1].sum()
     middles_N = np.cumsum(weights_N) - weights_N / 2
     stretches_N = (min(STRETCHES, len(first)) * middles_N).astype(int)
@@ -129,17 +135,19 @@ def difference(
     second: Mapping[int, float],
     examples: int | None = None,
     blocks: tuple[np.ndarray, np.ndarray] | None = None,
+    sets: tuple[float, float] = (1, 1),
 ) -> Difference | None:
     """Compares the errors of two encodings; None with too few seeds or an error that is not finite.
 
     p is the larger of two: of `rank_sum`, and of the normal test whether both have the same
-    expected error on test examples, whose variance is (p(1 − p)/seeds + q(1 − q)/seeds)/examples,
-    where p and q are the mean errors, each with one more wrong and one more right example. For
-    losses the second is that of `paired`. p is 1 if the encoding of the lower mean has the higher
-    ranks, or if there is a single block.
+    expected error on test examples. Its variance is (p(1 − p)/s + q(1 − q)/t)/examples, where p and
+    q are the mean errors, each with one more wrong and one more right example, and s and t the
+    numbers of test sets in `sets`. Seeds with the same test examples may fail on the same ones, so
+    they count as one. For losses the second is that of `paired`. p is 1 if the encoding of the lower
+    mean has the higher ranks or the higher loss of blocks, or if there is a single block.
 
     >>> first, second = [0.5, 0.6, 0.55, 0.5], [0.1, 0.1, 0.12, 0.0]
-    >>> compared = difference(dict(enumerate(first)), dict(enumerate(second)), examples=500)
+    >>> compared = difference(dict(enumerate(first)), dict(enumerate(second)), examples=500, sets=(4, 4))
     >>> round(compared.mean, 4), round(compared.p, 3)
     (0.4575, 0.029)
 
@@ -148,6 +156,7 @@ def difference(
       second: the same of the other encoding.
       examples: the number of test examples of a seed; None for measures that are not shares.
       blocks: the losses of both on blocks of text, means over seeds, as for `paired`.
+      sets: the number of test sets of each, as of `test_sets`.
     """
     values = [np.array(list(errors.values()), np.float64) for errors in (first, second)]
     seeds = np.array([len(errors) for errors in values])
@@ -158,13 +167,27 @@ def difference(
     shift, p = rank_sum(*values)
     p = p if shift * mean > 0 else 1.0
     if examples is not None and p < 1:
-        shares = (means * seeds * examples + 1) / (seeds * examples + 2)
-        deviation = math.sqrt(float((shares * (1 - shares) / seeds).sum()) / examples)
+        counts = np.array(sets) * examples
+        shares = (means * counts + 1) / (counts + 2)
+        deviation = math.sqrt(float((shares * (1 - shares) / counts).sum()))
         p = max(p, math.erfc(abs(mean) / deviation / math.sqrt(2)))
     if blocks is not None:
         compared = paired(*blocks)
-        p = max(p, compared.p) if compared else 1.0
+        p = max(p, compared.p) if compared and compared.mean * mean > 0 else 1.0
     return Difference(mean, p)
+
+
+def test_sets(data_seeds: Iterable[Hashable]) -> float:
+    """The number of test sets of runs with these seeds of their data.
+
+    Runs with the same one have the same test examples. With cᵢ runs on set i, the number is
+    (Σcᵢ)²/Σcᵢ², which gives the mean over runs its variance if all runs on a set fail together.
+
+    >>> test_sets([0, 1, 2]), test_sets([7, 7, 7]), test_sets([0, 0, 1, 1])
+    (3.0, 1.0, 2.0)
+    """
+    counts = Counter(data_seeds).values()
+    return sum(counts) ** 2 / sum(count**2 for count in counts)
 
 
 def rank_sum(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
@@ -205,9 +228,11 @@ def differences(
     errors: Mapping[str, Mapping[int, float]],
     examples: int | None = None,
     blocks: Mapping[str, np.ndarray] | None = None,
+    sets: Mapping[str, float] | None = None,
 ) -> dict[tuple[str, str], Difference]:
     """Compares all pairs of encodings that can be compared, by errors of encodings and seeds.
 
+    `sets` has the number of test sets of each encoding; None means one, which all seeds share.
     Differences are shown if their false discovery rate is at most 5 % (Benjamini & Hochberg): of
     all differences that are shown, at most one in twenty is expected to be due to chance.
     """
@@ -216,7 +241,11 @@ def differences(
     pairs = itertools.combinations(errors, 2)
     compared_of = {
         (a, b): difference(
-            errors[a], errors[b], examples, (blocks[a], blocks[b]) if blocks else None
+            errors[a],
+            errors[b],
+            examples,
+            (blocks[a], blocks[b]) if blocks else None,
+            (sets[a], sets[b]) if sets else (1, 1),
         )
         for a, b in pairs
     }
@@ -235,6 +264,7 @@ def indistinguishable(
     errors: Mapping[str, Mapping[int, float]],
     examples: int | None = None,
     blocks: Mapping[str, np.ndarray] | None = None,
+    sets: Mapping[str, float] | None = None,
 ) -> set[str]:
     """The encodings that no other one is shown to be better than; empty if no difference is shown.
 
@@ -244,7 +274,7 @@ def indistinguishable(
     >>> indistinguishable(errors)
     {'a'}
     """
-    shown = differences(errors, examples, blocks)
+    shown = differences(errors, examples, blocks, sets)
     worse = {pair[compared.mean < 0] for pair, compared in shown.items() if compared.shown}
     return set(itertools.chain(*shown)) - worse if worse else set()
 

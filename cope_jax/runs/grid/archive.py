@@ -2,7 +2,9 @@
 
 import io
 import json
+import lzma
 import tarfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +21,9 @@ TRIAL = ("config.json", "result.json")
 """Those of a trial, of which only the loss counts."""
 DIVERGED = ("config.json", FAILED)
 """Those of a trial whose loss was not finite, which is a result too."""
+
+DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
+"""The errors of a damaged archive, from the form of its files down to its compression."""
 
 
 def pack(
@@ -66,5 +71,5 @@ def unpack(path: Path, folder: Path, labels: Iterable[str] | None = None) -> Non
     try:
         with tarfile.open(path) as archive:
             archive.extractall(folder, filter=accepted)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except DAMAGE as error:
         raise ConfigError(f"{path} is no archive of records: {first_line(error)}") from error

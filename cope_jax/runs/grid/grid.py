@@ -244,15 +244,19 @@ class Grid:
         return [
             {**({"setting": cell.setting} if cell.setting else {}), **record}
             for cell in (self.cells if cells is None else cells)
-            for record in workdirs.read_records(self._result(cell))
+            for record in self._records(cell)
         ]
+
+    def _records(self, cell: Cell) -> list[recording.Record]:
+        result = self._result(cell)
+        return workdirs.run_records(result) if result.exists() else []
 
     def environment(self, cells: Iterable[Cell] | None = None) -> recording.Record:
         """The environment of the first result, {} without one; `others` has those that differ."""
         results = [self._result(cell) for cell in (self.cells if cells is None else cells)]
         known: list[recording.Record] = []
         for result in filter(Path.exists, results):
-            environment = workdirs.read_json(result, environment=dict)["environment"]
+            environment = workdirs.run_environment(result)
             known += [] if environment in known else [environment]
         first, *others = known or [{}]
         return {**first, **({"others": others} if others else {})}
@@ -269,7 +273,7 @@ class Grid:
         """
         times: dict[tuple[str, ...], list[float]] = {}
         for cell in finished:
-            seconds = next(iter(workdirs.read_records(self._result(cell))))["wall_seconds"]
+            seconds = self._records(cell)[0]["wall_seconds"]
             for key in ((), (cell.setting,), (cell.setting, cell.label)):
                 times.setdefault(key, []).append(seconds)
         if not times:

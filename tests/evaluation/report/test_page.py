@@ -46,6 +46,7 @@ def rows(kind="split"):
                         "wall_seconds": 20.0 + seed,
                         "memory_gib": 0.5 + seed,
                         "examples": 500,
+                        "data_seed": seed,
                         "step": 200,
                     }
 

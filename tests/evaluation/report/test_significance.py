@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import significance
 from tests.oracle import text_losses
 
@@ -104,11 +105,43 @@ def test_ranks_that_contradict_the_means_show_nothing():
 
 def test_a_difference_is_larger_than_the_choice_of_examples_explains():
     first, second = by_seed([0.02, 0.022, 0.024, 0.026]), by_seed([0.01, 0.012, 0.014, 0.016])
-    few, many = (significance.difference(first, second, examples).p for examples in (200, 100_000))
+    few, many = (
+        significance.difference(first, second, examples, sets=(4, 4)).p
+        for examples in (200, 100_000)
+    )
     share = (np.array([0.023, 0.013]) * 800 + 1) / 802
     deviation = np.sqrt((share * (1 - share)).sum() / 800)
     assert few == pytest.approx(2 * stats.norm.sf(0.01 / deviation))
     assert many == significance.difference(first, second).p == pytest.approx(2 / math.comb(8, 4))
+
+
+def test_seeds_of_one_test_set_may_all_fail_on_the_same_examples():
+    """Two of 1,000 examples in all of five seeds show a difference only if each seed had its own."""
+    first, second = by_seed([0.002] * 5), by_seed([0.0] * 5)
+    order = 2 / math.comb(10, 5)
+    assert significance.difference(first, second, 1000, sets=(5, 5)).p == pytest.approx(order)
+    share = np.array([3, 1]) / 1002
+    deviation = np.sqrt((share * (1 - share)).sum() / 1000)
+    expected = 2 * stats.norm.sf(0.002 / deviation)
+    assert expected > 0.3
+    assert significance.difference(first, second, 1000).p == pytest.approx(expected)
+    few, many = ({"a": sets, "b": sets} for sets in (1, 5))
+    errors = {"a": second, "b": first}
+    assert significance.indistinguishable(errors, 1000, sets=few) == set()
+    assert significance.indistinguishable(errors, 1000, sets=many) == {"a"}
+    one_sided = significance.difference(first, second, 1000, sets=(1, 5)).p
+    share = np.array([3 / 1002, 1 / 5002])
+    deviation = np.sqrt((share * (1 - share) / [1, 5]).sum() / 1000)
+    assert one_sided == pytest.approx(2 * stats.norm.sf(0.002 / deviation))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (4,), (3, 1), (2, 2)])
+def test_the_number_of_test_sets_gives_the_variance_of_the_mean(sizes):
+    """Seeds of a test set have the same error here, so that the mean is one over test sets."""
+    seeds = [number for number, size in enumerate(sizes) for _ in range(size)]
+    drawn = np.random.default_rng(0).normal(size=(100_000, len(sizes)))
+    variance = drawn[:, seeds].mean(axis=1).var()
+    assert 1 / significance.test_sets(seeds) == pytest.approx(variance, rel=0.02)
 
 
 def blocks_of(losses, weights=64.0):
@@ -153,8 +186,11 @@ def test_paired_losses_need_the_same_blocks_and_more_than_one():
     assert significance.paired(losses, losses - [0.5, 0]).p == 0
     assert significance.paired(losses[:1], losses[:1]) is None
     assert significance.paired(losses, losses * [math.nan, 1]) is None
-    with pytest.raises(ValueError, match="their weights differ"):
-        significance.paired(losses, blocks_of(np.array([4.0, 5.0]), 63.0))
+    for other in (blocks_of(np.array([4.0, 5.0]), 63.0), blocks_of(np.array([4.0, 5.0, 6.0]))):
+        with pytest.raises(
+            ConfigError, match="their weights differ: measure both on the same text"
+        ):
+            significance.paired(losses, other)
 
 
 @pytest.mark.parametrize("tie, least", [(0.0, 0.93), (0.4, 0.9)])
@@ -186,6 +222,8 @@ def test_a_difference_of_losses_is_larger_than_the_choice_of_the_text_explains()
         significance.paired(*loose).p
     )
     assert significance.difference(first, second, blocks=(text[:1, None] * [1, 1],) * 2).p == 1
+    turned = blocks_of(text), blocks_of(text + 0.01)
+    assert significance.difference(first, second, blocks=turned).p == 1
     five = {name: by_seed(np.arange(5) / 1000 + mean) for name, mean in (("a", 4.0), ("b", 4.1))}
     for noise, shown in ((0.001, {"a"}), (1.0, set())):
         blocks = {"a": blocks_of(text), "b": blocks_of(text + 0.1 + noise * np.cos(7 * text))}

@@ -1,7 +1,13 @@
+import itertools
+import math
+
+import numpy as np
 import pytest
 from rich.text import Text
 
-from cope_jax.evaluation.report import grid_cells
+from cope_jax import tasks
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report import grid_cells, page, results_picture, results_table
 from cope_jax.evaluation.report.table import Table
 from tests.evaluation.results import printed
 
@@ -47,6 +53,122 @@ def test_facts_have_no_headings():
         printed(Table("", ["", ""], [["state", "1.0 GiB a device"]])).split()
         == "state 1.0 GiB a device".split()
     )
+
+
+def errors_of(data_seed):
+    shared = {"setting": "copy", "metric": "token_error", "value": 0.5, "examples": 500}
+    return [
+        shared | {"encoding": name, "seed": seed, "split": split, **data_seed(seed)}
+        for name in ("cope", "rope")
+        for seed in range(4)
+        for split in ("near", "far")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data_seed", "sets"),
+    [
+        (lambda seed: {"data_seed": seed}, 4),
+        (lambda seed: {"data_seed": 7}, 1),
+        (lambda seed: {"data_seed": seed // 2}, 2),
+        (lambda seed: {}, 1),
+    ],
+)
+def test_a_column_counts_the_test_sets(data_seed, sets):
+    """Seeds whose data have an unknown seed count as one."""
+    for splits in (["near"], ["near", "far"]):
+        column = grid_cells.column_of(errors_of(data_seed), splits)
+        assert column.sets == {"cope": sets, "rope": sets}
+
+
+def test_all_seeds_share_the_examples_of_a_stored_task():
+    rows = errors_of(lambda seed: {"data_seed": seed})
+    spam = [row | {"metric": "sequence_error"} for row in rows]
+    for task, known, sets in ((tasks.create("mqar"), rows, 4), (stored_task(), spam, 1)):
+        headlines = grid_cells.headlines(known, {"copy": task})
+        assert set(grid_cells.column_of(headlines, ["near"]).sets.values()) == {sets}
+
+
+def stored_task(name="spam"):
+    """A task whose examples are in files, without its files."""
+    task = object.__new__(tasks.TASKS.get(name))
+    task.sweep = ()
+    return task
+
+
+def perplexities(noise=None, splits=("validation",)):
+    """Records of five seeds, of which those of cope have the lower perplexity; `noise` is that of
+    the difference from block to block.
+    """
+    for split, name, seed in itertools.product(splits, ("cope", "rope"), range(5)):
+        loss = 4.0 + seed / 1000 + 0.1 * (name == "rope")
+        shared = {"setting": "text", "encoding": name, "seed": seed, "split": split, "step": 9}
+        shared |= {"examples": 6, "wall_seconds": 1.0, "parameters": 9}
+        yield shared | {"metric": "perplexity", "value": math.exp(loss)}
+        losses = loss + (name == "rope") * (noise or 0) * np.array([3.0, -1, -1, -1])
+        blocks = {"blocks": [[float(of_block), 9.0] for of_block in losses]}
+        yield shared | {"metric": "loss", "value": loss} | (blocks if noise is not None else {})
+
+
+@pytest.mark.parametrize(("noise", "best"), [(0.0, True), (0.01, True), (1.0, False), (None, True)])
+def test_perplexities_are_compared_on_the_blocks_of_their_losses(noise, best):
+    records = list(perplexities(noise))
+    tables = grid_cells.create(records, {"text": stored_task("words")})
+    (column,) = grid_cells.views_of(tables.fixed)["all splits"].values()
+    assert (column.blocks is None) == (noise is None)
+    cells = tables.cells["all splits"]["validation"]
+    assert {name: cell.best for name, cell in cells.items()} == {"cope": best, "rope": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"), [(("cope", 1), "cope"), (("rope", 0), "cope and rope")]
+)
+@pytest.mark.parametrize("blocks", [[[4.0, 9.0]], [[4.0, 9.0]] * 3 + [[4.0, 8.0]]])
+def test_blocks_of_another_text_are_one_line(changed, where, blocks):
+    records = list(perplexities(0.0))
+    for row in records:
+        if "blocks" in row and (row["encoding"], row["seed"]) == changed:
+            row["blocks"] = blocks
+    with pytest.raises(
+        ConfigError, match=f"^runs of {where} have other blocks of validation: give"
+    ):
+        grid_cells.create(records, {"text": stored_task("words")})
+
+
+COVERED = "is not covered"
+
+
+@pytest.mark.parametrize(
+    ("records", "names"),
+    [
+        (perplexities(0.0), None),
+        (perplexities(), "all columns"),
+        ([*perplexities(), *perplexities(0.0, ("test",))], "validation"),
+    ],
+)
+def test_a_legend_says_which_columns_lack_the_choice_of_the_text(records, names, tmp_path):
+    tables = grid_cells.create(list(records), {"text": stored_task("words")})
+    path = page.write(tmp_path / "report.html", "text", tables, [], [], "")
+    texts = [results_table.markdown(tables), results_table.latex(tables), path.read_text()]
+    for text in texts:
+        sentence = f"The choice of the test examples or of the text {COVERED} in {names}."
+        assert (sentence in text, COVERED in text) == (names is not None, names is not None)
+    captions = [text.get_text() for text in results_picture.picture(tables, "text").texts]
+    assert any(COVERED in caption.replace("\n", " ") for caption in captions) == bool(names)
+
+
+def test_errors_cover_the_choice_of_their_examples_if_their_number_is_known():
+    known = errors_of(lambda seed: {"data_seed": seed, "step": 9})
+    without = [{name: x for name, x in row.items() if name != "examples"} for row in known]
+    mixed = [row | {"setting": "far"} for row in without]
+    for records, uncovered in (
+        (known, ""),
+        (without, "all columns"),
+        ([*known, *mixed], "in distribution (far)"),
+    ):
+        settings = {row["setting"] for row in records}
+        tables = grid_cells.create(records, dict.fromkeys(settings, tasks.create("mqar")))
+        assert uncovered in tables.uncovered and bool(tables.uncovered) == bool(uncovered)
 
 
 def test_a_column_of_losses_has_the_means_of_blocks():

@@ -15,6 +15,7 @@ from cope_jax.runs.grid.cell import plan
 from cope_jax.runs.grid.claims import WAITS
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.workdir import Workdir, write_json
+from tests.runs.grid.test_cells import RECORD
 
 pytestmark = pytest.mark.xdist_group("grid")
 
@@ -50,7 +51,7 @@ def test_in_this_process_cells_share_a_program_and_stay_when_seeds_are_added(
             trained.append((seeds, label, fields))
             config = next(cell.config for cell in grid.cells if cell.folder(tmp_path) == folder)
             Workdir(folder).open(config, seeds)
-            records = [{"seed": seed, "value": 0.5} for seed in seeds]
+            records = [RECORD | {"seed": seed} for seed in seeds]
             write_json(folder / "result.json", {"records": records, "environment": environment})
 
     monkeypatch.setattr("cope_jax.runs.grid.grid.Experiment", Mocked)
