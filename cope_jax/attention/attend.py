@@ -9,7 +9,7 @@ from cope_jax.array_types import Array
 from cope_jax.attention import blockwise, full, fused, placement, ring
 from cope_jax.attention.request import Plan, Reason, Request, prepare
 from cope_jax.encodings import Encoding
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 from cope_jax.registry import unknown
 
 RING = "ring"
@@ -124,10 +124,10 @@ def attend(
       ConfigError: shapes do not fit, the implementation is unknown or cannot run the encoding, or
         "ring" has no current mesh.
     """
-    return computed(encoding, prepare(**locals()))  # until here, these are the arguments
+    return attend_request(encoding, prepare(**locals()))  # until here, these are the arguments
 
 
-def computed(encoding: Encoding, request: Request) -> Array:
+def attend_request(encoding: Encoding, request: Request) -> Array:
     """Returns out_BLHK of a request, whose examples several devices may split."""
     if request.layout.batch:
         return placement.shard_batch(run, encoding, request)
@@ -150,8 +150,9 @@ def run(encoding: Encoding, request: Request) -> Array:
                 out_BLHK = answer.run()
             except jax.errors.UnexpectedTracerError as error:
                 raise ConfigError(
-                    f"a hook of {type(encoding).__name__} reads an array of a traced function around it: make it an "
-                    "nnx.Param of the encoding, or one of the params of flex_attention"
+                    f"a hook of {type(encoding).__name__} reads an array of a traced function around it, or an "
+                    "argument leaked from one: make the array an nnx.Param of the encoding, or one of the params of "
+                    f"flex_attention ({first_line(error)})"
                 ) from error
             queries = request.queries
             return encoding.rotate_back(out_BLHK, queries.features, queries.positions)

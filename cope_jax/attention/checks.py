@@ -118,6 +118,19 @@ def check_tokens(encoding: Encoding, features: Any, length: int, keys: int) -> N
         )
 
 
+def check_features(encoding: Encoding, features: Any, k_BMGK: Array, heads: int) -> None:
+    """Raises ConfigError unless features are arrays `[B, M, heads, ...]` with H, G or 1 heads."""
+    batch, keys, groups = k_BMGK.shape[:3]
+    for leaf in jax.tree.leaves(features):
+        shape = tuple(jnp.shape(leaf))
+        known = len(shape) >= 3 and shape[0] in (1, batch) and shape[2] in (1, groups, heads)
+        if not known or shape[1] != keys:
+            raise ConfigError(
+                f"features of {type(encoding).__name__} must be arrays [{batch}, {keys}, heads, …] with "
+                f"{heads}, {groups} or 1 heads, got {list(shape)}"
+            )
+
+
 def checked_input(x: Any, batch: int, keys: int, name: str = "x", of: str = "keys") -> Any:
     """Returns the layer's input x_BMD; None stays."""
     if x is not None and (not is_array(x) or x.ndim != 3 or x.shape[:2] != (batch, keys)):

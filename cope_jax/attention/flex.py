@@ -1,21 +1,22 @@
 """Attention with a score that is a plain function."""
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention.attend import attend, computed
+from cope_jax.attention.attend import attend, attend_request
 from cope_jax.attention.checks import check_arrays
 from cope_jax.attention.request import prepare
 from cope_jax.encodings import AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.registry import unknown
+from cope_jax.registry import checked, unknown
 
 Hook = Callable[..., Any]
 FIXED = ("q_BLHK", "k_BMGK", "v_BMGK", "encoding", "x", "embedded")
@@ -35,7 +36,7 @@ def flex_attention(
     sink: Hook | None = None,
     params: Mapping[str, PyTree] | None = None,
     per_head: Iterable[str] = (),
-    features: PyTree = (),
+    features: PyTree = None,
     **options: Any,
 ) -> Array:
     """Computes attention whose logits are those of a function, which may carry sums along the keys.
@@ -45,7 +46,7 @@ def flex_attention(
     Keys are visited in blocks, from the nearest to the farthest. `score(pairs, carry)` returns the
     logits of one block and the carry for the farther ones, as `cope_jax.encodings.Encoding.score`
     does, and keeps the same laws. The kernels of CPUs, TPUs and GPUs are made from these functions,
-    with their gradients.
+    with their gradients. There is no form for a cache: to decode, write an `Encoding`.
 
     >>> import jax, jax.numpy as jnp
     >>> from cope_jax.encodings import Carry
@@ -74,11 +75,13 @@ def flex_attention(
       done: `carry → bool_BHL`, see `Encoding.done`; None means never.
       sink: `carry → logit_BHL`, see `Encoding.sink`; None means no sink.
       params: arrays by name that all these functions get as their last argument, if it is given.
-        Gradients reach these arrays, and no array that a function reads from around it.
+        Gradients reach these arrays. Those of an array that a function reads from around it work in
+        "full", which "auto" takes for short sequences, and are a ConfigError in the others.
       per_head: the names of those whose first axis goes over the H query heads. In a kernel that
         computes one head, this axis has one entry.
-      features: a tree of arrays `[B, M, heads, ...]` with H, G or 1 heads, of the M key tokens. They
-        are `pairs.k_features`, and those of the last L tokens are `pairs.q_features`.
+      features: a tree of arrays `[B, M, heads, ...]` with H or 1 heads, of the M key tokens. They are
+        `pairs.k_features`, head before token, and those of the last L tokens are `pairs.q_features`.
+        None means that there are none.
       **options: those of `attend`: causal, window, mask, bias, scale, segments, positions, dropout,
         implementation and its sizes.
 
@@ -95,18 +98,23 @@ def flex_attention(
         if name not in allowed:
             raise unknown("option of flex_attention", name, allowed)
     check_arrays(q_BLHK, k_BMGK, v_BMGK)
-    hooks = Hooks(score, carry, saturated, tail, done, sink, given=params is not None)
-    heads, groups = q_BLHK.shape[2], k_BMGK.shape[2]
-    shape = AttentionShape(heads, q_BLHK.shape[3], groups)
-    encoding = FlexAttention(hooks, shape, dict(params or {}), tuple(per_head))
-    known = copy.copy(encoding)
-    known.features = lambda tokens, state: (features, ())  # type: ignore[method-assign]
-    return computed(encoding, prepare(q_BLHK, k_BMGK, v_BMGK, encoding=known, **options))
+    hooks = Hooks(score, carry, saturated, tail, done, sink, takes_params=params is not None)
+    shape = AttentionShape(q_BLHK.shape[2], q_BLHK.shape[3], k_BMGK.shape[2])
+    checked(per_head, tuple[str, ...], "per_head of flex_attention")
+    params = checked({} if params is None else params, Mapping, "params of flex_attention")
+    for leaf in jax.tree.leaves(features):
+        if np.ndim(leaf) > 2 and np.shape(leaf)[2] not in (1, shape.num_heads):
+            raise ConfigError(
+                f"features of flex_attention must have {shape.num_heads} heads or 1, got {list(np.shape(leaf))}"
+            )
+    encoding = FlexAttention(hooks, shape, jax.tree.map(jnp.asarray, dict(params)), tuple(per_head))
+    given = prepare(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features, **options)
+    return attend_request(encoding, given)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """The functions; `given`: they get parameters."""
+    """The functions, and whether they take parameters."""
 
     score: Hook
     carry: Hook | None
@@ -114,7 +122,7 @@ class Hooks:
     tail: Hook | None
     done: Hook | None
     sink: Hook | None
-    given: bool
+    takes_params: bool
 
     def __post_init__(self):
         for field in dataclasses.fields(self)[:-1]:
@@ -154,7 +162,7 @@ class FlexAttention(Encoding):
             setattr(self, f"param_{number}", nnx.Param(leaf, axes=axes))
 
     def _call(self, hook: Hook, *args: Any) -> Any:
-        if not self.hooks.given:
+        if not self.hooks.takes_params:
             return hook(*args)
         leaves = [getattr(self, f"param_{number}")[...] for number in range(self.count)]
         return hook(*args, jax.tree.unflatten(self.tree, leaves))

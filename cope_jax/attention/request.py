@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.array_types import Array, accumulator_dtype
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import checks
 from cope_jax.attention.blocks import BlockSizes, KeyBlock, QueryBlock, swap_heads
 from cope_jax.attention.mask import Mask
@@ -159,9 +159,12 @@ def prepare(
     logits_soft_cap: float | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
+    features: PyTree = None,
     **execution: Any,
 ) -> Request:
-    """Checks the arguments of `attend`, and calls the encoding's `features` and `rotate`."""
+    """Checks the arguments of `attend`, and calls the encoding's `features` and `rotate`; `features`
+    that are given take the place of those.
+    """
     _check_names(execution)
     checks.check_arrays(q_BLHK, k_BMGK, v_BMGK)
     # NumPy's float64 becomes float32 here, and not only where an encoding rotates.
@@ -190,7 +193,9 @@ def prepare(
         )
     x = checks.checked_input(x, batch, keys)
     tokens = Tokens(x, _queries_of_keys(q_BLHK, keys), k_BMGK, v_BMGK, k_positions, k_segment_ids)
-    features, _ = encoding.features(tokens, None)
+    if features is None:
+        features, _ = encoding.features(tokens, None)
+    checks.check_features(encoding, features, k_BMGK, heads)
     checks.check_tokens(encoding, features, length, keys)
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
     rotated_q = encoding.rotate(q_BLHK, q_features, q_positions)

@@ -135,6 +135,53 @@ def test_features_of_tokens(implementation, native):
     assert_close(gradients(ours, gates, q, k, v), gradients(exact, gates, q, k, v))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("size", [(2, 99, 4), (2, 101, 4), (2, 100, 2), (2, 100, 3), (3, 100, 4)])
+def test_features_of_another_size_are_refused(size, implementation):
+    """A kernel would read memory of others."""
+    options = {"features": jnp.ones(size), "implementation": implementation}
+    with pytest.raises(ConfigError, match=r"^features of [Ff]lex_?[Aa]ttention must"):
+        flex_attention(*problem(), score=fox_score, **options)
+
+
+class Short(Encoding):
+    """Features of one token fewer than there are."""
+
+    def features(self, tokens, state):
+        return tokens.k[:, 1:], ()
+
+
+def test_features_of_a_class_have_the_size_of_its_tokens():
+    encoding = Short(Short.Config(), AttentionShape(4, 8, 2), rngs=nnx.Rngs(0))
+    message = r"features of Short must be arrays \[2, 100, heads, …\] with 4, 2 or 1 heads, got \[2, 99, 2"
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        attend(*problem(), encoding=encoding)
+
+
+def hiding_score(pairs, carry):
+    """Hides all keys from the queries from 70 on, and those farther than 50 from the others."""
+    hidden = (pairs.q_positions[:, None, :, None] >= 70) | (pairs.distance > 50)
+    return jnp.where(hidden, -jnp.inf, pairs.logits), carry
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_score_may_hide_pairs(implementation, native):
+    index = jnp.arange(100)
+    distance = index[:, None] - index[None]
+    seen = (distance >= 0) & (distance <= 50) & (index[:, None] < 70)
+
+    def ours(q, k, v):
+        return flex_attention(q, k, v, score=hiding_score, implementation=implementation)
+
+    def exact(q, k, v):
+        logits = jnp.einsum("blhk,bmhk->bhlm", q, jnp.repeat(k, 2, axis=2)) / 8**0.5
+        weights = jnp.where(seen, jnp.exp(logits), 0)
+        weights = weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-9)
+        return jnp.einsum("bhlm,bmhk->blhk", weights, jnp.repeat(v, 2, axis=2))
+
+    assert_close(gradients(ours, *problem()), gradients(exact, *problem()))
+
+
 def test_a_kernel_runs_it_where_auto_may_choose(native, monkeypatch, caplog):
     texts = []
     load = library.load_kernel
@@ -156,6 +203,12 @@ def plain(pairs, carry):
         ({"widnow": 3}, "unknown option of flex_attention 'widnow': did you mean 'window'?"),
         ({"encoding": 3}, "unknown option of flex_attention 'encoding'"),
         ({"per_head": ["a"]}, "unknown name in per_head 'a'"),
+        ({"per_head": "a"}, "per_head of flex_attention must be "),
+        ({"params": jnp.ones(2)}, "params of flex_attention must be "),
+        (
+            {"params": {"a": [0.5]}, "per_head": ["a"]},
+            r"params\['a'\] is in per_head, so its first",
+        ),
         (
             {"params": {"a": jnp.ones((2, 3))}, "per_head": ["a"]},
             r"params\['a'\] is in per_head, so its first axis must have 4 heads, got \[2, 3\]",

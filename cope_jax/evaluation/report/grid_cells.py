@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.runs.records import Record
@@ -183,23 +182,16 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
     fewest = [min(counts) for counts in examples.values()]
     total = sum(fewest) if bounded and all(fewest) else None
-    whole = _means(blocks, splits) if blocks.keys() == errors.keys() else None
+    whole = _means(blocks) if blocks.keys() == errors.keys() else None
     sets = {name: significance.test_sets(seeds.values()) for name, seeds in data_seeds.items()}
     return Column(errors, total, whole, sets)
 
 
-def _means(
-    blocks: Mapping[str, Sequence[np.ndarray]], splits: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """The means over seeds of blocks. ConfigError: they are not of the same text."""
-    first = next(iter(blocks), "")
-    for name, of_encoding in blocks.items():
-        if any(not np.array_equal(of[:, 1], blocks[first][0][:, 1]) for of in of_encoding):
-            where = name if name == first else f"{first} and {name}"
-            raise ConfigError(
-                f"runs of {where} have other blocks of {splits[0]}: give them the same text and "
-                "evaluation.batch_size, or other settings"
-            )
+def _means(blocks: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray] | None:
+    """The means over seeds of blocks; None if they are not of the same text."""
+    every = [of_seed for of_encoding in blocks.values() for of_seed in of_encoding]
+    if any(not np.array_equal(of_seed[:, 1], every[0][:, 1]) for of_seed in every):
+        return None
     return {name: np.mean(of_encoding, axis=0) for name, of_encoding in blocks.items()}
 
 
