@@ -114,8 +114,8 @@ PASSES = ("in distribution", "pass 100", "pass 10")
 CLAIMS = [
     Claim(
         "all others are shown to be worse than FoX in copies of longer strings ({} % against {} to {}), than FoX or "
-        "stick-breaking where noise has to be ignored ({} and {} % against {} to {}), and than stick-breaking or CoPE in "
-        "tracking a state ({} and {} % against {} to {}).",
+        "stick-breaking where noise has to be ignored ({} and {} % against {} to {}), and than stick-breaking or CoPE "
+        "in tracking a state ({} and {} % against {} to {}).",
         lambda r: [
             *against(r, FOX, "copy_v2", 1),
             *against(r, BOTH, "ignore_v2", 0),
