@@ -1,7 +1,9 @@
 """Sentences on results are in their pages with the records' values, which support them."""
 
+import collections
 import dataclasses
 import re
+import statistics
 
 import pytest
 
@@ -135,3 +137,20 @@ def test_every_sentence_is_checked(page, first, end):
     for words in sorted(claimed + NO_RESULT, key=len, reverse=True):
         text = text.replace(words, " ")
     assert not re.search(r"\w", text), text
+
+
+def test_the_table_of_angles_that_add_up_is_that_of_its_records():
+    heading = "Angles that tokens add up, and a dropped RoPE"
+    table, _dropped = publish.read_tables((ROOT / RESULTS).read_text())[heading]
+    columns = {"test": "128", "length=1024": "1,024", "length=4096": "4,096"}
+    values = collections.defaultdict(list)
+    for content in publish.recorded(ROOT / "experiments" / "results" / "turned.tar.xz").values():
+        for row in content["records"]:
+            if row["metric"] == "token_perplexity" and row["split"] in columns:
+                values[row["encoding"], columns[row["split"]]].append(row["value"])
+    shown = {(name, column): table[name][column] for name, column in values}
+    assert shown == {
+        cell: f"{statistics.mean(of):.2f} ± {statistics.stdev(of):.2f}"
+        for cell, of in values.items()
+    }
+    assert len(shown) == 3 * len(table) and {len(of) for of in values.values()} == {3}
