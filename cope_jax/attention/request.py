@@ -224,8 +224,8 @@ def _check_names(execution: Iterable[str]) -> None:
     for name in execution:
         if name not in known:
             parameters = inspect.signature(prepare).parameters.values()
-            others = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
-            raise unknown("argument of attend", name, [*known, *others])
+            others = {item.name for item in parameters if item.kind is item.KEYWORD_ONLY}
+            raise unknown("argument of attend", name, [*known, *sorted(others - {"features"})])
 
 
 def _queries_of_keys(q_BLHK: Array, keys: int) -> Array:
