@@ -88,7 +88,7 @@ class Records:
         """The pairs of encodings of which the first is shown to be better."""
         if (setting, split) not in self._better:
             column = self.views[split][setting]
-            compared = significance.differences(*column).items()
+            compared = significance.differences(**column._asdict()).items()
             self._better[setting, split] = {
                 pair if d.mean < 0 else pair[::-1] for pair, d in compared if d.shown
             }

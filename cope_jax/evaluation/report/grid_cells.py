@@ -197,7 +197,7 @@ def _means(blocks: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray] 
 
 def best_shown(column: Column) -> set[str]:
     """The encodings that no other is shown to be better than, in a column with any difference."""
-    return significance.indistinguishable(*column)
+    return significance.indistinguishable(**column._asdict())
 
 
 def lowest(column: Column) -> set[str]:
