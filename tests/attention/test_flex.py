@@ -223,14 +223,24 @@ def test_mistakes_are_one_line(change, message):
     assert "\n" not in str(error.value)
 
 
-def test_it_takes_the_options_of_attend():
+@pytest.mark.parametrize("implementation", ["auto", "blockwise"])
+@pytest.mark.parametrize("second", [False, True])
+def test_it_takes_the_options_of_attend(second, implementation):
     q, k, v = problem()
     none = cj.encodings.create("none", num_heads=4, num_kv_heads=2, head_dim=8, rngs=nnx.Rngs(0))
-    key = jax.random.key(0)
-    options = {"causal": False, "window": 9, "dropout_rate": 0.5, "dropout_key": key, "scale": 0.3}
-    computed = flex_attention(q, k, v, score=plain, **options)
-    exact = functools.partial(attend, encoding=none)(q, k, v, **options)
+    options = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0), "causal": False, "window": 9}
+    if second:
+        ids, mask = jnp.arange(100)[None] // 30, jnp.arange(100)[None, None, None] != 7
+        options = {"q_segment_ids": ids, "k_segment_ids": ids, "mask": mask}
+        options |= {
+            "scale": 0.3,
+            "logits_soft_cap": 2.0,
+            "bias": jnp.cos(jnp.ones((1, 4, 100, 100))),
+        }
+    computed = flex_attention(q, k, v, score=plain, implementation=implementation, **options)
+    exact = functools.partial(attend, encoding=none, implementation="full")(q, k, v, **options)
     np.testing.assert_allclose(computed, exact, rtol=0, atol=2e-6)
+    assert np.abs(exact - attend(q, k, v, encoding=none, implementation="full")).max() > 0.1
 
 
 class Temperature(Encoding):
