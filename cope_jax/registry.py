@@ -241,6 +241,16 @@ def check_seeds(seeds: Any, owner: str) -> None:
         )
 
 
+def check_tokens(name: str, tokens: Any, vocab_size: int) -> None:
+    """Raises ConfigError for the first of an array of tokens outside of the vocabulary."""
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if outside.size:
+        raise ConfigError(
+            f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size} tokens; give tokens from 0 to "
+            f"{vocab_size - 1}"
+        )
+
+
 def check_fields(config: Any, owner: str) -> None:
     """Checks each field of a config against its annotation, by `checked`; for `__post_init__`.
 

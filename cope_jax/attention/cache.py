@@ -21,7 +21,7 @@ from cope_jax.attention.cache_entries import (
     checked_layer,
     checked_type,
     entry_shapes,
-    outside,
+    out_of_range,
     rows_of,
 )
 from cope_jax.encodings import Encoding, Tokens
@@ -157,7 +157,7 @@ class Cache:
         # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches
         # every query.
         out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
-        out_of_bounds |= outside(layer, self.num_layers)
+        out_of_bounds |= out_of_range(layer, self.num_layers)
         v_BLGK = jnp.where(out_of_bounds, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
 
         def write(slots: Array, new: Array) -> Array:

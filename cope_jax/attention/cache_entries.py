@@ -66,7 +66,7 @@ def checked_layer(layer: Any, num_layers: int | None) -> Any:
 
     Raises:
       ConfigError: the index is not an integer from 0 to N−1, or None belongs there. The range of an
-        index that JAX traces is not known: see `outside`.
+        index that JAX traces is not known: see `out_of_range`.
     """
     if num_layers is None and layer is not None:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _index(layer: Any) -> Any:
     return jnp.where(index.astype(layer.dtype) == layer, index, -1) if wraps else index
 
 
-def outside(layer: Any, num_layers: int | None) -> Any:
+def out_of_range(layer: Any, num_layers: int | None) -> Any:
     """Returns whether a layer that JAX traces is out of range; False where this is known already."""
     if num_layers is None or isinstance(layer, int):
         return False

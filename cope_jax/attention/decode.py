@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from cope_jax.array_types import Array
 from cope_jax.attention.blocks import KeyBlock, QueryBlock, head_major
 from cope_jax.attention.cache import Cache, checked_layer_of
-from cope_jax.attention.cache_entries import check_heads, check_queries, outside
+from cope_jax.attention.cache_entries import check_heads, check_queries, out_of_range
 from cope_jax.attention.checks import (
     check_embedded,
     check_is_encoding,
@@ -133,7 +133,7 @@ def attend_cached(
     weights_BHLC, sink_BHL = softmax_over(logits_BHLC, pairs.mask, encoding.sink(carry))
     out_BLHK = head_major(weigh(weights_BHLC, sink_BHL, slots.v, queries.v))
     out_BLHK = encoding.rotate_back(out_BLHK, features, positions_BL)
-    missing = outside(layer, cache.num_layers)
+    missing = out_of_range(layer, cache.num_layers)
     return out_BLHK if missing is False else jnp.where(missing, jnp.nan, out_BLHK)
 
 

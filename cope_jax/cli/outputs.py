@@ -68,11 +68,14 @@ def name_next(run: str | Path, config: ExperimentConfig) -> None:
         files = (
             f"--encoding={os.path.relpath(file)}" for file in encoding_file.files(config.encoding)
         )
-        print("next:", shlex.join([program(), "inspect", f"--model={shown(run)}", *files]))
+        print("next:", program(), shlex.join(["inspect", f"--model={shown(run)}", *files]))
 
 
 def program() -> str:
-    """The program as it was started, if the shell may not find it by its name."""
-    started = sys.orig_argv[1] if sys.orig_argv[1:] else ""
-    is_ours = Path(started).name == "cope-jax"
-    return started if is_ours and started != shutil.which("cope-jax") else "cope-jax"
+    """The program for a shell: as it was started, if the shell may not find it by its name."""
+    started = sys.orig_argv[:3]
+    if started[1:] == ["-m", "cope_jax"]:
+        return shlex.join(started)
+    path = started[1] if started[1:] else ""
+    is_ours = Path(path).name == "cope-jax"
+    return shlex.quote(path) if is_ours and path != shutil.which("cope-jax") else "cope-jax"

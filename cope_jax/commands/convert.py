@@ -12,7 +12,6 @@ it. More is in docs/exchange.md.
 import dataclasses
 import json
 import pprint
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -129,8 +128,7 @@ def main() -> None:
     unknown = loaded.experiment is None and options.get("data_dir", "") is None
     data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
     config_file = shown(target / TRAIN)
-    program = shlex.quote(outputs.program())
-    command = f"{program} train --config={config_file} {data_dir}--workdir=runs/NAME"
+    command = f"{outputs.program()} train --config={config_file} {data_dir}--workdir=runs/NAME"
     print(f"to train it further: {command}")
 
 

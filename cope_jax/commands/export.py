@@ -170,7 +170,7 @@ def _summary(manifest: Manifest) -> str:
     option = "--config.task.options"
     lines += [
         f"{_OUT.value}: {len(manifest.shards)} shards",
-        f"next: cope-jax train --config=lm:125m {option}.folders=\"('{_OUT.value}',)\" "
+        f"next: {outputs.program()} train --config=lm:125m {option}.folders=\"('{_OUT.value}',)\" "
         f"{option}.length={manifest.length} {option}.tokenizer={manifest.tokenizer} --workdir=…",
     ]
     return "\n".join(lines)

@@ -76,12 +76,16 @@ def read(workdir: Path) -> dict[str, Any]:
     """Reads from a finished run what the table and the plot show."""
     if not (workdir / "result.json").exists():
         raise ConfigError(f"{workdir} contains no finished run: train it first with cope-jax train")
-    records = workdirs.read_records(workdir / "result.json")
+    records = workdirs.run_records(workdir / "result.json")
     losses = {record["split"]: record["value"] for record in records if record["metric"] == "loss"}
     first = records[0]
-    if first["task"] != "words":
+    if first.get("task") != "words":
         raise ConfigError(
-            f"{workdir} is a run on the task {first['task']}: choose runs on the task words"
+            f"{workdir} is a run on the task {first.get('task')}: choose runs on the task words"
+        )
+    if missing := [split for split in ("validation", "test") if split not in losses]:
+        raise ConfigError(
+            f"{workdir}/result.json is damaged (it has no loss on {missing[0]}): {workdirs.AGAIN}"
         )
     config = workdirs.Workdir(workdir).settings()["config"]
     pace = first["wall_seconds"] / first["step"]

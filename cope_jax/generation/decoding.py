@@ -11,7 +11,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
-from cope_jax.generation.prompts import check_positions, check_tokens, pad_left
+from cope_jax.generation.prompts import check_positions, pad_left
 from cope_jax.generation.sampling import (
     SamplingParams,
     checked_choices,
@@ -20,7 +20,7 @@ from cope_jax.generation.sampling import (
     row_keys,
 )
 from cope_jax.models.model import StaticGraphDef
-from cope_jax.registry import check_at_least, checked
+from cope_jax.registry import check_at_least, check_tokens, checked
 
 
 def generate(
@@ -144,8 +144,10 @@ def _request(
 ) -> _Request:
     """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
     if not hasattr(model, "prefill"):
+        other = "give a transformer, or a recurrent model to cope_jax.generation.rnn_generate"
+        remedy = other if isinstance(model, nnx.Module) else "pass cj.load(folder).model()"
         raise ConfigError(
-            f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()"
+            f"generate.model must be a model with a cache, got a {type(model).__name__}: {remedy}"
         )
     vocab_size = model.config.vocab_size
     several = isinstance(stop_token, Sequence | np.ndarray) and not isinstance(stop_token, str)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import abridged
+from cope_jax.registry import abridged, check_tokens
 
 
 def pad_left(
@@ -60,13 +60,3 @@ def _row(prompt: Any) -> np.ndarray:
             f"prompts must be a list of lists of integers, got the prompt {abridged(prompt)}"
         )
     return row_L
-
-
-def check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
-    """Raises ConfigError for the first token outside of the vocabulary."""
-    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if outside.size:
-        raise ConfigError(
-            f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size} tokens; give tokens from 0 to "
-            f"{vocab_size - 1}"
-        )

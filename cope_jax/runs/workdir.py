@@ -122,6 +122,10 @@ class Workdir:
         with self._clear_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             if not path.exists():
+                if (self.path / "checkpoints").exists():
+                    raise ConfigError(
+                        f"{self.path} has checkpoints but no config.json: restore it, or choose another --workdir"
+                    )
                 settings = _settings(config, seeds)
                 write_json(path, settings | ({"encoding_files": files} if files else {}))
             else:

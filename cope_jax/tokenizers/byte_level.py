@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cope_jax.errors import ConfigError, first_line
+from cope_jax.registry import check_tokens
 from cope_jax.tokenizers import declared
 from cope_jax.tokenizers.declared import alphabet
 
@@ -46,12 +47,7 @@ class Bytes:
 
         ConfigError: a token is outside of the vocabulary.
         """
-        numbers = np.asarray(tokens).tolist()
-        if outside := [token for token in numbers if not 0 <= token <= self.end]:
-            raise ConfigError(
-                f"bytes: token {outside[0]} is outside of the vocabulary of {len(self)} tokens; "
-                f"give tokens from 0 to {self.end}"
-            )
+        check_tokens("bytes", numbers := np.asarray(tokens), len(self))
         pieces = (END.encode() if token == self.end else bytes([token]) for token in numbers)
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -193,8 +189,12 @@ class BPE:
         return numbers
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of the tokens. Invalid UTF-8, such as a cut character, becomes �."""
-        return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
+        """The text of the tokens. Invalid UTF-8, such as a cut character, becomes �.
+
+        ConfigError: a token is outside of the vocabulary.
+        """
+        check_tokens("BPE", numbers := np.asarray(tokens), len(self))
+        return self._tokenizer.decode(numbers.tolist(), skip_special_tokens=False)
 
     @functools.cached_property
     def divides(self) -> bool:

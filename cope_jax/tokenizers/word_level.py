@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_tokens
 from cope_jax.storage.files import read_text
 
 UNKNOWN, EOS = "<unk>", "<eos>"
@@ -86,8 +87,9 @@ class Vocabulary:
         return np.fromiter((self.number(word) for word in words), np.int32)
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """Returns the words, separated by spaces."""
-        return " ".join(self.words[number] for number in numbers)
+        """Returns the words, separated by spaces. ConfigError: a number has no word."""
+        check_tokens("words", tokens := np.array([*numbers], int), len(self))
+        return " ".join(self.words[token] for token in tokens)
 
 
 class Words:
@@ -148,7 +150,8 @@ class Words:
         return [self.vocabulary.encode(split(text)) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        words = (self.vocabulary.words[number] for number in np.asarray(tokens).tolist())
+        check_tokens("words", numbers := np.asarray(tokens), len(self))
+        words = (self.vocabulary.words[number] for number in numbers.tolist())
         return (
             " ".join("\n" if word == EOS else word for word in words)
             .replace(" \n", "\n")

@@ -9,9 +9,11 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_tokens
 from cope_jax.storage.files import read_text
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -162,8 +164,9 @@ class WordPiece:
         return ids, segments
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the pieces, separated by spaces."""
-        return " ".join(self.pieces[number] for number in ids)
+        """Returns the pieces, separated by spaces. ConfigError: a number has no piece."""
+        check_tokens("WordPiece", numbers := np.array([*ids], int), len(self))
+        return " ".join(self.pieces[number] for number in numbers)
 
     def check_specials(self) -> None:
         """ConfigError unless the vocabulary has the special pieces that models like BERT need."""

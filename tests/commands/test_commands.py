@@ -262,6 +262,7 @@ def test_an_unknown_command_is_one_line(start):
     [
         (["python", ".venv/bin/cope-jax", "train"], ".venv/bin/cope-jax"),
         (["python", "{folder}/cope-jax", "train"], "cope-jax"),
+        (["python", "-m", "cope_jax", "train"], "python -m cope_jax"),
         (["python", "-m", "pytest"], "cope-jax"),
         (["ipython"], "cope-jax"),
     ],

@@ -185,13 +185,8 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
         settings = json.loads((trained / "rnn" / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(settings))
         steps, seconds = (4, 40.0) if number == 0 else (8, 20.0)
-        record = {
-            "task": "words",
-            "parameters": 7,
-            "step": steps,
-            "wall_seconds": seconds,
-            "metric": "loss",
-        }
+        record = {"task": "words", "encoding": "", "seed": 0, "parameters": 7, "metric": "loss"}
+        record |= {"step": steps, "wall_seconds": seconds}
         records = [{**record, "split": split, "value": 2.0} for split in ("validation", "test")]
         (folder / "result.json").write_text(json.dumps({"records": records}))
         rows = [

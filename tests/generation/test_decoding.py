@@ -269,6 +269,12 @@ def test_top_p_at_its_ends():
 
 
 MISTAKES = {
+    "no cache": (
+        dict(model=nnx.Linear(1, 1, rngs=nnx.Rngs(0))),
+        "generate.model must be a model with a cache, got a Linear: give a transformer, or a recurrent model to "
+        "cope_jax.generation.rnn_generate",
+    ),
+    "no model": (dict(model=3), "with a cache, got a int: pass cj.load(folder).model()"),
     "no prompt": (dict(prompts=[]), "a prompt is empty"),
     "empty prompt": (
         dict(prompts=[[1], []]),

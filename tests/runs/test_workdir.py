@@ -157,6 +157,16 @@ def test_checkpoints_are_a_folder_in_a_possible_path(tmp_path):
         Workdir(tmp_path / ("x" * 300)).has_checkpoints()
 
 
+@pytest.mark.parametrize("seeds", [None, [0]])
+def test_checkpoints_without_settings_are_no_new_run(seeds, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"has checkpoints but no config\.json: restore it, or choo"
+    ):
+        Workdir(tmp_path).open(ExperimentConfig(), seeds)
+    assert not (tmp_path / "config.json").exists()
+
+
 @pytest.mark.parametrize("seeds", ["[]", "5", "null", "[[0]]", "[-1]", "[0.5]", '["0"]', "[true]"])
 def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
     (tmp_path / "config.json").write_text(f'{{"config": {{}}, "seeds": {seeds}}}')

@@ -12,10 +12,13 @@ from cope_jax.corpora.raw_text import documents
 from cope_jax.errors import ConfigError
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.byte_level import BPE, END, Bytes
+from cope_jax.tokenizers.word_level import Words
+from cope_jax.tokenizers.wordpiece import WordPiece
 from tests.corpora.data import real
 
 BPE_600 = BPE.train(documents("wikitext-2", None, "train"), 600)
 TOKENIZERS = {"bytes": Bytes(), "bpe": BPE_600}
+WORDS, PIECES = Words.train(["a b\n"]), WordPiece(["[UNK]", "play"])
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -52,11 +55,14 @@ def test_half_a_character_is_marked_and_half_a_surrogate_is_left_out(tokenizer):
     assert tokenizer.decode(tokenizer.encode(["a\ud800b"])[0]) == "ab"
 
 
-@pytest.mark.parametrize("token", [-1, 257, 300])
-def test_a_token_that_is_no_byte_is_one_clear_line(token):
-    message = rf"^bytes: token {token} is outside of the vocabulary of 257 tokens; give tokens from"
+@pytest.mark.parametrize("tokenizer", [*TOKENIZERS.values(), WORDS, WORDS.vocabulary, PIECES])
+@pytest.mark.parametrize("beyond", [None, 0, 43])
+def test_a_token_outside_of_the_vocabulary_is_one_clear_line(tokenizer, beyond):
+    token = -1 if beyond is None else len(tokenizer) + beyond
+    size = len(tokenizer)
+    message = rf": token {token} is outside of the vocabulary of {size} tokens; give tokens from 0 to {size - 1}$"
     with pytest.raises(ConfigError, match=message) as error:
-        Bytes().decode(np.array([110, token]))
+        tokenizer.decode(np.array([1, token]))
     assert "\n" not in str(error.value)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -110,8 +111,10 @@ def inspect(
       ConfigError: there is no such query, layer or head.
     """
     if not hasattr(model, "maps"):
+        attends = "choose a run of a model with attention"
+        remedy = attends if isinstance(model, nnx.Module) else "pass cj.load(folder).model()"
         raise ConfigError(
-            f"inspect.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()"
+            f"inspect.model must be a model with attention, got a {type(model).__name__}: {remedy}"
         )
     checked(vocabulary, Sequence, "vocabulary")
     layer, head = checked(layer, int | None, "layer"), checked(head, int | None, "head")

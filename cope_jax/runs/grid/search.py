@@ -52,8 +52,9 @@ def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
     """
     losses = {}
     for trial, values in zip(trials([cell]), _combinations(cell), strict=True):
-        records = workdirs.read_records(trial.folder(workdir) / "result.json")
-        rows = (row for row in records if row["metric"] == "loss" and row["kind"] == "split")
+        path = trial.folder(workdir) / "result.json"
+        records = workdirs.run_records(path) if path.exists() else []
+        rows = (row for row in records if row["metric"] == "loss" and row.get("kind") == "split")
         loss = next((row["value"] for row in rows), math.inf)
         losses[tuple(values.items())] = loss if math.isfinite(loss) else math.inf
     best = min(losses, key=lambda values: losses[values], default=())

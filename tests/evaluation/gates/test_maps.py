@@ -95,6 +95,11 @@ def test_a_place_that_does_not_exist_is_one_clear_line(choice, message):
     assert str(error.value) == message
 
 
+def test_a_model_without_attention_is_one_clear_line():
+    with pytest.raises(ConfigError, match="model with attention, got a Linear: choose a run of"):
+        maps.inspect(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), VOCABULARY, TOKENS)
+
+
 def test_strips_show_gates_with_positions_below(seen):
     text = plain(maps.strips(seen, 100))
     for layer in range(2):

@@ -11,7 +11,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import search
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.grid import Grid, State
-from tests.runs.grid.test_cells import fail, finish
+from tests.runs.grid.test_cells import RECORD, fail, finish
 
 RATES = {"optimizer.learning_rate": (1e-3, 3e-3, 1e-2)}
 
@@ -89,7 +89,8 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
             ("loss", "split", loss),
             ("loss", "split", 0),
         ]
-        records = [{"metric": metric, "kind": kind, "value": value} for metric, kind, value in rows]
+        fields = ({"metric": metric, "kind": kind, "value": value} for metric, kind, value in rows)
+        records = [{**RECORD, **given} for given in fields]
         (folder / "result.json").write_text(json.dumps({"records": records}))
     for ours in cells[:2]:
         chosen, values = search.choose(ours, tmp_path)
@@ -104,6 +105,11 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
         json.dumps({"records": [{**records[2], "value": None}]})
     )
     assert search.choices(cells[:2], tmp_path) == ["quick, rope: all trials diverged"]
+    (trials[0].folder(tmp_path) / "result.json").write_text('{"records": [{"value": 1}]}')
+    with pytest.raises(
+        ConfigError, match=r"result.json is damaged \(a record lacks seed\): delete"
+    ):
+        search.choose(cells[0], tmp_path)
 
 
 def test_a_finished_cell_has_the_values_of_its_record(tmp_path):
