@@ -114,8 +114,13 @@ def test_a_kernel_whose_heads_differ_is_left_out(spec):
         contenders.find(f"{spec}/fused")(dataclasses.replace(PROBLEM, devices=2))
 
 
-@pytest.mark.parametrize("name", TORCH)
-def test_contenders_of_torch_compute_the_encoding(name, x64, one_core):
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.endswith("compiled")) for name in TORCH],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own compiler
+def test_contenders_of_torch_compute_the_encoding(name, x64, one_core, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     check_against_oracle(name)
 
 

@@ -38,6 +38,7 @@ OURS = tuple(
 OF_TORCH = {
     "cope/torch-bridge": "cope_in_jax",
     "cope/torch-listing": "cope_listing",
+    "cope/torch-compiled": "cope_listing_compiled",
     "cope/x-transformers": "x_transformers_cope",
     "rope/torch-sdpa": "sdpa_with_rope",
 }

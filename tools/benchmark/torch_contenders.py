@@ -1,5 +1,5 @@
-"""The contenders in eager PyTorch, on all CPU cores: `cope_jax.torch`, the paper's listing,
-x-transformers, and fused RoPE.
+"""The contenders in PyTorch, on all CPU cores: `cope_jax.torch`, the paper's listing, as it is and
+compiled, x-transformers, and fused RoPE.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +28,11 @@ def cope_in_jax(problem: Problem) -> Mapping[str, Task]:
     return _tasks(cope, problem, cope.table, ours=True)
 
 
-def cope_listing(problem: Problem) -> Mapping[str, Task]:
+def cope_listing(problem: Problem, compiled: bool = False) -> Mapping[str, Task]:
     """CoPE as in the listing in appendix B of the paper (arXiv 2405.18719).
 
     Each step is one operation: gates, their sums from the right, the clip, two gathers, and the
-    interpolation.
+    interpolation. `torch.compile` joins them if `compiled`.
     """
     problem.check_square(OF_COPE)
     table_NK = _table(problem)
@@ -49,7 +49,12 @@ def cope_listing(problem: Problem) -> Mapping[str, Task]:
         at_below, at_above = z.gather(-1, below.long()), z.gather(-1, above.long())
         return torch.softmax(logits + share * at_above + (1 - share) * at_below, dim=-1) @ v
 
-    return _tasks(attention, problem, table_NK)
+    return _tasks(torch.compile(attention) if compiled else attention, problem, table_NK)
+
+
+def cope_listing_compiled(problem: Problem) -> Mapping[str, Task]:
+    """The listing, compiled by `torch.compile`."""
+    return cope_listing(problem, compiled=True)
 
 
 def x_transformers_cope(problem: Problem) -> Mapping[str, Task]:
