@@ -299,6 +299,33 @@ def test_values_of_another_width_and_tables_that_differ(
     assert all(("tile_product" in text) == (precision is not None) for text in tiles)
 
 
+class Twice(encodings.Encoding):
+    """Its logits also have a product of float32, next to the one of bfloat16."""
+
+    def score(self, pairs, carry):
+        q = jnp.tanh(pairs.q.astype(jnp.float32))
+        more = jnp.einsum("BHLK,BHMK->BHLM", q, pairs.k.astype(jnp.float32), precision="highest")
+        return pairs.logits + more, carry
+
+
+def test_keys_in_tiles_that_a_product_of_float32_reads_too(tiles):
+    encoding = Twice(Twice.Config(), encodings.AttentionShape(2, 16), rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(1, 80, 2, 16)), jnp.bfloat16) for _ in range(3)]
+
+    def gradients(attention):
+        def out(*arrays):
+            return attention(encoding, prepare(*arrays, encoding=encoding))
+
+        value, pull = jax.vjp(jax.jit(out), *arrays)
+        return value, *pull(jnp.cos(value))
+
+    for computed, exact in zip(gradients(generated), gradients(full_attention), strict=True):
+        exact = np.asarray(exact, np.float32)
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=0.02 * np.abs(exact).max())
+    assert all("tile_product" in text and " product<" in text for text in tiles)
+
+
 @pytest.mark.parametrize("logit", [400.0, pytest.param(-274.0, marks=pytest.mark.slow)])
 def test_gates_that_are_all_open_or_all_closed(logit):
     """Gates of exactly 1 count tokens: 16 neighbours are at 16 different cells. Gates of 0 count
