@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from cope_jax.encodings import ENCODINGS
-from tests.attention import test_blockwise, test_decode, test_fused, test_generated, test_ring
+from tests.attention import (
+    test_blockwise,
+    test_cpp_tiles,
+    test_decode,
+    test_fused,
+    test_generated,
+    test_ring,
+)
 from tests.attention.test_generated import native as native
 from tests.attention.test_generated import quickly as quickly
 from tests.attention.test_generated import tiles as tiles
@@ -31,11 +38,10 @@ SUITES = (
     test_decode,
     test_fused,
     test_generated,
+    test_cpp_tiles,
     test_ring,
 )
-
-
-COSTLY = (test_blockwise, test_fused, test_generated, test_ring)
+COSTLY = (test_blockwise, test_cpp_tiles, test_fused, test_generated, test_ring)
 
 
 def logarithm(params, sizes):

@@ -26,6 +26,7 @@ SOURCES = "cope_jax/attention/kernels/cpu"
 TESTS = (
     "tests/attention/test_cpp_steps.py",
     "tests/attention/test_generated.py",
+    "tests/attention/test_cpp_tiles.py",
     "tests/attention/test_cpp_float64.py",
 )
 SECONDS = 300.0  # after which a test hangs
