@@ -357,7 +357,7 @@ def looks_up(node: ast.AST) -> bool:
     """True if it compares the name of something, or asks a registry for one."""
     if isinstance(node, ast.Compare):
         return any(
-            isinstance(side, (ast.Attribute, ast.Subscript))
+            isinstance(side, (ast.Attribute, ast.Subscript, ast.Call))
             for side in [node.left, *node.comparators]
         )
     return (
@@ -375,6 +375,7 @@ def looks_up(node: ast.AST) -> bool:
         ("if name != 'decoder': pass", {"decoder"}),
         ("if task.name == 'words': pass", {"words"}),
         ("if task.name in ('words', 'other'): pass", {"words"}),
+        ("if record.get('task') == 'words': pass", {"words"}),
         ("tasks.create('text')", {"text"}),
         ("'cope'\nkind = 'words'\nprint('copes')", set()),
         ("def f():\n  'cope'\n  return kind == 'none'", set()),

@@ -16,7 +16,7 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cope_jax.cli.exits import clear_errors
@@ -25,6 +25,7 @@ from cope_jax.evaluation.report import grid_cells, page, results_table, signific
 from cope_jax.evaluation.report.significance import Paired, paired
 from cope_jax.evaluation.report.table import MISSING, Table
 from cope_jax.runs.grid import archive, grid_file, search
+from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.cell_process import FAILED
 from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.records import Record
@@ -121,26 +122,14 @@ def published(text: str) -> str:
 
 def tables(name: str) -> str:
     """The tables of a grid; of one with a search also what is trained, and the rates."""
-    cells = grid_file.read(grid_file.find(name))
-    path = EXPERIMENTS / "results" / f"{name}.tar.xz"
-    results = recorded(path) if path.exists() else {}
-    finished = {
-        cell: results.pop(key)
-        for cell in cells
-        if (key := Path(name, cell.folder(Path()), "result.json").as_posix()) in results
-    }
+    cells, finished, results = archived(name)
     settings = {cell.setting: cell.config.task for cell in cells}
     labels = list(dict.fromkeys(cell.label for cell in cells))
     counts = Counter((cell.label, cell.setting) for cell in finished)
     every = max if name in VIEWS else min
     least = {label: every(counts[label, setting] for setting in settings) for label in labels}
     complete = [label for label in labels if least[label] >= SEEDS[name]]
-    rows = [
-        {**row, "setting": cell.setting, "data_seed": cell.config.training.data_seed}
-        for cell, content in finished.items()
-        if cell.label in complete
-        for row in content["records"]
-    ]
+    rows = rows_of({cell: of for cell, of in finished.items() if cell.label in complete})
     parts = []
     if cells[0].search:
         environments = [content["environment"] for content in finished.values()]
@@ -166,6 +155,28 @@ def tables(name: str) -> str:
         ]
         parts.append(Table("rate", ["encoding", *settings], rates).markdown())
     return "\n\n".join(parts)
+
+
+def archived(name: str) -> tuple[list[Cell], dict[Cell, Record], dict[str, Record]]:
+    """The cells of a grid, the archived results of finished ones, and all other archived records."""
+    cells = list(grid_file.read(grid_file.find(name)))
+    path = EXPERIMENTS / "results" / f"{name}.tar.xz"
+    others = recorded(path) if path.exists() else {}
+    finished = {
+        cell: others.pop(key)
+        for cell in cells
+        if (key := Path(name, cell.folder(Path()), "result.json").as_posix()) in others
+    }
+    return cells, finished, others
+
+
+def rows_of(results: Mapping[Cell, Record]) -> list[Record]:
+    """The records of cells, with the setting and the seed of the data of each."""
+    return [
+        {**row, "setting": cell.setting, "data_seed": cell.config.training.data_seed}
+        for cell, content in results.items()
+        for row in content["records"]
+    ]
 
 
 def losses(rows: Sequence[Record], title: str, metric: str, split: str) -> str:

@@ -13,7 +13,7 @@ training: docs/tasks.md has the figures. Version 1 has the same data and recipes
 
 The sizes and the recipe are our choice, and small: an encoding that fails here may learn the task
 with more steps or layers. Models have two layers; those of flip-flop have one, as in PaTH's paper:
-with two, all encodings learn it.
+with two, CoPE, RoPE and `relative` make almost no error in distribution (at length 128).
 """
 
 from typing import Any

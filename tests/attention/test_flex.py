@@ -16,6 +16,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.ops.interpolate import interpolate, table_logits
 from cope_jax.ops.sums import suffix_sum
 from tests.attention.test_generated import native as native
+from tests.attention.test_generated import quickly as quickly
 
 ROWS = 6
 IMPLEMENTATIONS = ["full", "blockwise", "fused"]
@@ -76,7 +77,7 @@ def assert_close(computed, exact):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_cope_as_functions_is_the_encoding(implementation, native):
+def test_cope_as_functions_is_the_encoding(implementation, quickly):
     encoding = cj.encodings.create(
         "cope", num_heads=4, num_kv_heads=2, head_dim=8, npos_max=ROWS, rngs=nnx.Rngs(0)
     )
@@ -98,7 +99,7 @@ def test_cope_as_functions_is_the_encoding(implementation, native):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_parameters_of_each_head(implementation, native):
+def test_parameters_of_each_head(implementation, quickly):
     slopes = jnp.asarray([0.5, 0.25, 0.1, 0.0])
     q, k, v = problem()
     distance = jnp.arange(100.0)[:, None] - jnp.arange(100.0)[None]
@@ -115,7 +116,7 @@ def test_parameters_of_each_head(implementation, native):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_features_of_tokens(implementation, native):
+def test_features_of_tokens(implementation, quickly):
     """FoX: the sums of the logarithms of forget gates, of the last 70 of 100 tokens as queries."""
     q, k, v = problem()
     gates = jax.nn.log_sigmoid(jax.random.normal(jax.random.key(1), (2, 100, 4)))
@@ -165,7 +166,7 @@ def hiding_score(pairs, carry):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_score_may_hide_pairs(implementation, native):
+def test_a_score_may_hide_pairs(implementation, quickly):
     index = jnp.arange(100)
     distance = index[:, None] - index[None]
     seen = (distance >= 0) & (distance <= 50) & (index[:, None] < 70)
@@ -182,7 +183,7 @@ def test_a_score_may_hide_pairs(implementation, native):
     assert_close(gradients(ours, *problem()), gradients(exact, *problem()))
 
 
-def test_a_kernel_runs_it_where_auto_may_choose(native, monkeypatch, caplog):
+def test_a_kernel_runs_it_where_auto_may_choose(quickly, monkeypatch, caplog):
     texts = []
     load = library.load_kernel
     monkeypatch.setattr(library, "load_kernel", lambda text: texts.append(text) or load(text))
@@ -260,7 +261,7 @@ class Slopes(Encoding):
 
 
 @pytest.mark.parametrize(("kind", "implementation"), [(Temperature, "fused"), (Slopes, "auto")])
-def test_a_score_knows_the_number_of_heads(kind, implementation, native):
+def test_a_score_knows_the_number_of_heads(kind, implementation, quickly):
     """A kernel computes one head, which must not become the only one."""
     encoding = kind(kind.Config(), AttentionShape(4, 8, 2), rngs=nnx.Rngs(0))
     computed = attend(*problem(), encoding=encoding, implementation=implementation)
