@@ -68,6 +68,11 @@ class Request:
         """L, the number of queries."""
         return len(self.queries.indices)
 
+    @property
+    def factor(self) -> float:
+        """What multiplies q·k: `scale`, or 1/√K with the width K before rotation."""
+        return self.queries.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
     def head_major(self) -> "Request":
         """Returns the request with arrays `[B, heads, L, ...]`."""
         if self.by_head:
@@ -79,7 +84,7 @@ class Request:
         """Returns all pairs as one block; if not `masked`, the mask is True everywhere."""
         request = self.head_major()
         queries, keys = request.queries, request.keys
-        logits = content_logits(queries.rotated_q, keys.k, self.scale)
+        logits = content_logits(queries.rotated_q, keys.k, self.factor)
         if keys.bias is not None:
             logits = logits + keys.bias.astype(logits.dtype)
         if self.soft_cap is not None:
@@ -109,9 +114,7 @@ class Request:
         if bias is not None:
             same = [axis for axis in (0, 1) if bias.shape[axis] == 1]
             dbias = dlogits_BHLM.sum(axis=same, keepdims=True) if same else dlogits_BHLM
-        if self.scale is not None:
-            return dlogits_BHLM * self.scale, dbias
-        return dlogits_BHLM / self.queries.rotated_q.shape[-1] ** 0.5, dbias
+        return dlogits_BHLM * self.factor, dbias
 
     def zeros(self) -> Array:
         """Returns the out_BLHK of queries that see no key."""

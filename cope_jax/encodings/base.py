@@ -284,7 +284,7 @@ class Encoding(nnx.Module):
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
         """Transforms queries, and by default keys, before their product; `features` are those of
-        the same tokens.
+        the same tokens. The width may change: attention still divides by the root of the old one.
         """
         del features, positions_BL
         return x_BLHK

@@ -57,9 +57,8 @@ class PoPE(Encoding):
         self.phase = nnx.Param(phase, axes=("kv_heads", None))
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
-        turned = self._polar(x_BLHK, positions_BL, jnp.zeros((), accumulator_dtype(x_BLHK.dtype)))
-        # Attention divides by the root of 2K features.
-        return (turned * 2**0.5).astype(x_BLHK.dtype)
+        zero = jnp.zeros((), accumulator_dtype(x_BLHK.dtype))
+        return self._polar(x_BLHK, positions_BL, zero).astype(x_BLHK.dtype)
 
     def rotate_keys(self, k_BMGK: Array, features: PyTree, positions_BM: Array) -> Array:
         phase_GK = _clipped(self.phase[...].astype(accumulator_dtype(k_BMGK.dtype)))

@@ -82,6 +82,7 @@ def close(computed, exact, atol=1e-12):
     [
         pytest.param("none", "both sides", marks=pytest.mark.slow),
         ("alibi", "documents"),
+        ("pope", "causal"),  # rotation doubles the width
         # Its gates read the content logits.
         pytest.param("cope(npos_max=3)", "causal", marks=pytest.mark.slow),
         ("cope(npos_max=3,gate=value)+rope", "window"),
