@@ -31,6 +31,12 @@ def packed(subject: Subject) -> dict[str, Any]:
     return broadcast(subject, {"segments": ids, "positions": positions})
 
 
+def alternating(subject: Subject) -> Array:
+    """Returns a mask `[L, L]`: even tokens see even ones, odd see odd."""
+    odd = np.arange(subject.length) % 2
+    return odd[:, None] == odd
+
+
 def left_mask(subject: Subject, most: int) -> Array:
     """Returns a mask `[B, L]`, True at tokens: up to `most` tokens of padding at the left."""
     amounts = np.linspace(0, most, subject.batch).round().astype(int)

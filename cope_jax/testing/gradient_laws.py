@@ -3,13 +3,14 @@
 g = ∂ Σ dout·f(x) / ∂x, for random dout.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from cope_jax.testing.arrangements import documents, packed, starts
+from cope_jax.testing.arrangements import alternating, documents, packed, padded, starts
 from cope_jax.testing.laws import one_document_first
-from cope_jax.testing.leaks import broadcast
+from cope_jax.testing.leaks import broadcast, places
 from cope_jax.testing.measures import Measure, Unchecked, law
 from cope_jax.testing.results import Array, distance
 from cope_jax.testing.subject import Gradient, Subject
@@ -46,19 +47,38 @@ def gradients(subject: Subject) -> Measure:
 
 @law("gradient leaks")
 def gradient_leaks(subject: Subject) -> Measure:
-    """The backward pass is causal, and does not leave a document: ∂f(x)_i/∂x_j is 0 where it must.
+    """The backward pass is causal, and reads no hidden token: ∂f(x)_i/∂x_j is 0 where it must.
 
-    For j > i, and for tokens j and i of different documents if `segments` is given.
+    For j > i, and for a token j of another document, that the mask hides from i, or of the padding
+    at the left, if `segments`, `mask` or `padding` is given.
     """
-    arrays, dout = _one_example(subject)
-    data: dict[str, Any] = {}
-    ids = np.zeros((1, subject.length), int)
-    if not subject.causal and subject.segments is None:
-        raise Unchecked("the function is not causal, and has no documents")
+    hidden = list(_hidden(subject))
+    if not hidden:
+        raise Unchecked("the function is not causal, and has no documents, mask or padding")
+    measures = [_gradient_leak(subject, forbidden_LL, data) for data, forbidden_LL in hidden]
+    return max(measures, key=lambda measure: measure.error - measure.bound)
+
+
+def _hidden(subject: Subject) -> Iterator[tuple[dict[str, Any], Array]]:
+    """Data for adapters, each with a mask that is True at [i, j] if output i must not read token j."""
+    later = np.triu(np.full((subject.length, subject.length), bool(subject.causal)), 1)
     if subject.segments is not None:
-        data, ids = packed(subject), documents(subject)
+        ids = documents(subject)[0]
+        yield packed(subject), later | (ids[:, None] != ids)
+    elif subject.causal:
+        yield {}, later
+    if subject.mask is not None:
+        see = alternating(subject)
+        yield broadcast(subject, {"mask": see[None, None]}), later | ~see
+    if subject.padding is not None:
+        real = np.arange(subject.length) >= subject.length // 2
+        yield broadcast(subject, padded(real[None])), later | (real[:, None] & ~real)
+
+
+def _gradient_leak(subject: Subject, forbidden_LL: Array, data: dict[str, Any]) -> Measure:
+    arrays, dout = _one_example(subject)
     worst, largest = Measure(0.0, 0.0), np.zeros(1)
-    outputs = np.linspace(0, subject.length - 1, min(subject.length, 64)).round().astype(int)
+    outputs = places(subject.length)
     for start in range(0, len(outputs), subject.batch):
         some = np.resize(outputs[start : start + subject.batch], subject.batch)
         chosen = np.where(
@@ -68,12 +88,10 @@ def gradient_leaks(subject: Subject) -> Measure:
             dout[:1],
             0,
         )
-        after = np.arange(subject.length) > some[:, None]
-        forbidden = (after & bool(subject.causal)) | (ids != ids[0][some][:, None])
         for gradient in _by_inputs(_pull(subject, arrays, chosen, **data)):
             sizes = distance(gradient.values, 0 * gradient.values)
             largest = np.maximum(largest, sizes[np.isfinite(sizes)].max(initial=0))
-            apart = np.where(forbidden, sizes, 0)
+            apart = np.where(forbidden_LL[some], sizes, 0)
             if apart.max() > worst.error:
                 row, token = (int(n) for n in np.unravel_index(int(apart.argmax()), apart.shape))
                 text = (

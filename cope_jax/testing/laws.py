@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.testing.arrangements import (
+    alternating,
     documents,
     left_mask,
     packed,
@@ -110,8 +111,7 @@ def mask(subject: Subject) -> Measure:
 
     So in several layers too, no token passes on what another must not see.
     """
-    odd = np.arange(subject.length) % 2
-    see = odd[:, None] == odd
+    see = alternating(subject)
     return leak(subject, ~see, mask=see[None, None])
 
 

@@ -9,7 +9,24 @@ from cope_jax.testing.measures import Measure
 from cope_jax.testing.results import Array, distance
 from cope_jax.testing.subject import Subject
 
-MOST_SETS = 64
+MOST = 64
+"""About the number of places of a longer row that are tried."""
+
+
+def places(length: int) -> Array:
+    """Places of a row, in order: all, or evenly spaced ones and both sides of the borders of blocks.
+
+    >>> places(256)[-6:].tolist()
+    [230, 238, 239, 240, 247, 255]
+    """
+    if length <= MOST:
+        return np.arange(length)
+    block = 16
+    while length // block > MOST // 4:
+        block *= 2
+    borders = np.arange(block, length, block)
+    evenly = np.linspace(0, length - 1, MOST // 2).round().astype(int)
+    return np.unique(np.concatenate([evenly, borders - 1, borders]))
 
 
 def leak(
@@ -31,9 +48,9 @@ def leak(
       one is left that changes the first wrong output.
     """
     sets = np.unique(forbidden_LL, axis=0)
+    if len(sets) > MOST:
+        sets = np.unique(forbidden_LL[places(subject.length)], axis=0)
     sets = sets[sets.any(axis=1)]
-    if len(sets) > MOST_SETS:
-        sets = sets[np.linspace(0, len(sets) - 1, MOST_SETS).round().astype(int)]
     wrong = [(forbidden_LL | ~tokens).all(axis=1) for tokens in sets]
     apart = np.where(wrong, changes(subject, sets, **data), 0)
     worst = float(apart.max(initial=0))

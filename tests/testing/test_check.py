@@ -34,6 +34,15 @@ leaks_backward.__wrapped__.defvjp(
 )
 
 
+def backward_of_the_past(x, mask=None, padding=False):
+    """The sum of all tokens so far that a mask or padding leaves; its gradient forgets what is left."""
+    past = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), x.dtype))
+    seen = past if mask is None else jnp.where(mask[:, None] if padding else mask[:, 0], past, 0)
+    total = jnp.einsum("...ij,...jk->...ik", seen, x)
+    forgets = jnp.einsum("ij,...jk->...ik", past, x)
+    return forgets + jax.lax.stop_gradient(total - forgets)
+
+
 @jax.jit
 def steep(x):
     """Its slopes are not its gradients."""
@@ -96,6 +105,16 @@ BROKEN = {
         {},
         "has the gradient",
     ),
+    "gradient leaks, of what a mask hides": (
+        jax.jit(lambda x, mask=None: backward_of_the_past(x, mask)),
+        {"mask": "mask"},
+        "output 8 has the gradient 2.7 at token 1 of x",
+    ),
+    "gradient leaks, of padding": (
+        jax.jit(lambda x, real=None: backward_of_the_past(x, real, True)),
+        {"padding": "real"},
+        "output 8 has the gradient",
+    ),
     "gradients of documents": (
         lambda x, ids=None: leaks_backward(x),
         ids,
@@ -113,6 +132,17 @@ BROKEN = {
         "the gradient of x differ",
     ),
 }
+
+
+@pytest.mark.parametrize("border", [16, 32, 64, 128, 192])
+def test_a_leak_over_the_border_of_blocks_is_seen_in_a_longer_row(border):
+    def leaks(x):
+        past = np.tril(np.ones((256, 256), np.float32))
+        past[border - 1, border] = 1.0
+        return past[: x.shape[1], : x.shape[1]] @ x
+
+    verdict = check(jax.jit(leaks), vectors(2), length=256)["causality"]
+    assert verdict.tokens == (border, border - 1)
 
 
 @pytest.mark.parametrize("law", BROKEN)
