@@ -251,6 +251,29 @@ def check_tokens(name: str, tokens: Any, vocab_size: int) -> None:
         )
 
 
+def check_unused(config: Any, owner: str, **fields: str) -> None:
+    """Raises ConfigError if a field that has no effect is not its default.
+
+    Args:
+      config: the dataclass.
+      owner: what error messages call it.
+      **fields: the names of fields without effect, each with the reason.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     form: str = "table"
+    ...     slope: float = 1.0
+    >>> check_unused(Config(slope=0.5), "cope", slope="without form=slope")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: cope.slope has no effect without form=slope: leave it out
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name, reason in fields.items():
+        if getattr(config, name) != defaults[name]:
+            raise ConfigError(f"{owner}.{name} has no effect {reason}: leave it out")
+
+
 def check_fields(config: Any, owner: str) -> None:
     """Checks each field of a config against its annotation, by `checked`; for `__post_init__`.
 

@@ -7,6 +7,7 @@ import jax
 
 from cope_jax.array_types import Array
 from cope_jax.attention import blockwise, full, fused, placement, ring
+from cope_jax.attention.checks import turned
 from cope_jax.attention.request import Plan, Reason, Request, prepare
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError, first_line
@@ -155,7 +156,7 @@ def run(encoding: Encoding, request: Request) -> Array:
                     f"flex_attention ({first_line(error)})"
                 ) from error
             queries = request.queries
-            return encoding.rotate_back(out_BLHK, queries.features, queries.positions)
+            return turned(encoding, "rotate_back", out_BLHK, queries.features, queries.positions)
         reasons.append(answer)
     why, fix = reasons[-1]
     raise ConfigError(f"implementation={name!r} is not possible, because {why}: {fix}")

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.encodings import Encoding
+from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.registry import abridged, checked
 
@@ -103,6 +103,42 @@ def check_embedded(encoding: Encoding, embedded: bool) -> None:
             "this encoding acts on the input embeddings, which attention does not see: call encoding.embed(x, "
             "positions) before the first layer, and pass embedded=True"
         )
+
+
+def features_of(encoding: Encoding, tokens: Tokens, state: Any) -> tuple[Any, Any]:
+    """Returns the features of tokens and the state after them. ConfigError: the hook has no pair."""
+    pair: object = encoding.features(tokens, state)
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ConfigError(
+            f"features of {type(encoding).__name__} must return the features and the state, a pair"
+        )
+    return pair
+
+
+def turned(encoding: Encoding, hook: str, x: Any, features: Any, positions: Any) -> Any:
+    """Returns what a hook makes of an array [B, L, heads, K], such as rotated queries.
+
+    ConfigError: the result has other axes; only the width of queries and keys may change.
+    """
+    out: Any = getattr(encoding, hook)(x, features, positions)
+    axes = 3 if hook in ("rotate", "rotate_keys") else 4
+    shape: Any = getattr(out, "shape", ())
+    if len(shape) != 4 or shape[:axes] != x.shape[:axes]:
+        raise ConfigError(
+            f"{hook} of {type(encoding).__name__} must keep {'all' if axes == 4 else 'the first three'} axes of "
+            f"{list(x.shape)}, got {list(shape)}"
+        )
+    return out
+
+
+def sink_of(encoding: Encoding, carry: Any, shape_BHL: tuple[int, ...]) -> Any:
+    """Returns the logit of the sink; None without one. ConfigError: it is not one for each query."""
+    logit: Any = encoding.sink(carry)
+    if logit is not None and jnp.shape(logit) != tuple(shape_BHL):
+        raise ConfigError(
+            f"sink of {type(encoding).__name__} must return logits {list(shape_BHL)}, got {list(jnp.shape(logit))}"
+        )
+    return logit
 
 
 def check_tokens(encoding: Encoding, features: Any, length: int, keys: int) -> None:

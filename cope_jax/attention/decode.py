@@ -32,6 +32,8 @@ from cope_jax.attention.checks import (
     check_is_encoding,
     checked_logits,
     checked_window,
+    sink_of,
+    turned,
 )
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.request import Request
@@ -99,7 +101,7 @@ def attend_cached(
     positions_BL, segment_ids_BL = cache.latest(length)
     keys, newest = cache.entries_of(encoding, layer, length)
     features = jax.tree.map(head_major, newest.features)
-    rotated_BLHK = encoding.rotate(q_BLHK, features, positions_BL)
+    rotated_BLHK = turned(encoding, "rotate", q_BLHK, features, positions_BL)
     indices_C = jnp.arange(cache.capacity, dtype=jnp.int32)
     indices_L = cache.filled - length + jnp.arange(length, dtype=jnp.int32)
     queries = QueryBlock(
@@ -130,9 +132,11 @@ def attend_cached(
     )
     pairs = request.pairs()
     logits_BHLC, carry = _cached_logits(encoding, pairs, jnp.minimum(cache.filled, cache.capacity))
-    weights_BHLC, sink_BHL = softmax_over(logits_BHLC, pairs.mask, encoding.sink(carry))
+    weights_BHLC, sink_BHL = softmax_over(
+        logits_BHLC, pairs.mask, sink_of(encoding, carry, logits_BHLC.shape[:-1])
+    )
     out_BLHK = head_major(weigh(weights_BHLC, sink_BHL, slots.v, queries.v))
-    out_BLHK = encoding.rotate_back(out_BLHK, features, positions_BL)
+    out_BLHK = turned(encoding, "rotate_back", out_BLHK, features, positions_BL)
     missing = out_of_range(layer, cache.num_layers)
     return out_BLHK if missing is False else jnp.where(missing, jnp.nan, out_BLHK)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array
 from cope_jax.attention.blocks import head_major
+from cope_jax.attention.checks import sink_of
 from cope_jax.attention.request import Plan, Request, prepare
 from cope_jax.encodings import Encoding
 from cope_jax.ops.grouped_matmul import group, ungroup
@@ -67,7 +68,7 @@ def weights_of(encoding: Encoding, request: Request) -> tuple[Array, Array | Non
     logits_BHLM, carry = encoding.checked_score(
         pairs, encoding.checked_carry(pairs.q, pairs.q_features)
     )
-    return softmax_over(logits_BHLM, pairs.mask, encoding.sink(carry))
+    return softmax_over(logits_BHLM, pairs.mask, sink_of(encoding, carry, logits_BHLM.shape[:-1]))
 
 
 def softmax_over(

@@ -197,13 +197,13 @@ def prepare(
     x = checks.checked_input(x, batch, keys)
     tokens = Tokens(x, _queries_of_keys(q_BLHK, keys), k_BMGK, v_BMGK, k_positions, k_segment_ids)
     if features is None:
-        features, _ = encoding.features(tokens, None)
+        features, _ = checks.features_of(encoding, tokens, None)
     checks.check_features(encoding, features, k_BMGK, heads)
     checks.check_tokens(encoding, features, length, keys)
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
-    rotated_q = encoding.rotate(q_BLHK, q_features, q_positions)
-    rotated_k = encoding.rotate_keys(k_BMGK, features, k_positions)
-    v_BMGK = encoding.rotate_values(v_BMGK, features, k_positions)
+    rotated_q = checks.turned(encoding, "rotate", q_BLHK, q_features, q_positions)
+    rotated_k = checks.turned(encoding, "rotate_keys", k_BMGK, features, k_positions)
+    v_BMGK = checks.turned(encoding, "rotate_values", v_BMGK, features, k_positions)
     q_v = v_BMGK[:, keys - length :] if encoding.traits.sink_value == "own" else None
     queries = QueryBlock(q_BLHK, rotated_q, q_v, q_features, q_positions, q_indices, q_segment_ids)
     given = checks.checked_mask(mask, (batch, 1, length, keys))

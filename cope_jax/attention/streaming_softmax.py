@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, accumulator_dtype
 from cope_jax.attention.blocks import KeyBlock, QueryBlock
+from cope_jax.attention.checks import sink_of
 from cope_jax.attention.linear_tangent import never_reversed
 from cope_jax.attention.stream import Stream
 from cope_jax.encodings import Carry
@@ -232,10 +233,10 @@ def finish(stream: Stream, state: State) -> tuple[Array, Array, tuple[Array, ...
 
 def _add_sink(stream: Stream, state: State) -> State:
     encoding = stream.encoding(stream.params)
-    if encoding.sink(state.carry) is None:
+    logit = sink_of(encoding, state.carry, state.row_max.shape)
+    if logit is None:
         return state
     slopes: Slopes = []
-    logit: Any = encoding.sink(state.carry)
     if state.slope_total:
         logit, slopes, _ = _with_slopes(lambda carry: (encoding.sink(carry), ()), state.carry)
 

@@ -167,6 +167,7 @@ def _rows(
         top_k=_TOP_K.value,
         top_p=_TOP_P.value,
         stop_token=codec.ends,
+        size=codec.size,
     )
     began = None
     for drawn_rows in parts:

@@ -249,6 +249,7 @@ class Encoding(nnx.Module):
         for name, value, kind in (
             ("config", config, self.Config),
             ("shape", shape, AttentionShape),
+            ("traits", self.traits, Traits),
         ):
             if not isinstance(value, kind):
                 raise ConfigError(
@@ -340,8 +341,8 @@ class Encoding(nnx.Module):
         return pairs.logits, carry
 
     def checked_score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        """Returns what `score` returns. ConfigError: this is no pair, or its first part is not the
-        logits of these pairs.
+        """Returns what `score` returns. ConfigError: this is no pair, its first part is not the
+        logits of these pairs, or its second part has not the form of the carry.
         """
         scored: object = self.score(pairs, carry)
         name, wanted = type(self).__name__, pairs.logits
@@ -354,6 +355,11 @@ class Encoding(nnx.Module):
             raise ConfigError(
                 f"score of {name} must return logits of pairs.logits' type and shape, "
                 f"{wanted.dtype} {list(wanted.shape)}, got {given}"
+            )
+        form, of_scored = _form(carry), _form(scored[1])
+        if form != of_scored:
+            raise ConfigError(
+                f"score of {name} must return a carry like the one that it gets, {form}, got {of_scored}"
             )
         return scored
 
@@ -435,6 +441,13 @@ class Encoding(nnx.Module):
             elif isinstance(value, nnx.Variable):
                 setattr(alone, name, _of_head(value, index))
         return alone
+
+
+def _form(carry: Any) -> str:
+    """Describes the structure, types and shapes of a carry."""
+    leaves, tree = jax.tree.flatten(carry)
+    arrays = [f"{jax.numpy.result_type(leaf)}{list(np.shape(leaf))}" for leaf in leaves]
+    return str(jax.tree.unflatten(tree, arrays)).replace("'", "")
 
 
 def _of_head(variable: nnx.Variable[Any], index: Mapping[str, int]) -> nnx.Variable[Any]:

@@ -23,7 +23,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.interpolate import interpolate, table_logits
 from cope_jax.ops.sums import suffix_sum
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +77,12 @@ class CoPE(Encoding):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(2, "cope", npos_max=config.npos_max)
         check_at_least(1, "cope", hidden=config.hidden)
+        if config.position != "mlp":
+            check_unused(config, "cope", hidden="without position=mlp")
+        if config.position != "slope":
+            check_unused(config, "cope", slope="without position=slope")
+        if not self._clips():
+            check_unused(config, "cope", scale_position_logits="with slopes, which add no q·e")
         if config.gate == "value":
             # The gate is that of values as they are.
             self.traits = dataclasses.replace(self.traits, excludes=("rotate_values",))

@@ -20,7 +20,7 @@ from cope_jax.encodings.base import (
 )
 from cope_jax.encodings.common import inverse_softplus, project, sum_over_nearer
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +77,12 @@ class FoX(Encoding):
         if config.prune is not None and not config.prune > 0:
             raise ConfigError(f"fox.prune must be positive, got {config.prune}")
         if config.gate == "token":
+            check_unused(config, "fox", longest="without gate=head")
             kernel = config.stddev * jax.random.normal(rngs.params(), (shape.width, heads))
             self.kernel = nnx.Param(kernel, axes=("embed", "heads"))
             bias = jnp.full((heads,), config.bias)
         else:
+            check_unused(config, "fox", bias="with gate=head", stddev="with gate=head")
             # log σ(b) = −softplus(−b) = −1/T.
             tokens = np.geomspace(2.0, config.longest, heads)
             bias = jnp.asarray([-inverse_softplus(1 / token) for token in tokens])

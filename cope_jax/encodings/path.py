@@ -20,7 +20,7 @@ from cope_jax.encodings.common import blocks_of, project, sum_over_nearer
 from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.grouped_matmul import group, ungroup
 from cope_jax.ops.triangular import inverse_of_unit_lower
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_unused
 
 BLOCK = 64  # keys whose transformations are joined by one triangular system
 
@@ -88,6 +88,8 @@ class PaTH(Encoding):
             forget_kernel = 0.02 * jax.random.normal(rngs.params(), (shape.width, shape.num_heads))
             self.forget_kernel = nnx.Param(forget_kernel, axes=("embed", "heads"))
             self.forget_bias = nnx.Param(jnp.full((shape.num_heads,), config.bias), axes=("heads",))
+        else:
+            check_unused(config, "path", bias="without forget")
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         coordinates = project("path", tokens.x, self.into[...])

@@ -11,7 +11,7 @@ from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Tokens
 from cope_jax.encodings.common import project
 from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,8 @@ class RePo(Encoding):
         check_at_least(0, "repo", stddev=config.stddev)
         even_head_dim("repo", shape.head_dim)
         if config.position == "given":
+            given = "with position=given"
+            check_unused(config, "repo", hidden=given, stddev=given)
             return
 
         def initial(*size: int) -> Array:

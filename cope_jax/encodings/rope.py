@@ -12,7 +12,7 @@ from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Traits
 from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least, check_fields
+from cope_jax.registry import check_at_least, check_fields, check_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,9 @@ class RoPE(Encoding):
         ]
         if len(forms) > 1:
             raise ConfigError(f"rope: {' and '.join(forms)} exclude each other: give one of them")
-        if config.yarn is not None:
+        if config.yarn is None:
+            check_unused(config, "rope", yarn_ramp="without yarn")
+        else:
             factor, length, slow, fast = config.yarn if len(config.yarn) == 4 else (0.0,) * 4
             if not (factor >= 1 and length > 0 and 0 < slow < fast):
                 raise ConfigError(

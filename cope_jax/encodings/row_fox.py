@@ -20,7 +20,7 @@ from cope_jax.encodings.base import (
 from cope_jax.encodings.common import is_own_token, project, token_indices
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.sums import suffix_sum
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,8 @@ class RowFoX(Encoding):
             size = (shape.width, shape.num_heads, config.width)
             self.query = nnx.Param(initial(rngs.params(), size), axes=("embed", "heads", None))
             self.key = nnx.Param(initial(rngs.params(), size), axes=("embed", "heads", None))
+        else:
+            check_unused(config, "row_fox", width="with gate=query_key")
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         indices_BM1, count_B = token_indices(tokens.k, state)

@@ -34,6 +34,7 @@ def generate(
     top_p: float | None = None,
     stop_token: int | Sequence[int] | None = None,
     padded: int = 0,
+    size: int | None = None,
 ) -> list[np.ndarray]:
     """Continues each prompt by samples of softmax(logits/temperature), given all earlier tokens.
 
@@ -64,6 +65,8 @@ def generate(
         `max_new_tokens` new tokens.
       padded: shorter prompts are padded to this length, so that prompts of several lengths need one
         compilation.
+      size: only the first `size` tokens of the model are sampled, as a model may have more than its
+        tokenizer. None means all.
 
     Returns:
       The new tokens of each row, int32, including the stop token if it was generated.
@@ -72,8 +75,8 @@ def generate(
       ConfigError: an argument has a wrong type or is out of range, or a table of the encoding has
         too few positions.
     """
-    arguments = (model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token, padded)
-    new_BT, count_B = _generate(_request(*arguments))
+    arguments = (key, temperature, top_k, top_p, stop_token, padded, size)
+    new_BT, count_B = _generate(_request(model, prompts, max_new_tokens, *arguments))
     return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
 
 
@@ -141,6 +144,7 @@ def _request(
     top_p: float | None = None,
     stop_token: int | Sequence[int] | None = None,
     padded: int = 0,
+    size: int | None = None,
 ) -> _Request:
     """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
     if not hasattr(model, "prefill"):
@@ -156,7 +160,10 @@ def _request(
     max_new_tokens, temperature, top_k = checked_choices(max_new_tokens, temperature, top_k)
     padded = checked(padded, int, "generate.padded")
     top_p = checked(top_p, float | None, "generate.top_p")
+    size = checked(size, int | None, "generate.size")
     check_at_least(0, "generate", padded=padded)
+    check_at_least(1, "generate", size=size)
+    size = vocab_size if size is None else min(size, vocab_size)
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
     tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
@@ -171,7 +178,8 @@ def _request(
         temperature=np.float32(temperature),
         top_p=None if top_p is None else np.float32(top_p),
         stop_S=np.array(stops or [-1], np.int32),
-        top_k=None if top_k is None else min(top_k, vocab_size),
+        top_k=None if top_k is None else min(top_k, size),
+        size=size,
     )
     return _Request(state, tokens_BL, lengths_B, params, StaticGraphDef(graph), max_new_tokens)
 

@@ -15,13 +15,17 @@ from cope_jax.registry import check_at_least, checked
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """Arguments of sampling. Each row has a random key: its tokens depend on no other row."""
+    """Arguments of sampling. Each row has a random key: its tokens depend on no other row.
+
+    Only the first `size` tokens are sampled; None means all.
+    """
 
     keys_B: Array
     temperature: Any
     top_p: Any
     stop_S: Any
     top_k: int | None = dataclasses.field(metadata={"static": True})
+    size: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def checked_choices(
@@ -67,7 +71,7 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
         key = jax.random.fold_in(key, step)
         return sample(logits_V[None], key, params.temperature, params.top_k, params.top_p)[0]
 
-    return jax.vmap(row)(logits_BV, params.keys_B)
+    return jax.vmap(row)(logits_BV[:, : params.size], params.keys_B)
 
 
 def sample(

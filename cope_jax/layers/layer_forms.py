@@ -44,6 +44,11 @@ def full_encoding(options: Any, shape: AttentionShape, *, rngs: nnx.Rngs) -> Com
         return None
     config = EncodingConfig.parse(options.full_encoding)
     encoding = config.build(shape, rngs=rngs)
+    if encoding.traits.embeds_input:
+        raise ConfigError(
+            f"full_encoding={options.full_encoding} has no effect, as it acts on the embeddings, which all layers "
+            "share: leave it out"
+        )
     parts, others = encoding.names, [name for name, _ in options.encoding.parts]
     if list(parts) != others or nnx.to_flat_state(nnx.state(encoding, nnx.Param)):
         raise ConfigError(

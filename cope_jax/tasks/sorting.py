@@ -4,7 +4,6 @@ Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization",
 """
 
 import dataclasses
-import math
 import string
 from typing import Literal
 
@@ -16,6 +15,7 @@ from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
 
 SINGLE = (string.ascii_lowercase + string.ascii_uppercase)[:50]
+NUMBERS = range(10, 10_000)
 
 
 @TASKS.register("sorting")
@@ -47,9 +47,11 @@ class Sorting(QuestionTask):
         def __post_init__(self):
             check_fields(self, "sorting")
             check_at_least(2, "sorting", items=self.items)
+            there_are = len(SINGLE) if self.form == "single" else len(NUMBERS)
             check(
-                self.form == "multi_digit" or 2 * self.items <= len(SINGLE),
-                f"sorting.items must be at most 25, because there are 50 symbols, got {self.items}",
+                2 * self.items <= there_are,
+                f"sorting.items must be at most {there_are // 2}, because there are {there_are:,} different items, "
+                f"got {self.items}",
             )
 
     abilities = ("copy",)
@@ -59,7 +61,7 @@ class Sorting(QuestionTask):
 
     def __init__(self, config: Config):
         single = config.form == "single"
-        symbols, largest = (SINGLE, len(SINGLE)) if single else (f"{string.digits},", math.inf)
+        symbols, largest = (SINGLE, len(SINGLE)) if single else (f"{string.digits},", len(NUMBERS))
         super().__init__(config, symbols=symbols, size=config.items, largest=largest)
 
     def _tokens(self, size: int) -> int:
@@ -70,7 +72,7 @@ class Sorting(QuestionTask):
             chosen = rng.permutation(len(SINGLE))[:size]
             question, answer = ("".join(SINGLE[n] for n in of) for of in (chosen, sorted(chosen)))
             return question, answer
-        numbers = rng.choice(np.arange(10, 10_000), size=size, replace=False).tolist()
+        numbers = rng.choice(np.array(NUMBERS), size=size, replace=False).tolist()
         return "".join(f"{number}," for number in numbers), "".join(
             f"{number}," for number in sorted(numbers)
         )

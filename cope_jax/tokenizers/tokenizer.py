@@ -51,6 +51,7 @@ class Codec(NamedTuple):
       begin: the tokens before a text.
       ends: the tokens that end a text. Generation stops at each of them.
       lost: see `Tokenizer.lost`; by default nothing is lost.
+      size: the number of tokens that a model may generate, the first ones; None means all.
     """
 
     encode: Callable[[str], np.ndarray]
@@ -58,6 +59,7 @@ class Codec(NamedTuple):
     begin: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     lost: Callable[[str, np.ndarray], tuple[int, int]] = lambda text, tokens: (0, 0)
+    size: int | None = None
 
     @classmethod
     def of(
@@ -71,6 +73,7 @@ class Codec(NamedTuple):
             (start,),
             ends,
             tokenizer.lost,
+            max(len(tokenizer), *(end + 1 for end in ends), 1),
         )
 
     def read(self, prompt: str, name: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.attention import attend, attend_cached, attention_weights, create_cache
+from cope_jax.encodings import Carry
 from cope_jax.errors import ConfigError
 
 
@@ -108,3 +109,52 @@ def test_queries_without_any_key_have_no_weights(name):
     q = heads()
     weights = attention_weights(q, q[:, :0], q[:, :0], encoding=encoding_of(name))
     assert weights.shape == (1, 2, 6, 0) and weights.dtype == jnp.float32
+
+
+class Own(encodings.Encoding):
+    """An encoding with a carry, one of whose hooks tests replace."""
+
+    def initial_carry(self, q_BHLK, q_features):
+        return Carry(sums=jnp.zeros(q_BHLK.shape[:3]))
+
+
+HOOKS = {
+    "features": (lambda own, tokens, state: tokens.k, "must return the features and the state, a"),
+    "score": (
+        lambda own, pairs, carry: (pairs.logits, Carry()),
+        "of Own must return a carry like the one that it gets, Carry(sums=float32[1, 2, 6], constants=(), state=()), "
+        "got Carry(sums=(), constants=(), state=())",
+    ),
+    "rotate": (lambda own, x, features, positions: x[:, 1:], "must keep the first three axes of ["),
+    "rotate_keys": (
+        lambda own, x, features, positions: x[..., 0],
+        "must keep the first three axes",
+    ),
+    "rotate_values": (
+        lambda own, x, features, positions: x[..., 1:],
+        "must keep all axes of [1, 6",
+    ),
+    "rotate_back": (
+        lambda own, x, features, positions: x[..., :1],
+        "must keep all axes of [1, 6, ",
+    ),
+    "sink": (lambda own, carry: jnp.zeros(()), "must return logits [1, 2, 6], got []"),
+}
+
+
+@pytest.mark.parametrize("implementation", ["full", "blockwise"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_returns_something_else_is_one_line(hook, implementation, monkeypatch):
+    replacement, message = HOOKS[hook]
+    own = Own(Own.Config(), encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
+    monkeypatch.setattr(Own, hook, replacement)
+    q = heads()
+    refused(message, attend, q, q, q, encoding=own, implementation=implementation)
+
+
+def test_traits_are_traits(monkeypatch):
+    monkeypatch.setattr(Own, "traits", {"splits_keys": False})
+    with pytest.raises(
+        ConfigError, match=r"Own\.traits must be Traits, got \{'splits_keys': False"
+    ):
+        Own(Own.Config(), encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))

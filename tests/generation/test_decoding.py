@@ -275,6 +275,7 @@ MISTAKES = {
         "cope_jax.generation.rnn_generate",
     ),
     "no model": (dict(model=3), "with a cache, got a int: pass cj.load(folder).model()"),
+    "no token": (dict(size=0), "generate.size must be at least 1, got 0"),
     "no prompt": (dict(prompts=[]), "a prompt is empty"),
     "empty prompt": (
         dict(prompts=[[1], []]),
@@ -372,6 +373,16 @@ def test_mistakes_are_one_clear_line(change, message):
     with pytest.raises(ConfigError) as error:
         generate(**arguments)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5.0])
+def test_only_tokens_of_the_tokenizer_are_drawn(temperature):
+    arguments = (model(config("learned")), [[1, 2], [3]], 4)
+    choices = {"key": KEY, "temperature": temperature, "top_k": VOCAB}
+    some = generate(*arguments, size=3, **choices)
+    assert max(map(max, some)) < 3 <= max(map(max, generate(*arguments, **choices)))
+    beyond = generate(*arguments, size=VOCAB + 9, **choices)
+    np.testing.assert_array_equal(beyond, generate(*arguments, **choices))
 
 
 def test_the_whole_table_can_be_used_and_a_large_top_k_keeps_all():

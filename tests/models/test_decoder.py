@@ -420,3 +420,9 @@ def test_forward_mode_and_hessian_vector_products(encoding, x64):
     assert dot(product(state, direction), other) == pytest.approx(
         dot(product(state, other), direction), rel=1e-8
     )
+
+
+def test_embeddings_that_all_layers_share_are_no_full_encoding():
+    shared = config("sinusoidal", full_layers=(0,), full_encoding="sinusoidal(base=5)")
+    with pytest.raises(ConfigError, match="has no effect, as it acts on the embeddings"):
+        build(shared)

@@ -32,5 +32,7 @@ def test_sizes():
 def test_mistakes_are_loud():
     with pytest.raises(ConfigError, match="at most 25"):
         tasks.create("sorting", items=26)
+    with pytest.raises(ConfigError, match="at most 4995, because there are 9,990 different items"):
+        tasks.create("sorting", form="multi_digit", items=4996)
     with pytest.raises(ConfigError, match="no valid level"):
         tasks.create("sorting").level("items=51")

@@ -54,14 +54,22 @@ def mean_gates(model: Any, tokens_BL: np.ndarray) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("graphdef",))
 def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array) -> Array:
-    maps = nnx.merge(graphdef.graph, state).maps(tokens_1L)
+    model = nnx.merge(graphdef.graph, state)
+    maps = model.maps(tokens_1L)
     if "gates" not in maps:
         raise ConfigError("the encoding of this model has no gates: give a model with cope")
     gates_NHLM = maps["gates"][:, 0].astype(jnp.float32)
     length = tokens_1L.shape[1]
-    seen_LM = jnp.tril(jnp.ones((length, length), bool))
-    sums_NHM = jnp.where(seen_LM[None, None], gates_NHLM, 0.0).sum(axis=-2)
-    return sums_NHM / jnp.arange(length, 0, -1, dtype=jnp.float32)[None, None]
+    full = model.config.full_layers or ()
+    window = model.config.block.window or length
+    sees = [length if layer in full else window for layer in range(len(gates_NHLM))]
+    seen_N1LM = jnp.stack([_band(length, size) for size in sees])[:, None]
+    return jnp.where(seen_N1LM, gates_NHLM, 0.0).sum(-2) / seen_N1LM.sum(-2).astype(jnp.float32)
+
+
+def _band(length: int, size: int) -> np.ndarray:
+    """True at [i, j] if token i sees token j, one of the last `size` up to it."""
+    return np.tri(length, dtype=bool) & ~np.tri(length, k=-size, dtype=bool)
 
 
 def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:

@@ -45,6 +45,7 @@ PER_NAME = 0.05  # what a selection loses for each further name that describes i
 NAMED = 6  # tokens whose mean gates are printed
 # Colours from light to dark that terminals with 256 colours show exactly.
 RAMP = ("ffffff", "d7d7ff", "afd7ff", "87afff", "5f87d7", "0087d7", "005faf", "000087")
+NEGATIVE = ("ffffff", "ffd7d7", "ffafaf", "ff8787", "d75f5f", "d70000", "af0000", "870000")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +202,10 @@ def strips(seen: Inspection, width: int) -> Text:
         ),
         Text(textwrap.fill(f"selects best: {best_selection(seen).says}", width)),
         Text.assemble(
-            legend("gates" if gates else "attention, relative to the strongest"),
+            legend(
+                "gates" if gates else "attention, relative to the strongest",
+                bool(gates and seen.maps["gates"].min() < 0),
+            ),
             "; below the tokens: positions" * ("positions" in seen.maps),
         ),
     ]
@@ -210,7 +214,7 @@ def strips(seen: Inspection, width: int) -> Text:
             query = (layer, head, seen.query, slice(len(tokens)))
             rows = {name: values[query] for name, values in seen.maps.items()}
             shades_M = rows[seen.shading]
-            shades_M = shades_M if gates else shades_M / shades_M.max()
+            shades_M = shades_M if gates else shades_M / (shades_M.max() or 1.0)
             mean_gates = top_tokens(rows[seen.shading], tokens, len(tokens), 1)
             means = [f"{token!r}{FIRM}{mean:.2f}" for token, mean in mean_gates]
             if len(means) > NAMED:
@@ -223,9 +227,10 @@ def strips(seen: Inspection, width: int) -> Text:
     return Text("\n").join(lines)
 
 
-def legend(name: str) -> Text:
-    """Shows `name`, and the colours of shades from 0 to 1, in one line."""
-    cells = [(f" {shade:g} ", shade_style(shade)) for shade in (0, 0.2, 0.4, 0.6, 0.8, 1)]
+def legend(name: str, negative: bool = False) -> Text:
+    """Shows `name`, and the colours of shades from 0 to 1, or from −1 to 1, in one line."""
+    shades = (-1, -0.6, -0.2, 0, 0.2, 0.6, 1) if negative else (0, 0.2, 0.4, 0.6, 0.8, 1)
+    cells = [(f" {shade:g} ", shade_style(shade)) for shade in shades]
     return Text.assemble(f"{name}: ", *cells)
 
 
@@ -235,7 +240,7 @@ def strip(
     numbers_M: np.ndarray | None = None,
     width: int = 100,
 ) -> Text:
-    """Shows tokens in lines of `width` characters, with their shades in [0, 1] as background.
+    """Shows tokens in lines of `width` characters, with their shades in [−1, 1] as background.
 
     If `numbers_M` is not None, its numbers are below the tokens.
     """
@@ -281,7 +286,7 @@ def query_plot(seen: Inspection, title: str = "") -> Figure:
         axes.set_xticks(places, named, rotation=90 if longest > 2 else 0)
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(places.start - 0.6, places.start + columns - 0.4)
-        axes.set_ylim(0, 1)
+        axes.set_ylim(min(0.0, float(rows[seen.shading].min())), 1)
         axes.set_ylabel(words(seen.shading).removesuffix("s"))
         if "positions" in rows:
             above = {"fontsize": 6, "color": "0.35", "transform": axes.get_xaxis_transform()}
@@ -352,6 +357,7 @@ def choose(axis: str, number: int | None, count: int) -> Sequence[int]:
 
 
 def shade_style(shade: float) -> Style:
-    """The colour of a shade in [0, 1], and of text on it, both exact on 256-colour terminals."""
-    step = round(float(np.clip(shade, 0.0, 1.0)) * (len(RAMP) - 1))
-    return Style(color="#ffffff" if step > 3 else "#000000", bgcolor=f"#{RAMP[step]}")
+    """The colour of a shade in [−1, 1], and of text on it, both exact on 256-colour terminals."""
+    step = round(min(abs(float(shade)), 1.0) * (len(RAMP) - 1))
+    colour = (RAMP if shade > 0 else NEGATIVE)[step]
+    return Style(color="#ffffff" if step > 3 else "#000000", bgcolor=f"#{colour}")

@@ -213,6 +213,7 @@ class HarnessModel:
             top_k=settings.top_k,
             top_p=settings.top_p,
             stop_token=self._ends,
+            size=self._codec.size,
             padded=min(room, _power_of_two(max(map(len, prompts)))),
         )
         for tokens_of_rows in parts:

@@ -106,15 +106,17 @@ def test_what_the_token_explains(text):
     )
 
 
-def test_mean_gates_are_those_of_the_queries_that_see_a_key():
-    decoder, rows = model(config("cope(npos_max=4)")), tokens()
+@pytest.mark.parametrize("window", [None, 3])
+def test_mean_gates_are_those_of_the_queries_that_see_a_key(window):
+    block, full = ({"window": window}, {"full_layers": (1,)}) if window else ({}, {})
+    decoder, rows = model(config("cope(npos_max=4)", block, **full)), tokens()
     mean_gates = head_scores.mean_gates(decoder, rows)
     maps = np.asarray(decoder.maps(rows)["gates"], np.float64)
     assert mean_gates.shape == (2, 2, 2, 7)
-    for key in range(7):
-        np.testing.assert_allclose(
-            mean_gates[..., key], maps[..., key:, key].mean(-1).swapaxes(1, 2), rtol=1e-5
-        )
+    for layer, sees in enumerate((window or 7, 7)):
+        for key in range(7):
+            expected = maps[layer, ..., key : key + sees, key].mean(-1).T
+            np.testing.assert_allclose(mean_gates[layer, ..., key], expected, rtol=1e-5)
 
 
 def test_without_gates_one_line_tells():

@@ -100,6 +100,25 @@ def test_a_model_without_attention_is_one_clear_line():
         maps.inspect(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), VOCABULARY, TOKENS)
 
 
+@pytest.mark.parametrize("query", [0, -1])
+def test_a_query_without_any_weight_has_white_strips(query):
+    seen = maps.inspect(model("stick_breaking"), VOCABULARY, TOKENS, query=query)
+    empty = {name: np.zeros_like(values) for name, values in seen.maps.items()}
+    text = maps.strips(dataclasses.replace(seen, maps=empty), 100)
+    assert {str(span.style) for span in text.spans if "on #" in str(span.style)} >= {
+        "#000000 on #ffffff"
+    }
+
+
+def test_gates_that_step_back_have_colours_of_their_own():
+    shades = [str(maps.shade_style(shade)) for shade in (-1, -0.5, 0, 0.5, 1)]
+    assert len({*shades}) == 5 and shades[2] == "#000000 on #ffffff"
+    seen = maps.inspect(model("cope_signed(npos_max=4)"), VOCABULARY, TOKENS)
+    assert seen.maps["gates"].min() < 0 and " -1 " in plain(maps.strips(seen, 100))
+    low, high = maps.query_plot(seen).axes[0].get_ylim()
+    assert low < 0 < high
+
+
 def test_strips_show_gates_with_positions_below(seen):
     text = plain(maps.strips(seen, 100))
     for layer in range(2):
