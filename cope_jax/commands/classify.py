@@ -132,6 +132,7 @@ def cross_validate(
             configs[label] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
         grid = Grid(workdir, plan(configs, 1, 1, workdir))
+        pretrained.check_sources(grid)
         grid.train(jobs.number(len(grid.cells), default=1))
         predictions = [pretrained.classify(cell.folder(workdir)) for cell in grid.cells]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])

@@ -84,6 +84,11 @@ _SHARDS: dict[str, Any] = {
         "workers", None, "Number of processes; without this flag, one for each core."
     ),
 }
+_BELONGS = {
+    **dict.fromkeys(("corpora_dir", "globs"), "--corpus"),
+    **dict.fromkeys(("text_field", "split_documents", "held_out"), "--input"),
+}
+"""The flags of shards that belong to one source."""
 _DATASET: dict[str, Any] = {
     "options": flags.DEFINE_string(
         "options",
@@ -199,8 +204,16 @@ def main() -> None:
         raise ConfigError(
             f"--out={_OUT.value} is in a bucket: write the dataset to a disk, then copy it"
         )
-    for name, holder in (_SHARDS if of_task else _DATASET).items():
-        if holder.present:
-            belongs = "--input and --corpus" if of_task else "--task"
+    if flags.FLAGS["input"].present > 1:
+        raise ConfigError("--input is there twice: give it once, with a comma between paths")
+    given = "--task" if of_task else "--input" if _INPUT.value else "--corpus"
+    for name, holder in {**_SHARDS, **_DATASET}.items():
+        belongs = "--task" if name in _DATASET else _BELONGS.get(name, "--input and --corpus")
+        if holder.present and given not in belongs:
             raise ConfigError(f"--{name} belongs to {belongs}: leave it out")
+    for name in ("vocab_size", "sample"):
+        if _SHARDS["vocab"].present and _SHARDS[name].present:
+            raise ConfigError(
+                f"--{name} is for a vocabulary that is learned: leave out it or --vocab"
+            )
     (_write_dataset if of_task else _write_shards)()

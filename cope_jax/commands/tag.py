@@ -89,6 +89,7 @@ def main() -> None:
             )
             configs["words+characters+elmo"] = with_vectors(config, folder)
         grid = Grid(workdir, plan(configs, _SEEDS.value, 1, workdir))
+        pretrained.check_sources(grid)
         grid.train(jobs.number(len(grid.cells), default=1))
         show(systems, grid)
 

@@ -58,6 +58,13 @@ class InputFile:
     name: str
     size: int
 
+    def mark(self) -> str:
+        """A digest of the first and the last 64 KiB, which an edited file hardly keeps."""
+        with _clear_errors(self.path), epath.Path(self.path).open("rb") as file:
+            first = file.read(1 << 16)
+            file.seek(max(0, self.size - (1 << 16)))
+            return hashlib.sha256(first + file.read(1 << 16)).hexdigest()
+
 
 def find(patterns: Sequence[str]) -> list[InputFile]:
     """Finds the files that match any of the patterns, each once, sorted by path.
@@ -114,23 +121,27 @@ def pieces(
       StorageError: a bucket cannot be read now.
     """
     reader = _format(file.name)
+    with _clear_errors(file.path), contextlib.ExitStack() as stack:
+        raw: Any = stack.enter_context(epath.Path(file.path).open("rb"))
+        for piece in reader(_unpacked(raw, file, stack), file, field, division, joins):
+            yield piece, min(1.0, raw.tell() / max(1, file.size))
+
+
+@contextlib.contextmanager
+def _clear_errors(path: str) -> Iterator[None]:
+    """Turns errors of reading a file into a ConfigError, or of a bucket into a StorageError."""
     try:
-        with contextlib.ExitStack() as stack:
-            raw: Any = stack.enter_context(epath.Path(file.path).open("rb"))
-            for piece in reader(_unpacked(raw, file, stack), file, field, division, joins):
-                yield piece, min(1.0, raw.tell() / max(1, file.size))
+        yield
     except (OSError, EOFError, zlib.error) as error:
         if (
-            in_bucket(file.path)
+            in_bucket(path)
             and isinstance(error, OSError)
             and not isinstance(error, gzip.BadGzipFile)
         ):
             raise StorageError(
-                f"cannot read {file.path} ({first_line(error)}): rerun the command later"
+                f"cannot read {path} ({first_line(error)}): rerun the command later"
             ) from error
-        raise ConfigError(
-            f"cannot read {file.path} ({first_line(error)}): fetch it again"
-        ) from error
+        raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch it again") from error
 
 
 def _format(name: str) -> Callable[..., Iterator[Piece]]:
@@ -156,26 +167,48 @@ def _unpacked(raw: Any, file: InputFile, stack: contextlib.ExitStack) -> BinaryI
     if file.name.endswith(".gz"):
         return io.BufferedReader(stack.enter_context(gzip.open(raw)))
     if file.name.endswith(".zst"):
-        zstandard = _package("zstandard", file)
-        unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return io.BufferedReader(_Unpacked(unpacked, zstandard.ZstdError))
+        return io.BufferedReader(_Frames(raw, _package("zstandard", file)))
     return raw
 
 
-class _Unpacked(io.RawIOBase):
-    """A reader whose errors are OSErrors, like those of other files."""
+class _Frames(io.RawIOBase):
+    """The text of a .zst file: frames, one after the other.
 
-    def __init__(self, stream: Any, error: type[Exception]):
-        self._stream, self._error = stream, error
+    EOFError: the last frame is not complete, which a reader of zstandard does not say. zlib.error:
+    the file is damaged in another way.
+    """
+
+    def __init__(self, raw: Any, zstandard: Any):
+        self._raw, self._zstandard = raw, zstandard
+        self._frame: Any = None
+        self._packed = self._text = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            # Few bytes, because they may stand for many thousand times as many.
+            self._packed = self._packed or self._raw.read(4096)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("it ends too early")
+                return 0
+            self._unpack()
+        size = min(len(buffer), len(self._text))
+        buffer[:size], self._text = self._text[:size], self._text[size:]
+        return size
+
+    def _unpack(self) -> None:
+        if self._frame is None:
+            self._frame = self._zstandard.ZstdDecompressor().decompressobj()
         try:
-            return self._stream.readinto(buffer)
-        except self._error as error:
-            raise OSError(str(error)) from error
+            self._text = self._frame.decompress(self._packed)
+        except self._zstandard.ZstdError as error:
+            raise zlib.error(str(error)) from error
+        self._packed = self._frame.unused_data
+        if self._frame.eof:
+            self._frame = None
 
 
 def is_prose(name: str) -> bool:
@@ -296,6 +329,10 @@ def _rows(stream: BinaryIO, file: InputFile, field: str, *_: object) -> Iterator
     except pyarrow.ArrowException as error:
         raise ConfigError(
             f"{file.path} is not a complete Parquet file ({first_line(error)}): fetch it again"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file.path}, row {row}, is not UTF-8 text: convert the column"
         ) from error
 
 

@@ -54,8 +54,8 @@ class Files:
       files: from `document_files.find`.
       field: name of the text's field in a record.
       held_out: the share of documents in "validation", and the share in "test". The text of a
-        record, or the path of a text file, decides the split, so that equal documents are in the
-        same split.
+        record, line or paragraph decides the split, so that equal ones are in the same split; of a
+        file that is one document, its path does.
       division: what is a document of a text file: the file, or each of its lines or paragraphs.
     """
 
@@ -97,7 +97,7 @@ class Files:
         return range(len(self.units))
 
     def describe(self) -> dict[str, Any]:
-        listed = "".join(f"{file.name}\t{file.size}\n" for file in self.files)
+        listed = "".join(f"{file.name}\t{file.size}\t{file.mark()}\n" for file in self.files)
         return {
             "files": len(self.files),
             "bytes": sum(file.size for file in self.files),

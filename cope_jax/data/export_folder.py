@@ -1,6 +1,7 @@
 """Keeps in the folder of an export what it is, and a report of each finished chunk of documents."""
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -8,7 +9,8 @@ from typing import Any
 
 from etils import epath
 
-from cope_jax.corpora.shards import MANIFEST
+from cope_jax.corpora.sentences_by_corpus import SPLITS
+from cope_jax.corpora.shards import MANIFEST, Shard
 from cope_jax.data.shard_writer import write_file
 from cope_jax.errors import ConfigError
 from cope_jax.storage.files import glob_in, in_bucket, inside, read_object
@@ -113,13 +115,17 @@ def reports_of(out: epath.Path, unit: int) -> list[dict[str, Any]]:
 def _read_report(file: epath.Path) -> dict[str, Any]:
     kinds: dict[str, type] = {"shards": list, "sums": dict, "pieces": int, "last": bool}
     report = read_object(file, "delete it and rerun the command", **kinds)
-    if any(
-        not isinstance(shard, dict) or not {"file", "size"} <= shard.keys()
-        for shard in report["shards"]
-    ):
-        raise ConfigError(
-            f"{file} is damaged (a shard has no file or size): delete it and rerun the command"
-        )
+    fields = {field.name for field in dataclasses.fields(Shard)}
+    faults = {
+        "a shard has other fields": any(
+            not isinstance(shard, dict) or shard.keys() != fields for shard in report["shards"]
+        ),
+        "a split has no sums": not all(
+            isinstance(report["sums"].get(split), dict) for split in SPLITS
+        ),
+    }
+    if fault := next((fault for fault, found in faults.items() if found), None):
+        raise ConfigError(f"{file} is damaged ({fault}): delete it and rerun the command")
     return report
 
 

@@ -5,6 +5,8 @@ Nivre et al., "Universal Dependencies v2", LREC 2020.
 
 import dataclasses
 import itertools
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -263,6 +265,13 @@ def _chunks(
     return chunks
 
 
+_DAMAGED = (
+    *(OSError, ValueError, KeyError, AttributeError, TypeError, EOFError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""What NumPy raises for files that are no arrays, or damaged."""
+
+
 def _vectors(path: str, split: str, words: int) -> np.ndarray:
     """The vectors of a split, `[words, J, D]`. ConfigError: missing, or of other words."""
     in_bucket(path)  # an error names another kind of URL
@@ -271,9 +280,9 @@ def _vectors(path: str, split: str, words: int) -> np.ndarray:
         if file.is_dir():
             vectors = np.load(file / f"{split}.npy", mmap_mode="r")
         else:
-            with np.load(file) as arrays:
+            with file.open("rb") as stream, np.load(stream) as arrays:
                 vectors = arrays[split]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except _DAMAGED as error:
         raise ConfigError(
             f"there are no vectors of {split!r} at {path} ({error}): give an .npz with an array for each split, or a "
             "folder with an .npy for each split"

@@ -5,8 +5,9 @@ describe byte-pair encoding. Radford et al., "Language models are unsupervised m
 (GPT-2), 2019, apply this to bytes.
 """
 
+import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,18 @@ ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
 
 # Texts encoded at a time, because the library's results are many times as large as the tokens.
 _CHUNK = 256
+
+
+@contextlib.contextmanager
+def clear_panics() -> Iterator[None]:
+    """Turns a panic of the library into a ConfigError."""
+    try:
+        yield
+    except BaseException as error:
+        # The panic of Rust is no Exception, and cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"the tokenizer fails ({first_line(error)}): give another one") from error
 
 
 class Bytes:
@@ -176,15 +189,8 @@ class BPE:
         numbers: list[np.ndarray] = []
         for start in range(0, len(texts), _CHUNK):
             chunk = [_bytes(text).decode() for text in texts[start : start + _CHUNK]]
-            try:
+            with clear_panics():
                 encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
-            except BaseException as error:
-                # The panic of Rust is no Exception, and cannot be imported.
-                if type(error).__name__ != "PanicException":
-                    raise
-                raise ConfigError(
-                    f"the tokenizer fails on the text ({first_line(error)}): give another one"
-                ) from error
             numbers += [np.array(encoding.ids, np.int32) for encoding in encoded]
         return numbers
 
@@ -194,7 +200,8 @@ class BPE:
         ConfigError: a token is outside of the vocabulary.
         """
         check_tokens("BPE", numbers := np.asarray(tokens), len(self))
-        return self._tokenizer.decode(numbers.tolist(), skip_special_tokens=False)
+        with clear_panics():
+            return self._tokenizer.decode(numbers.tolist(), skip_special_tokens=False)
 
     @functools.cached_property
     def divides(self) -> bool:

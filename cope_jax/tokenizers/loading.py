@@ -9,7 +9,7 @@ from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.storage.files import glob_in, in_bucket, read_object, read_text
-from cope_jax.tokenizers.byte_level import BPE, ENDS, Bytes
+from cope_jax.tokenizers.byte_level import BPE, ENDS, Bytes, clear_panics
 from cope_jax.tokenizers.tokenizer import Tokenizer
 from cope_jax.tokenizers.word_level import Words
 
@@ -148,7 +148,8 @@ def _tokenizer_json(path: epath.Path) -> BPE:
 
     content = read_text(path)
     try:
-        tokenizer = Library.from_str(content)
+        with clear_panics():
+            tokenizer = Library.from_str(content)
     except Exception as error:  # the library raises this class itself
         raise ConfigError(
             f"{path} is not a valid tokenizer.json ({first_line(error)}): fetch it again"

@@ -10,6 +10,8 @@ from cope_jax.corpora import sentences_by_corpus
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import nearest_words, pretrained
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid.cell import Cell
+from cope_jax.runs.grid.grid import Grid
 from cope_jax.training.experiment_config import ExperimentConfig
 from tests.commands.pretrained import MODELS
 
@@ -271,3 +273,44 @@ def test_own_tables_are_classified_and_tagged(start, tmp_path):
     assert done.status == 0 and re.search(
         r"majority .*66.67", (tmp_path / "table.md").read_text()
     ), done.err
+
+
+def test_cells_of_a_table_that_has_changed_are_not_shown(tmp_path):
+    table = tmp_path / "films.csv"
+    rows = [f"good {n},yes\nbad {n},no\n" for n in range(20)]
+    table.write_text("text,label\n" + "".join(rows[:-1]))
+    config = ExperimentConfig.from_mapping(
+        {"task": {"name": "spam", "options": {"file": str(table)}}}
+    )
+    grid = Grid(tmp_path / "runs", [Cell(config, (0,))])
+    folder = grid.cells[0].folder(grid.workdir)
+    workdirs.Workdir(folder).open(config, [0])
+    workdirs.Workdir(folder).keep_files(config.task.create())
+    (folder / "result.json").write_text("{}")
+    pretrained.check_sources(grid)
+    table.write_text("text,label\n" + "".join(rows))
+    with pytest.raises(ConfigError, match="the data differ from the data of the run in"):
+        pretrained.check_sources(grid)
+    (folder / "result.json").unlink()  # then training says so
+    pretrained.check_sources(grid)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--corpus=files", "--text_field=x"), "--text_field belongs to --input: leave it out"),
+        (("--corpus=files", "--held_out=0.3"), "--held_out belongs to --input: leave it out"),
+        (("--input=a.txt", "--globs=x"), "--globs belongs to --corpus: leave it out"),
+        (("--input=a.txt", "--options=x=1"), "--options belongs to --task: leave it out"),
+        (("--task=quick", "--vocab=x"), "--vocab belongs to --input and --corpus: leave it out"),
+        (
+            ("--input=a.txt", "--vocab=x", "--vocab_size=9"),
+            "--vocab_size is for a vocabulary that is learned: leave out it or --vocab",
+        ),
+        (("--input=a.txt", "--input=b.txt"), "--input is there twice: give it once, with a comma"),
+    ],
+)
+def test_flags_of_an_export_without_effect_are_one_line(start, flags, line, tmp_path):
+    done = start("export", *flags, f"--out={tmp_path / 'out'}").wait()
+    assert done.status == 2 and line in done.error, done.err
+    assert not (tmp_path / "out").exists()

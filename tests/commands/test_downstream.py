@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
+from cope_jax.cli.flag_values import with_options
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.runs import warm_start
@@ -101,7 +102,7 @@ def starting_text(params):
 
 
 @pytest.mark.slow
-def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
+def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained, tmp_path):
     workdir, _, _ = tagged
     folder = workdir / "vectors" / "elmo"
     task = tasks.create("tagging", length=16)
@@ -117,6 +118,12 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
     with pytest.raises(ConfigError, match="contains vectors of "):
         pretrained.write_vectors(str(trained / "rnn"), config, folder, "ELMo")
+    (tmp_path / "tags.csv").write_text(
+        "text,label\n" + "".join(f"dogs {n} run,N M N\n" for n in range(60))
+    )
+    other = with_options(config, file=str(tmp_path / "tags.csv"))
+    with pytest.raises(ConfigError, match="another model or other sentences: choose another --w"):
+        pretrained.write_vectors(str(trained / "elmo"), other, folder, "ELMo")
 
 
 @pytest.mark.slow

@@ -227,6 +227,28 @@ def test_a_wrong_file_is_one_line(tmp_path, name, content, message):
         texts(tmp_path / name)
 
 
+def test_a_cut_file_of_zstandard_is_one_line(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    lines = "".join(f"line {number}\n" for number in range(9999)).encode()
+    whole = zstandard.compress(lines[:50_000]) + zstandard.compress(lines[50_000:])
+    (tmp_path / "a.txt.zst").write_bytes(whole)
+    assert "".join(texts(tmp_path / "a.txt.zst")) == lines.decode()
+    for size in (len(whole) - 1, len(whole) // 2, 3):
+        (tmp_path / "a.txt.zst").write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match=r"a.txt.zst \(it ends too early\): fetch it again"):
+            texts(tmp_path / "a.txt.zst")
+
+
+def test_a_text_of_parquet_that_is_not_utf8_is_one_line(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    column = pyarrow.array([b"fine", b"not \xff"]).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a.parquet, row 2, is not UTF-8 text: convert the col"):
+        texts(tmp_path / "a.parquet")
+
+
 def test_files_are_found_once_and_sorted(tmp_path):
     for name in ("b/2.jsonl", "a/1.jsonl", "a/3.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -145,7 +145,11 @@ def test_a_claim_without_a_shard_keeps_no_name_of_an_end_token(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "", "[]", '{"shards": [{}], "sums": {}, "pieces": 1, "last": true}']
+    "text",
+    [
+        *("{}", "", "[]", '{"shards": [{}], "sums": {}, "pieces": 1, "last": true}'),
+        '{"shards": [], "sums": {}, "pieces": 1, "last": true}',
+    ],
 )
 def test_a_damaged_report_is_one_line(text, written, tmp_path):
     report = sorted((written / "parts").glob("*"))[0]
@@ -158,6 +162,14 @@ def test_a_damaged_report_is_one_line(text, written, tmp_path):
     # Hides no error by another one.
     export_folder.discard(epath.Path(written), identity, is_new=True)
     assert not report.exists()
+
+
+def test_an_edited_file_of_the_same_size_is_another_text(written, tmp_path):
+    file = tmp_path / "in" / "a.jsonl"
+    file.write_text(file.read_text().replace("many", "lots"))
+    with pytest.raises(ConfigError, match="contains an export with another listing"):
+        edited = Files(tuple(document_files.find([str(file)])), held_out=0.2)
+        export(edited, written, BYTES, OPTIONS)
 
 
 def test_a_damaged_claim_is_one_line(tmp_path):

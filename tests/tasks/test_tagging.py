@@ -156,6 +156,10 @@ def test_vectors_of_other_words_are_an_error(task, tmp_path):
         tasks.create("tagging", vectors=path)
     with pytest.raises(ConfigError, match="no vectors of 'train' at nowhere"):
         tasks.create("tagging", vectors="nowhere")
+    for content in (b"", b"PK\3\4garbage"):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"no vectors of 'train' at .*bad.npz \("):
+            tasks.create("tagging", vectors=str(tmp_path / "bad.npz"))
 
 
 def test_majority(task):

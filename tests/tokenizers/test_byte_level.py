@@ -280,9 +280,7 @@ def test_a_pattern_that_never_ends_is_one_line(tmp_path):
     content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = loading.load("bpe", tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"the tokenizer fails on the text \(Onig: .*: give another one$"
-    ):
+    with pytest.raises(ConfigError, match=r"the tokenizer fails \(Onig: .*: give another one$"):
         tokenizer.encode(["a" * 60 + "b"])
 
 
@@ -396,3 +394,25 @@ def test_gpt2_as_published():
     encoded = bpe.encode(texts)
     assert [tokens.tolist() for tokens in encoded] == [case["gpt2_ids"] for case in cases]
     assert [bpe.decode(tokens) for tokens in encoded] == texts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(
+            normalizer={"type": "Precompiled", "precompiled_charsmap": ""}
+        ),
+        lambda content: content["model"].update(continuing_subword_prefix="##éééééé"),
+        lambda content: content.update(
+            decoder={"type": "Strip", "content": "A", "start": 10**9, "stop": 10**9}
+        ),
+    ],
+    ids=["while it is read", "while its pairs are read", "while it decodes"],
+)
+def test_a_file_at_which_the_library_panics_is_one_line(change, tmp_path):
+    content = json.loads(BPE_600.text)
+    change(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as error:
+        loading.load("bpe", tmp_path)
+    assert "the tokenizer fails (" in str(error.value) and "\n" not in str(error.value)

@@ -83,7 +83,14 @@ def tfidf_svm(
 
         vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, sublinear_tf=True)
         pipeline = make_pipeline(vectorizer, LinearSVC(random_state=0))
-        return pipeline.fit(texts, labels).predict(tests)
+        try:
+            return pipeline.fit(texts, labels).predict(tests)
+        except ValueError as error:
+            if "empty vocabulary" not in str(error):
+                raise
+            raise ConfigError(
+                "no text has a word of two letters: leave svm_words out of --systems"
+            ) from error
 
     return classify
 

@@ -1,6 +1,8 @@
 """Uses trained and published models as embedders, sources of vectors, and encoders under a head."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from cope_jax.exchange.safetensors_io import require
 from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.models.encoder import EncoderConfig, EncoderOptions
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid.grid import Grid
 from cope_jax.runs.load import MINILM as MINILM
 from cope_jax.runs.load import Loaded, load_run
 from cope_jax.runs.load import load as load_folder
@@ -72,13 +75,17 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
     """
     loaded = load_folder(model)
     stamp = {"folder": str(loaded.folder.resolve()), "step": loaded.step}
-    settings = {"model": stamp, "data_dir": config.task.options.get("data_dir")}
+    task: Any = config.task.create()
+    texts = json.dumps([task.sentences(split) for split in task.splits])
+    digest = hashlib.sha256(texts.encode()).hexdigest()
+    settings = {"model": stamp, "texts": digest}
     done = folder / "made.json"
     if done.exists():
         existing = workdirs.read_json(done, of=dict)["of"]
         if existing != settings:
             raise ConfigError(
-                f"{folder} contains vectors of {existing}, not of {settings}: choose another --workdir"
+                f"{folder} contains vectors of {existing}, not of {settings}, another model or other sentences: choose "
+                "another --workdir"
             )
         return folder
     embedder = load(model)
@@ -86,7 +93,6 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
         raise ConfigError(
             f"{model} does not contain {title}: choose a run or a published model of {title}"
         )
-    task: Any = config.task.create()
     folder.mkdir(parents=True, exist_ok=True)
     for split in task.splits:
         vectors = embed(embedder, task.sentences(split), chunk=512, label=f"vectors of {split}")
@@ -134,6 +140,15 @@ def on_encoder(
             config.training, start=str(loaded.folder), max_position=encoder.max_length
         ),
     )
+
+
+def check_sources(grid: Grid) -> None:
+    """Raises ConfigError if a cell that has been trained has other data than there are now."""
+    for cell in grid.cells:
+        folder = cell.folder(grid.workdir)
+        if (folder / "result.json").exists():
+            task = cell.config.task.create()
+            workdirs.Workdir(folder).check_sources(task, task.splits)
 
 
 def classify(workdir: Path, split: str = "test") -> np.ndarray:

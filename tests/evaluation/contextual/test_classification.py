@@ -71,6 +71,11 @@ def test_rivals_learn_spam_and_the_majority_does_not():
     )
 
 
+def test_texts_without_words_are_one_line():
+    with pytest.raises(ConfigError, match="no text has a word of two letters: leave svm_words out"):
+        tfidf_svm("word", (1, 2))(["+++", "---"], np.array([0, 1]), ["+"])
+
+
 def test_only_character_ngrams_see_through_changed_spelling():
     texts, labels = messages(80)
     disguised = ["fr33 priize nooow", "c1aim yourr freee cashh"]
