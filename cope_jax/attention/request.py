@@ -70,7 +70,7 @@ class Request:
 
     @property
     def factor(self) -> float:
-        """What multiplies q·k: `scale`, or 1/√K with the width K before rotation."""
+        """The factor of q·k: `scale`, or 1/√K with the width K before rotation."""
         return self.queries.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     def head_major(self) -> "Request":

@@ -211,9 +211,8 @@ def main() -> None:
         belongs = "--task" if name in _DATASET else _BELONGS.get(name, "--input and --corpus")
         if holder.present and given not in belongs:
             raise ConfigError(f"--{name} belongs to {belongs}: leave it out")
+    given = _SHARDS["vocab"].present or _SHARDS["tokenizer"].value == "bytes"
     for name in ("vocab_size", "sample"):
-        if _SHARDS["vocab"].present and _SHARDS[name].present:
-            raise ConfigError(
-                f"--{name} is for a vocabulary that is learned: leave out it or --vocab"
-            )
+        if given and _SHARDS[name].present:
+            raise ConfigError(f"--{name} is for a vocabulary that is learned: leave it out")
     (_write_dataset if of_task else _write_shards)()

@@ -59,7 +59,7 @@ class InputFile:
     size: int
 
     def mark(self) -> str:
-        """A digest of the first and the last 64 KiB, which an edited file hardly keeps."""
+        """A digest of the first and the last 64 KiB: an edit in between that keeps the size is not seen."""
         with _clear_errors(self.path), epath.Path(self.path).open("rb") as file:
             first = file.read(1 << 16)
             file.seek(max(0, self.size - (1 << 16)))
@@ -181,7 +181,7 @@ class _Frames(io.RawIOBase):
     def __init__(self, raw: Any, zstandard: Any):
         self._raw, self._zstandard = raw, zstandard
         self._frame: Any = None
-        self._packed = self._text = b""
+        self._packed, self._text = b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -203,7 +203,7 @@ class _Frames(io.RawIOBase):
         if self._frame is None:
             self._frame = self._zstandard.ZstdDecompressor().decompressobj()
         try:
-            self._text = self._frame.decompress(self._packed)
+            self._text = memoryview(self._frame.decompress(self._packed))
         except self._zstandard.ZstdError as error:
             raise zlib.error(str(error)) from error
         self._packed = self._frame.unused_data

@@ -124,7 +124,7 @@ def _read_report(file: epath.Path) -> dict[str, Any]:
             isinstance(report["sums"].get(split), dict) for split in SPLITS
         ),
     }
-    if fault := next((fault for fault, found in faults.items() if found), None):
+    if fault := next((fault for fault, is_there in faults.items() if is_there), None):
         raise ConfigError(f"{file} is damaged ({fault}): delete it and rerun the command")
     return report
 

@@ -342,7 +342,7 @@ class Encoding(nnx.Module):
 
     def checked_score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         """Returns what `score` returns. ConfigError: this is no pair, its first part is not the
-        logits of these pairs, or its second part has not the form of the carry.
+        logits of these pairs, or its second part has another form than the carry.
         """
         scored: object = self.score(pairs, carry)
         name, wanted = type(self).__name__, pairs.logits

@@ -31,7 +31,8 @@ class CoPEConfig:
     """The options of CoPE.
 
     Attributes:
-      npos_max: N, the number of rows of the table; positions are clipped to N−1.
+      npos_max: N, the number of rows of the table; positions are clipped to N−1. With slopes it is
+        ignored, so that one config can be for all forms.
       gate: what the gate compares the query with. "query_key" means the key, "separate_key" means a
         separate gate key W_g x, and "value" means the value.
       scale_position_logits: divide q·e[p] by √K, as the released code does. Listing 1 of the paper

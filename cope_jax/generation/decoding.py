@@ -65,8 +65,8 @@ def generate(
         `max_new_tokens` new tokens.
       padded: shorter prompts are padded to this length, so that prompts of several lengths need one
         compilation.
-      size: only the first `size` tokens of the model are sampled, as a model may have more than its
-        tokenizer. None means all.
+      size: only the first `size` tokens of the model and stop tokens are sampled, as a model may have
+        more than its tokenizer. None means all.
 
     Returns:
       The new tokens of each row, int32, including the stop token if it was generated.
@@ -148,7 +148,9 @@ def _request(
 ) -> _Request:
     """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
     if not hasattr(model, "prefill"):
-        other = "give a transformer, or a recurrent model to cope_jax.generation.rnn_generate"
+        other = (
+            "give a transformer, or a recurrent model to cope_jax.generation.rnn_generate.generate"
+        )
         remedy = other if isinstance(model, nnx.Module) else "pass cj.load(folder).model()"
         raise ConfigError(
             f"generate.model must be a model with a cache, got a {type(model).__name__}: {remedy}"
@@ -163,7 +165,7 @@ def _request(
     size = checked(size, int | None, "generate.size")
     check_at_least(0, "generate", padded=padded)
     check_at_least(1, "generate", size=size)
-    size = vocab_size if size is None else min(size, vocab_size)
+    size = None if size is None or size >= vocab_size else size
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
     tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
@@ -178,7 +180,7 @@ def _request(
         temperature=np.float32(temperature),
         top_p=None if top_p is None else np.float32(top_p),
         stop_S=np.array(stops or [-1], np.int32),
-        top_k=None if top_k is None else min(top_k, size),
+        top_k=None if top_k is None else min(top_k, vocab_size),
         size=size,
     )
     return _Request(state, tokens_BL, lengths_B, params, StaticGraphDef(graph), max_new_tokens)

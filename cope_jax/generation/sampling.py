@@ -17,7 +17,7 @@ from cope_jax.registry import check_at_least, checked
 class SamplingParams:
     """Arguments of sampling. Each row has a random key: its tokens depend on no other row.
 
-    Only the first `size` tokens are sampled; None means all.
+    Only the first `size` tokens and those of `stop_S` are sampled; None means all.
     """
 
     keys_B: Array
@@ -71,7 +71,11 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
         key = jax.random.fold_in(key, step)
         return sample(logits_V[None], key, params.temperature, params.top_k, params.top_p)[0]
 
-    return jax.vmap(row)(logits_BV[:, : params.size], params.keys_B)
+    if params.size is not None:
+        tokens_V = jnp.arange(logits_BV.shape[-1])
+        allowed_V = (tokens_V < params.size) | jnp.isin(tokens_V, params.stop_S)
+        logits_BV = jnp.where(allowed_V[None], logits_BV, -jnp.inf)
+    return jax.vmap(row)(logits_BV, params.keys_B)
 
 
 def sample(

@@ -269,7 +269,7 @@ _DAMAGED = (
     *(OSError, ValueError, KeyError, AttributeError, TypeError, EOFError),
     *(zipfile.BadZipFile, zlib.error),
 )
-"""What NumPy raises for files that are no arrays, or damaged."""
+"""The errors of NumPy for files that are no arrays, or damaged."""
 
 
 def _vectors(path: str, split: str, words: int) -> np.ndarray:

@@ -51,7 +51,7 @@ class Codec(NamedTuple):
       begin: the tokens before a text.
       ends: the tokens that end a text. Generation stops at each of them.
       lost: see `Tokenizer.lost`; by default nothing is lost.
-      size: the number of tokens that a model may generate, the first ones; None means all.
+      size: the number of tokens that have a text, the first ones; None means all of a model.
     """
 
     encode: Callable[[str], np.ndarray]
@@ -73,7 +73,7 @@ class Codec(NamedTuple):
             (start,),
             ends,
             tokenizer.lost,
-            max(len(tokenizer), *(end + 1 for end in ends), 1),
+            len(tokenizer),
         )
 
     def read(self, prompt: str, name: str) -> np.ndarray:

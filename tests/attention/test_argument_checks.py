@@ -119,26 +119,29 @@ class Own(encodings.Encoding):
 
 
 HOOKS = {
-    "features": (lambda own, tokens, state: tokens.k, "must return the features and the state, a"),
+    "features": (lambda self, tokens, state: tokens.k, "must return the features and the state, a"),
     "score": (
-        lambda own, pairs, carry: (pairs.logits, Carry()),
+        lambda self, pairs, carry: (pairs.logits, Carry()),
         "of Own must return a carry like the one that it gets, Carry(sums=float32[1, 2, 6], constants=(), state=()), "
         "got Carry(sums=(), constants=(), state=())",
     ),
-    "rotate": (lambda own, x, features, positions: x[:, 1:], "must keep the first three axes of ["),
+    "rotate": (
+        lambda self, x, features, positions: x[:, 1:],
+        "must keep the first three axes of [",
+    ),
     "rotate_keys": (
-        lambda own, x, features, positions: x[..., 0],
+        lambda self, x, features, positions: x[..., 0],
         "must keep the first three axes",
     ),
     "rotate_values": (
-        lambda own, x, features, positions: x[..., 1:],
+        lambda self, x, features, positions: x[..., 1:],
         "must keep all axes of [1, 6",
     ),
     "rotate_back": (
-        lambda own, x, features, positions: x[..., :1],
+        lambda self, x, features, positions: x[..., :1],
         "must keep all axes of [1, 6, ",
     ),
-    "sink": (lambda own, carry: jnp.zeros(()), "must return logits [1, 2, 6], got []"),
+    "sink": (lambda self, carry: jnp.zeros(()), "must return logits [1, 2, 6], got []"),
 }
 
 
@@ -146,10 +149,24 @@ HOOKS = {
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_that_returns_something_else_is_one_line(hook, implementation, monkeypatch):
     replacement, message = HOOKS[hook]
-    own = Own(Own.Config(), encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
+    encoding = Own(Own.Config(), encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
     monkeypatch.setattr(Own, hook, replacement)
     q = heads()
-    refused(message, attend, q, q, q, encoding=own, implementation=implementation)
+    refused(message, attend, q, q, q, encoding=encoding, implementation=implementation)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_returns_something_else_is_one_line_with_a_cache_too(hook, monkeypatch):
+    replacement, message = HOOKS[hook]
+    encoding = Own(Own.Config(), encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
+    q = heads()
+    cache = create_cache(encoding, batch=1, capacity=6).enter(jnp.arange(6)[None])
+    monkeypatch.setattr(Own, hook, replacement)
+
+    def decode():
+        attend_cached(q, cache.append(q, q, q, encoding=encoding), encoding=encoding)
+
+    refused(message, decode)
 
 
 def test_traits_are_traits(monkeypatch):

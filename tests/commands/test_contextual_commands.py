@@ -305,7 +305,11 @@ def test_cells_of_a_table_that_has_changed_are_not_shown(tmp_path):
         (("--task=quick", "--vocab=x"), "--vocab belongs to --input and --corpus: leave it out"),
         (
             ("--input=a.txt", "--vocab=x", "--vocab_size=9"),
-            "--vocab_size is for a vocabulary that is learned: leave out it or --vocab",
+            "--vocab_size is for a vocabulary that is learned: leave it out",
+        ),
+        (
+            ("--input=a.txt", "--tokenizer=bytes", "--sample=9"),
+            "--sample is for a vocabulary that is learned: leave it out",
         ),
         (("--input=a.txt", "--input=b.txt"), "--input is there twice: give it once, with a comma"),
     ],

@@ -116,13 +116,13 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained, tmp_pa
     config = text_config("tagger")
     assert pretrained.write_vectors(str(trained / "elmo"), config, folder, "ELMo") == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
-    with pytest.raises(ConfigError, match="contains vectors of "):
+    with pytest.raises(ConfigError, match="contains vectors of another model: choose"):
         pretrained.write_vectors(str(trained / "rnn"), config, folder, "ELMo")
     (tmp_path / "tags.csv").write_text(
         "text,label\n" + "".join(f"dogs {n} run,N M N\n" for n in range(60))
     )
     other = with_options(config, file=str(tmp_path / "tags.csv"))
-    with pytest.raises(ConfigError, match="another model or other sentences: choose another --w"):
+    with pytest.raises(ConfigError, match="contains vectors of other sentences: choose"):
         pretrained.write_vectors(str(trained / "elmo"), other, folder, "ELMo")
 
 
@@ -212,6 +212,9 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
     # After 20 seconds a has done 2 steps and b all 8.
     assert (a["equal_time"], b["equal_time"]) == pytest.approx((math.exp(4.5), math.exp(3)))
     assert (tmp_path / "curves.png").stat().st_size > 1000
+    (folder / "result.json").write_text(json.dumps({"records": records[:1]}))
+    done = start("language_models", f"--models={folder}", f"--workdir={tmp_path / 'new'}").wait()
+    assert done.status == 2 and "is damaged (it has no loss on test): delete it" in done.error
 
 
 @pytest.mark.parametrize(

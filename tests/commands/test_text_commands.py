@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from cope_jax.tokenizers.byte_level import Bytes
 from tests.commands.commands import ROOT
 from tests.commands.pretrained import write_model
 
@@ -235,6 +236,18 @@ def test_an_exported_model_goes_on_alike(start, runs, tmp_path):
     (tmp_path / "own" / "words.txt").unlink()
     done = start("generate", f"--model={tmp_path / 'own'}", "--prompt=The").wait()
     assert (done.status, "tokenizer" in done.error) == (2, True), done.err
+
+
+def test_rows_of_a_model_beyond_its_tokenizer_are_not_drawn(start, tmp_path):
+    options = {"tokenizer": "bpe", "vocab_size": 600, "length": 32}
+    model = {**MODEL, "tie_embeddings": True}
+    write_model(tmp_path / "bpe", "text", options, model, "learned")
+    flags = (f"--model={tmp_path / 'bpe'}", f"--out={tmp_path / 'own'}", "--format=gpt2")
+    done = start("convert", *flags).wait()
+    assert done.status == 0, done.err
+    (tmp_path / "own" / "tokenizer.json").write_text(Bytes().text)
+    flags = ("--prompt=The", "--max_new_tokens=28", "--temperature=9")
+    assert generate(start, tmp_path / "own", *flags).out.startswith("The")
 
 
 def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):

@@ -272,7 +272,7 @@ MISTAKES = {
     "no cache": (
         dict(model=nnx.Linear(1, 1, rngs=nnx.Rngs(0))),
         "generate.model must be a model with a cache, got a Linear: give a transformer, or a recurrent model to "
-        "cope_jax.generation.rnn_generate",
+        "cope_jax.generation.rnn_generate.generate",
     ),
     "no model": (dict(model=3), "with a cache, got a int: pass cj.load(folder).model()"),
     "no token": (dict(size=0), "generate.size must be at least 1, got 0"),
@@ -383,6 +383,8 @@ def test_only_tokens_of_the_tokenizer_are_drawn(temperature):
     assert max(map(max, some)) < 3 <= max(map(max, generate(*arguments, **choices)))
     beyond = generate(*arguments, size=VOCAB + 9, **choices)
     np.testing.assert_array_equal(beyond, generate(*arguments, **choices))
+    ended = generate(*arguments, size=1, stop_token=VOCAB - 1, key=KEY, temperature=1e6)
+    assert {int(token) for row in ended for token in row} == {0, VOCAB - 1}
 
 
 def test_the_whole_table_can_be_used_and_a_large_top_k_keeps_all():

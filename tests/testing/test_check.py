@@ -13,6 +13,7 @@ import cope_jax as cj
 from cope_jax.attention import attend_cached, create_cache
 from cope_jax.errors import ConfigError
 from cope_jax.testing import LAWS, check, from_torch, qkv, tokens, vectors
+from cope_jax.testing.leaks import places
 from tests.testing.test_public_bugs import BUGS
 
 ids, padding = {"segments": "ids"}, {"padding": "padding"}
@@ -132,6 +133,13 @@ BROKEN = {
         "the gradient of x differ",
     ),
 }
+
+
+@pytest.mark.parametrize("length", [3, 64, 65, 80, 128, 300, 5000])
+def test_as_many_places_are_tried_in_every_longer_row(length):
+    chosen = places(length)
+    assert len(chosen) == min(length, 64)
+    assert {0, length - 1} <= {*chosen} <= {*range(length)} and [*chosen] == sorted(chosen)
 
 
 @pytest.mark.parametrize("border", [16, 32, 64, 128, 192])

@@ -7,7 +7,6 @@ from cope_jax.corpora import wikitext
 from cope_jax.corpora.raw_text import documents
 from cope_jax.errors import ConfigError
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.word_level import Vocabulary, Words, split
 
 WORDS = Words.train(documents("wikitext-2", None, "train"))
@@ -52,11 +51,6 @@ def test_a_size_is_kept_and_has_room_for_the_end_of_a_line():
     assert Words.train(["a"]).vocabulary.words == ("<unk>", "a", "<eos>")
     with pytest.raises(ConfigError, match="a vocabulary of 2 has no room beyond <unk> and <eos>"):
         Words.train(["a"], 2)
-
-
-def test_a_model_generates_tokens_of_the_tokenizer_and_ends():
-    assert Codec.of(WORDS).size == len(WORDS)
-    assert Codec.of(WORDS, ends=(3, len(WORDS) + 4)).size == len(WORDS) + 5
 
 
 def test_loads_what_it_saves(tmp_path):

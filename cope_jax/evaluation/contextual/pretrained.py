@@ -83,10 +83,9 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
     if done.exists():
         existing = workdirs.read_json(done, of=dict)["of"]
         if existing != settings:
-            raise ConfigError(
-                f"{folder} contains vectors of {existing}, not of {settings}, another model or other sentences: choose "
-                "another --workdir"
-            )
+            same = isinstance(existing, dict) and existing.get("model") == stamp
+            other = "other sentences" if same else "another model"
+            raise ConfigError(f"{folder} contains vectors of {other}: choose another --workdir")
         return folder
     embedder = load(model)
     if embedder.title != title:

@@ -183,6 +183,13 @@ def test_spaces_after_a_context_belong_to_the_continuation(model):
     assert model.loglikelihood(requests(("ab", ""))) == [(0.0, True)], "nothing is certain"
 
 
+def test_rows_of_a_model_beyond_its_tokenizer_are_not_drawn(decoder):
+    model = HarnessModel(decoder, CODEC._replace(size=3), LENGTH, ends=[0], batch_size=3)
+    settings = {"until": [], "max_gen_toks": 6, "temperature": 9.0, "do_sample": True}
+    texts = model.generate_until(requests(*((text, settings) for text in "abcdef")))
+    assert {*"".join(texts)} == {"a", "b"}
+
+
 def test_tokens_across_the_border_of_context_and_continuation():
     """With a tokenizer that reads "ab" as one token."""
     codec = Codec(lambda text: CODEC.encode(text.replace("ab", "e")), CODEC.decode, (0,))
