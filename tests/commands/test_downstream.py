@@ -160,6 +160,7 @@ def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
     flags = (
         *TINY,
         "--config.task.options.folds=2",
+        "--config.task.options.length=24",
         "--config.task.options.length=16",
         f"--workdir={tmp_path}",
     )
@@ -215,6 +216,26 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
     (folder / "result.json").write_text(json.dumps({"records": records[:1]}))
     done = start("language_models", f"--models={folder}", f"--workdir={tmp_path / 'new'}").wait()
     assert done.status == 2 and "is damaged (it has no loss on test): delete it" in done.error
+
+
+@pytest.mark.slow
+def test_models_are_not_tested_on_a_table_that_has_changed(start, trained, tmp_path):
+    table = tmp_path / "films.csv"
+    rows = [f"good {n},yes\nbad {n},no\n" for n in range(20)]
+    flags = (
+        *TINY,
+        "--config.task.options.folds=2",
+        "--config.task.options.length=24",
+        f"--input={table}",
+        f"--model={trained / 'bert'}",
+        "--systems=bert_frozen",
+        f"--workdir={tmp_path / 'run'}",
+    )
+    for some, status in ((rows[:-1], 0), (rows, 2)):
+        table.write_text("text,label\n" + "".join(some))
+        done = start("classify", *flags).wait()
+        assert done.status == status, done.err
+    assert "the data differ from the data of the run in" in done.error
 
 
 @pytest.mark.parametrize(
