@@ -38,9 +38,10 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
 
 def _near(name: str, choices: Iterable[str]) -> str | None:
     """Returns the choice most like a name, first one with the same letters; None if none is."""
+    choices, name = {choice.lower(): choice for choice in choices}, name.lower()
     swapped = [choice for choice in choices if sorted(choice) == sorted(name)]
-    near = (difflib.get_close_matches(name, among, n=1) for among in (swapped, choices))
-    return next((match for matches in near for match in matches), None)
+    near = (difflib.get_close_matches(name, among, n=1) for among in (swapped, [*choices]))
+    return next((choices[match] for matches in near for match in matches), None)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

@@ -105,7 +105,8 @@ def attend(
         linear in the length. "fused" is "blockwise" in kernels for TPUs, CPUs and NVIDIA GPUs.
         "ring" is "blockwise" over several devices. "auto" chooses one of the others; on a GPU never
         "fused", which has not been measured there.
-      dropout_rate: share of attention weights that is dropped, if `dropout_key` is given.
+      dropout_rate: share of attention weights that is dropped, if `dropout_key` is given: without a
+        key, as in evaluation, none is.
       dropout_key: random key; None means no dropout.
       sequence_axis: the axis of the current mesh (`jax.set_mesh`) that splits the sequence. Give it
         only for "ring".

@@ -112,6 +112,25 @@ def flex_attention(
     return attend_request(encoding, given)
 
 
+ARGUMENTS = {
+    **dict.fromkeys(("score", "tail"), ("pairs", "carry")),
+    **dict.fromkeys(("saturated", "done", "sink"), ("carry",)),
+    "carry": ("q",),
+}
+"""The arguments of each function; with parameters, `params` follows."""
+
+
+def _takes(function: Hook, count: int) -> bool:
+    """True if a function takes `count` arguments, or does not say."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
 @dataclasses.dataclass(frozen=True)
 class Hooks:
     """The functions, and whether they take parameters."""
@@ -130,6 +149,11 @@ class Hooks:
             if not callable(hook) and (hook is not None or field.name == "score"):
                 raise ConfigError(
                     f"{field.name} of flex_attention must be a function, got {hook!r}"
+                )
+            wanted = (*ARGUMENTS[field.name], *["params"] * self.takes_params)
+            if hook is not None and not _takes(hook, len(wanted)):
+                raise ConfigError(
+                    f"{field.name} of flex_attention must take {len(wanted)} arguments, ({', '.join(wanted)})"
                 )
 
 

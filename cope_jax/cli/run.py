@@ -174,7 +174,7 @@ def _check_arguments(argv: Sequence[str]) -> None:
     if argv[1:]:
         name, equals, _ = argv[1].partition("=")
         is_flag = equals and (name in flags.FLAGS or _sets_field(f"--{name}"))
-        hint = "give all options as flags, see --help"
+        hint = "give all options as flags, names of a list with commas between them, see --help"
         hint = f"write {shlex.quote(f'--{argv[1]}')}" if is_flag else hint
         raise ConfigError(f"unexpected argument {argv[1]!r}: {hint}")
 

@@ -171,6 +171,10 @@ def _summary(manifest: Manifest) -> str:
         for split, counts in manifest.counts.items()
     ]
     counts = manifest.counts.items()
+    if _CORPUS.value and not _SHARDS["corpora_dir"].present:
+        lines.insert(
+            0, f"{_CORPUS.value}: the small built-in sample, because --corpora_dir is not set"
+        )
     lines += [f"{split}: {of_split.left_out}" for split, of_split in counts if of_split.left_out]
     option = "--config.task.options"
     lines += [

@@ -98,6 +98,11 @@ def create(
     checked(rngs, nnx.Rngs, "rngs")
     names_of_parts = [part_name for part_name, _ in EncodingConfig.parse(name).parts]
     if len(names_of_parts) == 1:
+        ((_, given),) = EncodingConfig.parse(name).parts
+        if twice := sorted({*dict(given)} & {*options}):
+            raise ConfigError(
+                f"{name}: {twice[0]} is in the name and an argument too: give it once"
+            )
         options = {names_of_parts[0]: options}
     for part_name, part_options in options.items():
         if part_name not in names_of_parts:

@@ -33,6 +33,8 @@ from cope_jax.training.experiment_config import ExperimentConfig
 
 AGAIN = "delete it, and rerun the command that wrote it"
 
+MORE = " (to train it further, start another run from it: --config.training.start)"
+
 MEASURING = ".measuring.lock"
 """The name of the lock file of commands that measure a run and write into its workdir."""
 
@@ -152,7 +154,7 @@ class Workdir:
         if other := difference(known, settings):
             raise ConfigError(
                 f"{self.path} holds a run with other settings, {other}: choose another --workdir, or use the same "
-                "config"
+                f"config{MORE if other.startswith('config.training.steps ') else ''}"
             )
         if seeds is not None:
             check_encoding_files(stored, config, self.path)

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.testing.inputs import Draw, Inputs, qkv
+from cope_jax.testing.leaks import changes
 from cope_jax.testing.measures import LAWS, Unchecked
 from cope_jax.testing.results import CallError
 from cope_jax.testing.subject import Adapter, Subject, checked_subject
@@ -145,6 +148,11 @@ def check(
         tolerance=tolerance,
         seed=seed,
     )
+    if subject.inputs.heads is not None and not _reads_tokens(subject):
+        raise ConfigError(
+            "no output depends on another token, so this is no attention over axis 1: arrays are [B, L, heads, width]; "
+            "swap axes 1 and 2 of q, k, v and the result for a function of PyTorch"
+        )
     return Report(subject.name, tuple(verdict_of(name, subject) for name in names))
 
 
@@ -163,3 +171,9 @@ def verdict_of(name: str, subject: Subject) -> Verdict:
     if error <= bound:
         return Verdict(name, "holds", error, bound)
     return Verdict(name, "BROKEN", error, bound, text, leaking)
+
+
+def _reads_tokens(subject: Subject) -> bool:
+    """True if an output at an odd token depends on even tokens."""
+    even = np.arange(subject.length) % 2 == 0
+    return bool((changes(subject, [even])[0, ~even] > subject.leak_bound).any())

@@ -220,7 +220,8 @@ def plain(pairs, carry):
 )
 def test_mistakes_are_one_line(change, message):
     with pytest.raises(ConfigError, match=f"^{message}") as error:
-        flex_attention(*problem(20), **{"score": plain, **change})
+        score = (lambda pairs, carry, params: plain(pairs, carry)) if "params" in change else plain
+        flex_attention(*problem(20), **{"score": score, **change})
     assert "\n" not in str(error.value)
 
 
@@ -316,3 +317,27 @@ def test_a_row_of_which_a_bias_hides_all_keys_is_zero(lowest):
     full, blockwise = results("full"), results("blockwise")
     assert not full[0][:, [3, 99]].any()
     assert_close(blockwise, full)
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        (
+            {"score": lambda s, b, h, i, j: s},
+            "score of flex_attention must take 2 arguments, (pairs",
+        ),
+        (
+            {"score": lambda pairs, carry: (pairs.logits, carry), "params": {}},
+            "score of flex_attention must take 3 arguments, (pairs, carry, params)",
+        ),
+        (
+            {"score": lambda pairs, carry: (pairs.logits, carry), "carry": lambda: None},
+            "carry of flex_attention must take 1 arguments, (q)",
+        ),
+    ],
+)
+def test_functions_of_other_arguments_are_one_line(functions, message):
+    q = jnp.ones((1, 3, 2, 4))
+    with pytest.raises(ConfigError) as error:
+        flex_attention(q, q, q, **functions)
+    assert message in str(error.value)

@@ -185,6 +185,7 @@ def test_the_oracle_is_independent():
         ("repo(position=given,hidden=3)", "repo.hidden has no effect with position=given"),
         ("row_fox(gate=query_key,width=2)", "row_fox.width has no effect with gate=query_key"),
         ("rope(yarn_ramp=bands)", "rope.yarn_ramp has no effect without yarn"),
+        ("Cope", "unknown encoding 'Cope': did you mean 'cope'?"),
         ("cope(npos_max)", "write option=value, each option once"),
         ("cope(npos_max=4,npos_max=8)", "cannot read"),
         ("cope+", "cannot read"),
@@ -378,3 +379,8 @@ def test_no_python_file_is_one_line(tmp_path):
         ConfigError, match=r"'rope\(base=2.0\)' does not exist.*; --config\.encoding or "
     ):
         encodings.load("rope(base=2.0)")
+
+
+def test_an_option_that_is_given_twice_is_one_line():
+    with pytest.raises(ConfigError, match="npos_max is in the name and an argument too: give it o"):
+        encodings.create("cope(npos_max=16)", npos_max=4, num_heads=2, head_dim=4, rngs=nnx.Rngs(0))

@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import fcntl
 import json
@@ -155,6 +156,16 @@ def test_checkpoints_are_a_folder_in_a_possible_path(tmp_path):
             Workdir(tmp_path).has_checkpoints()
     with pytest.raises(ConfigError, match="File name too long"):
         Workdir(tmp_path / ("x" * 300)).has_checkpoints()
+
+
+def test_more_steps_are_another_run_that_starts_from_it(tmp_path):
+    config = ExperimentConfig()
+    Workdir(tmp_path).open(config, [0])
+    longer = dataclasses.replace(config.training, steps=2 * config.training.steps)
+    with pytest.raises(
+        ConfigError, match=r"start another run from it: --config\.training\.start\)"
+    ):
+        Workdir(tmp_path).open(dataclasses.replace(config, training=longer), [0])
 
 
 @pytest.mark.parametrize("seeds", [None, [0]])

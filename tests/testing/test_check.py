@@ -135,6 +135,16 @@ BROKEN = {
 }
 
 
+def test_attention_over_the_heads_is_one_line():
+    def attention(q, k, v):  # takes [B, heads, L, width], as PyTorch's does
+        weights = jax.nn.softmax(jnp.einsum("bhlk,bhmk->bhlm", q, k), axis=-1)
+        return jnp.einsum("bhlm,bhmk->bhlk", weights, v)
+
+    for wrong in (attention, lambda q, k, v: v):
+        with pytest.raises(ConfigError, match=r"no output depends on another token.*: arrays are"):
+            check(wrong)
+
+
 @pytest.mark.parametrize("length", [3, 64, 65, 80, 128, 300, 5000])
 def test_as_many_places_are_tried_in_every_longer_row(length):
     chosen = places(length)
@@ -237,11 +247,14 @@ def test_gradients_are_compared_by_array(factor, verdict):
     def layer(q, k, v):
         return 7 * q + k * v
 
+    def summed(q, k, v):
+        return layer(q, k, v).cumsum(axis=1)
+
     layer.defvjp(
         lambda q, k, v: (layer(q, k, v), (k, v)),
         lambda kept, dout: (7 * dout, factor * dout * kept[1], dout * kept[0]),
     )
-    assert check(jax.jit(layer))["gradients"].verdict == verdict
+    assert check(jax.jit(summed))["gradients"].verdict == verdict
 
 
 @pytest.mark.parametrize("seed", [4, 9])
