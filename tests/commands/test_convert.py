@@ -227,7 +227,9 @@ def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
     folder = text_model(tmp_path / "padded", surplus=4, bos_token_id=None)
     codec = load(folder).codec
     assert codec.begin == (loading.find(folder).end,)
-    assert codec.decode(np.array([65, 303, 66])) == codec.decode(np.array([65, 66]))
+    assert codec.size == 300
+    with pytest.raises(ConfigError, match="token 303 is outside of the vocabulary of 300 tokens"):
+        codec.decode(np.array([65, 303, 66]))
     (folder / "words.txt").write_text("<unk>\n<eos>\nlamp\n")
     with pytest.raises(
         ConfigError, match=r"the tokenizer of \S+ has 3 tokens, but the model has 304: restore"

@@ -91,7 +91,11 @@ def contents(folder):
             "npos_max in the encoding 'cope(npos_max=0x10)' needs plain",
         ),
         ("compare", ["--seed=0"], "unknown flag --seed: did you mean --seeds? See --help"),
-        ("compare", ["more"], "unexpected argument 'more': give all options as flags, see --help"),
+        (
+            "compare",
+            ["more"],
+            "unexpected argument 'more': give all options as flags, names of a list with",
+        ),
         (
             "compare",
             ["--config.training.examples=10", "--config.training.data_dir=nowhere"],
@@ -138,7 +142,11 @@ def contents(folder):
             ["--config.model.name=rnn_lm"],
             "=rnn_lm is not possible, because quick.py fixes the model: choose another --config, such as ",
         ),
-        ("train", ["more"], "unexpected argument 'more': give all options as flags, see --help"),
+        (
+            "train",
+            ["more"],
+            "unexpected argument 'more': give all options as flags, names of a list with",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

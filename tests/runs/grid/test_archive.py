@@ -13,7 +13,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import archive, search
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.grid import Grid
-from tests.runs.grid.test_cells import fail
+from tests.runs.grid.test_cells import RECORD, fail
 
 RATES = {"optimizer.learning_rate": (1e-3, 2e-3, 4e-3)}
 DIVERGED = 3
@@ -24,7 +24,7 @@ def finish(cell, workdir, loss=0.5):
     """Writes what a finished cell leaves behind; returns its folder."""
     folder = cell.folder(workdir)
     workdirs.Workdir(folder).open(cell.config, cell.seeds)
-    row = {"value": loss, "metric": "loss", "kind": "split", "wall_seconds": 1.0}
+    row = {**RECORD, "value": loss, "kind": "split"}
     workdirs.write_json(folder / "result.json", {"records": [row], "environment": {}})
     workdirs.write_json(folder / "environment.json", {})
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
