@@ -105,11 +105,11 @@ class Run:
                 MetricsWriter(self.workdir, step, self.seeds, self.recipe, first, self.job.tracker)
             )
             bar = stack.enter_context(Progress(self.config.steps, "step", done=step, active=first))
-            if heading := ": ".join(
-                filter(None, (self.label, f"resumes from step {step:,}" if step else ""))
-            ):
+            ended = step >= self.config.steps
+            done = f"has all {step:,} steps" if ended else f"resumes from step {step:,}"
+            if heading := ": ".join(filter(None, (self.label, done if step else ""))):
                 bar.write(heading)
-            if step < self.config.steps:
+            if not ended:
                 bar.compiling()
             state, seconds = self._start(restored)
             if self.profile is not None:

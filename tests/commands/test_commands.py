@@ -82,7 +82,7 @@ def test_train_again_trains_nothing_and_measures_the_same(trained, start, config
     again = start("train", *flags(config, workdir)).wait()
     assert (again.status, again.out) == (0, done.out)
     assert (
-        again.err.splitlines()[-1] == "decoder, cope: resumes from step 8"
+        again.err.splitlines()[-1] == "decoder, cope: has all 8 steps"
         and "parameters" not in again.err
     )
     assert [r["value"] for r in records(workdir / "result.json")] == [

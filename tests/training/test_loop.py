@@ -202,7 +202,7 @@ def test_a_finished_run_trains_no_further_and_keeps_its_time(
     again.program = Disturbed(again.program, 1, kill)
     state, later = again.train()
     assert (tiny.contents(state), (tmp_path / "metrics.jsonl").read_bytes()) == straight["endless"]
-    assert capsys.readouterr().err == "cope: resumes from step 12\n"
+    assert capsys.readouterr().err == "cope: has all 12 steps\n"
     # Neither begun anew nor added up: both end one tick after the last checkpoint.
     assert later == seconds > 1
 
