@@ -158,7 +158,7 @@ def tables(name: str) -> str:
 
 
 def archived(name: str) -> tuple[list[Cell], dict[Cell, Record], dict[str, Record]]:
-    """The cells of a grid, the archived results of finished ones, and all other archived records."""
+    """The cells of a grid, the archived results of finished ones, and other archived records."""
     cells = list(grid_file.read(grid_file.find(name)))
     path = EXPERIMENTS / "results" / f"{name}.tar.xz"
     others = recorded(path) if path.exists() else {}

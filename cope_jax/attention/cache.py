@@ -151,7 +151,7 @@ class Cache:
         positions_BL, segment_ids_BL = self.latest(length)
         before = self._of_layer(self.state, layer)
         tokens = Tokens(x_BLD, q_BLHK, k_BLGK, v_BLGK, positions_BL, segment_ids_BL)
-        features, state = encoding.features(tokens, before)
+        features, state = encoding.checked_features(tokens, before)
         rotated_BLGK = encoding.rotate_keys(k_BLGK, features, positions_BL)
         v_BLGK = checks.turned(encoding, "rotate_values", v_BLGK, features, positions_BL)
         # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.blocks import head_major
-from cope_jax.attention.checks import features_of, is_array, turned
+from cope_jax.attention.checks import is_array, turned
 from cope_jax.encodings import Encoding, Tokens
 from cope_jax.errors import ConfigError
 from cope_jax.registry import abridged
@@ -46,7 +46,7 @@ def entry_shapes(
     )
 
     def entries(tokens: Tokens) -> tuple[CacheEntry, PyTree]:
-        features, state = features_of(encoding, tokens, None)
+        features, state = encoding.checked_features(tokens, None)
         rotated_BLGK = turned(encoding, "rotate_keys", tokens.k, features, tokens.positions)
         return jax.tree.map(head_major, CacheEntry(rotated_BLGK, tokens.v, features)), state
 

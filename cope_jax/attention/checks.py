@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.encodings import Encoding, Tokens
+from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.registry import abridged, checked
 
@@ -105,16 +105,6 @@ def check_embedded(encoding: Encoding, embedded: bool) -> None:
         )
 
 
-def features_of(encoding: Encoding, tokens: Tokens, state: Any) -> tuple[Any, Any]:
-    """Returns the features of tokens and the state after them. ConfigError: the hook has no pair."""
-    pair: object = encoding.features(tokens, state)
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise ConfigError(
-            f"features of {type(encoding).__name__} must return the features and the state, a pair"
-        )
-    return pair
-
-
 def turned(encoding: Encoding, hook: str, x: Any, features: Any, positions: Any) -> Any:
     """Returns what a hook makes of an array [B, L, heads, K], such as rotated queries.
 
@@ -132,7 +122,7 @@ def turned(encoding: Encoding, hook: str, x: Any, features: Any, positions: Any)
 
 
 def sink_of(encoding: Encoding, carry: Any, shape_BHL: tuple[int, ...]) -> Any:
-    """Returns the logit of the sink; None without one. ConfigError: it is not one for each query."""
+    """Returns the logit of the sink, None without one. ConfigError: queries lack one."""
     logit: Any = encoding.sink(carry)
     if logit is not None and jnp.shape(logit) != tuple(shape_BHL):
         raise ConfigError(

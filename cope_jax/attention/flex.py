@@ -153,7 +153,7 @@ class Hooks:
             wanted = (*ARGUMENTS[field.name], *["params"] * self.takes_params)
             if hook is not None and not _takes(hook, len(wanted)):
                 raise ConfigError(
-                    f"{field.name} of flex_attention must take {len(wanted)} arguments, ({', '.join(wanted)})"
+                    f"{field.name} of flex_attention must take the arguments ({', '.join(wanted)})"
                 )
 
 

@@ -197,7 +197,7 @@ def prepare(
     x = checks.checked_input(x, batch, keys)
     tokens = Tokens(x, _queries_of_keys(q_BLHK, keys), k_BMGK, v_BMGK, k_positions, k_segment_ids)
     if features is None:
-        features, _ = checks.features_of(encoding, tokens, None)
+        features, _ = encoding.checked_features(tokens, None)
     checks.check_features(encoding, features, k_BMGK, heads)
     checks.check_tokens(encoding, features, length, keys)
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)

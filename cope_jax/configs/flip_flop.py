@@ -14,8 +14,8 @@ may also mean 128), 50 warm-up steps, weight decay 0.1. Our choice: p_max 64, no
     cope-jax compare --config=flip_flop:one_layer --encodings=rope,stick_breaking,fox,path,cope \
         --seeds=1 --workdir=runs/flip_flop_one_layer
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
-Expected: PaTH has at most 0.1 % in distribution and on sparse; on dense 27 %, by its paper none. The
-others err on the sparse split.
+Expected: PaTH has at most 0.1 % in distribution and on sparse; on dense 27 %, by its paper none.
+The others err on the sparse split.
 From the paper: task, 1 layer, 2 heads, width 64. The paper does not state the optimizer; this is the one of Liu et al.
 
 `flip_flop:small` has length 128:

@@ -59,7 +59,7 @@ class InputFile:
     size: int
 
     def mark(self) -> str:
-        """A digest of the first and the last 64 KiB: an edit in between that keeps the size is not seen."""
+        """A digest of the first and the last 64 KiB. An edit between them is not seen."""
         with _clear_errors(self.path), epath.Path(self.path).open("rb") as file:
             first = file.read(1 << 16)
             file.seek(max(0, self.size - (1 << 16)))

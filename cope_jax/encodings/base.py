@@ -283,6 +283,14 @@ class Encoding(nnx.Module):
         del tokens, state
         return (), ()
 
+    def checked_features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
+        """Returns what `features` returns. ConfigError: this is no pair."""
+        pair: object = self.features(tokens, state)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            name = type(self).__name__
+            raise ConfigError(f"features of {name} must return the features and the state, a pair")
+        return pair
+
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
         """Transforms queries, and by default keys, before their product; `features` are those of
         the same tokens. The width may change: attention still divides by the root of the old one.

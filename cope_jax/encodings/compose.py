@@ -84,7 +84,7 @@ class Composed(Encoding):
 
     def features(self, tokens: Tokens, state: PyTree) -> tuple[PyTree, PyTree]:
         both = {
-            name: encoding.features(tokens, None if state is None else state[name])
+            name: encoding.checked_features(tokens, None if state is None else state[name])
             for name, encoding in self.parts.items()
         }
         features, after = ({name: pair[which] for name, pair in both.items()} for which in (0, 1))

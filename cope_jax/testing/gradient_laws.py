@@ -60,7 +60,7 @@ def gradient_leaks(subject: Subject) -> Measure:
 
 
 def _hidden(subject: Subject) -> Iterator[tuple[dict[str, Any], Array]]:
-    """Data for adapters, each with a mask that is True at [i, j] if output i must not read token j."""
+    """Data for adapters, each with the pairs [i, j] in which output i must not read token j."""
     later = np.triu(np.full((subject.length, subject.length), bool(subject.causal)), 1)
     if subject.segments is not None:
         ids = documents(subject)[0]

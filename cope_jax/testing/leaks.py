@@ -14,7 +14,7 @@ MOST = 64
 
 
 def places(length: int) -> Array:
-    """Places of a row, in order: all, or both sides of the borders of blocks and evenly spaced ones.
+    """Places of a row: all, or both sides of the borders of blocks and evenly spaced ones.
 
     >>> places(256)[-6:].tolist()
     [238, 239, 240, 247, 254, 255]

@@ -8,7 +8,7 @@ from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.attention import attend, attend_cached, attention_weights, create_cache
-from cope_jax.encodings import Carry
+from cope_jax.encodings import Carry, Composed
 from cope_jax.errors import ConfigError
 
 
@@ -175,3 +175,12 @@ def test_traits_are_traits(monkeypatch):
         ConfigError, match=r"Own\.traits must be Traits, got \{'splits_keys': False"
     ):
         Own(Own.Config(), encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
+
+
+def test_features_that_are_no_pair_are_one_line_in_a_composition_too(monkeypatch):
+    """Of two examples, an array would pass for a pair."""
+    monkeypatch.setattr(Own, "features", lambda self, tokens, state: tokens.k)
+    shape = encodings.AttentionShape(2, 4)
+    parts = {"own": Own(Own.Config(), shape, rngs=nnx.Rngs(0)), "rope": encoding_of()}
+    q = jnp.concatenate([heads(), heads()])
+    refused("features of Own must return the", attend, q, q, q, encoding=Composed(parts, shape))

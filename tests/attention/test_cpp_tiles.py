@@ -1,4 +1,4 @@
-"""Products of bfloat16 on a CPU's matrix unit, or on loops in its place, say what full attention says."""
+"""Products on a CPU's matrix unit, or on loops in its place, say what full attention says."""
 
 import jax
 import jax.numpy as jnp

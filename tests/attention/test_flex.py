@@ -324,15 +324,15 @@ def test_a_row_of_which_a_bias_hides_all_keys_is_zero(lowest):
     [
         (
             {"score": lambda s, b, h, i, j: s},
-            "score of flex_attention must take 2 arguments, (pairs",
+            "score of flex_attention must take the arguments (pairs, carry)",
         ),
         (
             {"score": lambda pairs, carry: (pairs.logits, carry), "params": {}},
-            "score of flex_attention must take 3 arguments, (pairs, carry, params)",
+            "score of flex_attention must take the arguments (pairs, carry, params)",
         ),
         (
             {"score": lambda pairs, carry: (pairs.logits, carry), "carry": lambda: None},
-            "carry of flex_attention must take 1 arguments, (q)",
+            "carry of flex_attention must take the arguments (q)",
         ),
     ],
 )

@@ -318,3 +318,12 @@ def test_flags_of_an_export_without_effect_are_one_line(start, flags, line, tmp_
     done = start("export", *flags, f"--out={tmp_path / 'out'}").wait()
     assert done.status == 2 and line in done.error, done.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_export_says_that_it_reads_the_small_sample(given, start, tmp_path):
+    flags = ("--corpus=wikitext-2", "--tokenizer=bytes", "--length=8", "--workers=1")
+    sample = (f"--corpora_dir={tmp_path / 'none'}",) if given else ()
+    done = start("export", *flags, *sample, f"--out={tmp_path / 'out'}").wait()
+    line = "wikitext-2: the small built-in sample, because --corpora_dir is not set\n"
+    assert (done.status, line in done.out) == ((2, False) if given else (0, True)), done.err

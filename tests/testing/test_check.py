@@ -36,7 +36,7 @@ leaks_backward.__wrapped__.defvjp(
 
 
 def backward_of_the_past(x, mask=None, padding=False):
-    """The sum of all tokens so far that a mask or padding leaves; its gradient forgets what is left."""
+    """The sum of all tokens so far that a mask or padding leaves; its gradient forgets these."""
     past = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), x.dtype))
     seen = past if mask is None else jnp.where(mask[:, None] if padding else mask[:, 0], past, 0)
     total = jnp.einsum("...ij,...jk->...ik", seen, x)
