@@ -238,6 +238,17 @@ def test_models_are_not_tested_on_a_table_that_has_changed(start, trained, tmp_p
     assert "the data differ from the data of the run in" in done.error
 
 
+@pytest.mark.slow
+def test_taggers_are_not_shown_with_a_table_that_has_changed(start, tmp_path):
+    table, rows = tmp_path / "tags.csv", [f"dogs {n} run,N M N\n" for n in range(60)]
+    flags = (*TINY, "--config.task.options.length=8", "--systems=words", "--seeds=1")
+    for some, status in ((rows[:-1], 0), (rows, 2)):
+        table.write_text("text,label\n" + "".join(some))
+        done = start("tag", *flags, f"--input={table}", f"--workdir={tmp_path / 'run'}").wait()
+        assert done.status == status, done.err
+    assert "the data differ from the data of the run in" in done.error
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
