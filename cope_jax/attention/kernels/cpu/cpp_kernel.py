@@ -65,10 +65,7 @@ class CpuExecution:
             digest = library.load_kernel(cpp.text)
         except library.Unavailable as error:
             raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
-        types = [_wide(x.spec.dtype, cpp.real) for x in cpp.written]
-        shapes = [
-            jax.ShapeDtypeStruct(x.stored_shape, t) for x, t in zip(cpp.written, types, strict=True)
-        ]
+        shapes = [jax.ShapeDtypeStruct(x.stored_shape, cpp.type_of(x)) for x in cpp.written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
         given = [
             x.stored if n in cpp.halves else _given(x, cpp.real)
@@ -77,12 +74,12 @@ class CpuExecution:
         inputs = [jnp.asarray(sizes), plan.spans.reshape(-1), *given]
         arrays = library.call(digest, shapes, *inputs)
         known = {
-            id(x): x.restored(y).astype(x.spec.dtype)
+            id(x): x.restored(y).astype(x.array.dtype)
             for x, y in zip(cpp.written, arrays, strict=True)
         }
 
         def result(x: Argument) -> Array:
-            return known[id(x)] if id(x) in known else jnp.zeros(x.array.shape, x.spec.dtype)
+            return known[id(x)] if id(x) in known else jnp.zeros(x.array.shape, x.array.dtype)
 
         return jax.tree.map(result, cpp.results, is_leaf=is_argument)
 
@@ -182,7 +179,7 @@ class CppKernel:
     Attributes:
       results: what it returns: the results of the second half, and what is added up over keys.
       written: those of them that are not 0.
-      halves: the numbers of the inputs that it reads as bfloat16.
+      halves: the numbers of the inputs that lie in memory as bfloat16.
     """
 
     def __init__(self, kernel: TileKernel, tiles: bool = False):
@@ -220,11 +217,20 @@ class CppKernel:
         asks = {name: programs for name, programs in kernel.ask.items() if programs is not None}
         for name, programs in asks.items():
             texts += [self._step(f"ask_{name}", programs, carry_args, None), self._ask(name)]
-        tiled = {n for n, _ in self.forms} - self.reads - self.uses
-        self.halves = {n for n in tiled if kernel.inputs[n].spec.dtype == jnp.bfloat16}
+        self.halves = {
+            n
+            for n, x in enumerate(kernel.inputs)
+            if x.array.dtype == jnp.bfloat16 and n not in self.uses
+            if n not in self.reads or x.side != "head"
+        }
         define = ["#define DOUBLE"] if self.real == "float64" else []
         includes = [*define, '#include "driver.h"', ""]
         self.text = "\n".join([*includes, *texts, *self._tables(asks)])
+
+    def type_of(self, x: Argument) -> Any:
+        """The type in which it writes a result."""
+        halves = self.tiles and x.interleaved and x.array.dtype == jnp.bfloat16
+        return jnp.bfloat16 if halves else _wide(x.array.dtype, self.real)
 
     def _grow(self) -> list[str]:
         """Finds the outputs that grow column by column; returns the functions by which they grow.
@@ -400,7 +406,13 @@ class CppKernel:
         for n, x in enumerate(self.outputs):
             result = next((m for m, y in enumerate(self.written) if y is x), -1)
             filled = str(n not in self.unfilled).lower()
-            fields = self._argument(x), str(result), filled, f"real({x.fill or 0.0!r})"
+            halves = result >= 0 and self.type_of(x) == jnp.bfloat16
+            fields = (
+                self._argument(x, halves=halves),
+                str(result),
+                filled,
+                f"real({x.fill or 0.0!r})",
+            )
             outputs.append(f"{{{', '.join(fields)}}}")
         steps = [name if key in kernel.steps else "nullptr" for name, key in STEPS.items()]
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]

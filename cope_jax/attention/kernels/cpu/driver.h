@@ -37,8 +37,9 @@ INLINE void grow_zeros(Tiles& t, int end, int n, int rows, int columns, int dist
 
 // Brings a later row into the cache: the rows of tokens are far apart, so that no CPU expects them.
 constexpr int AHEAD = 12;  // rows, of which as much is on its way as a core can wait for
-INLINE void expect(const real* p, int count) {
-  for (int c = 0; c < count; c += 64 / sizeof(real)) __builtin_prefetch(p + c);
+template <class T>
+INLINE void expect(const T* p, int count) {
+  for (int c = 0; c < count; c += 64 / sizeof(T)) __builtin_prefetch(p + c);
 }
 
 enum Side { QUERY, KEY, HEAD };
@@ -49,7 +50,7 @@ enum Order { BY_HEAD, TOKEN_ROWS, TOKEN_COLUMNS };
 
 // An array of numbers, all of one width. `plain` and `turned`: functions read its blocks as they are, and transposed; if `panels`,
 // PART of its rows after each other. `forms`: in which forms they read its blocks in tiles, a bit for each. `halves`: its
-// numbers are bfloat16 in memory, and only tiles are read.
+// numbers are bfloat16 in memory.
 struct Argument {
   Side side;
   Order order;
@@ -67,13 +68,16 @@ struct Argument {
     if (order == BY_HEAD) return (((long)b * heads + head) * blocks + block) * size();
     return ((long)b * blocks + block) * heads * size() + (long)head * (order == TOKEN_ROWS ? columns : rows);
   }
-  void pack(const real* from, real* to) const {
-    if (order == BY_HEAD) std::copy_n(from, size(), to);
-    else
-      for (int r = 0; r < rows; r++) {
-        expect(from + (r + AHEAD) * distance(), columns);
-        std::copy_n(from + r * distance(), columns, to + (long)r * columns);
-      }
+  template <class T, class Copy>
+  void pack_rows(const T* from, real* to, Copy copy) const {
+    for (int r = 0; r < rows; r++) {
+      expect(from + (r + AHEAD) * row(), columns);
+      copy(from + r * row(), columns, to + (long)r * columns);
+    }
+  }
+  void pack(const void* from, real* to) const {
+    if (halves) pack_rows((const uint16_t*)from, to, [](auto p, int n, real* to) { widen(p, n, (float*)to); });
+    else pack_rows((const real*)from, to, [](auto p, int n, real* to) { std::copy_n(p, n, to); });
   }
   void pack_turned(const real* from, real* to) const {
     const long apart = row();
@@ -85,12 +89,21 @@ struct Argument {
   long row() const { return order == BY_HEAD ? columns : distance(); }
   bool has(int form) const { return forms >> form & 1; }
   long packed_size(int form) const { return form_size(form, rows, columns); }
-  void unpack(const real* from, real* to) const {
-    if (order == TOKEN_COLUMNS) return transpose(from, columns, rows, columns, to, distance());
+  template <class T, class Copy>
+  void unpack_rows(const real* from, int rows, int columns, T* to, Copy copy) const {
     for (int r = 0; r < rows; r++) {
       expect(to + (r + AHEAD) * distance(), columns);
-      std::copy_n(from + (long)r * columns, columns, to + r * distance());
+      copy(from + (long)r * columns, columns, to + r * distance());
     }
+  }
+  // `space` has room for a block.
+  void unpack(const real* from, void* to, real* space) const {
+    const bool turns = order == TOKEN_COLUMNS;
+    if (turns && !halves) return transpose(from, columns, rows, columns, (real*)to, distance());
+    if (turns) transpose(from, columns, rows, columns, space, rows), from = space;
+    const int tokens = turns ? columns : rows, width = turns ? rows : columns;
+    if (halves) unpack_rows(from, tokens, width, (uint16_t*)to, [](auto p, int n, auto to) { narrow((float*)p, n, to); });
+    else unpack_rows(from, tokens, width, (real*)to, [](auto p, int n, auto to) { std::copy_n(p, n, to); });
   }
 };
 
@@ -144,9 +157,11 @@ struct Call {
   }
   long at(const Argument& x, int b, int h, int block) const { return x.at(b, head(x, h), count(x), block); }
   const void* input(int n, long at) const { return (const char*)in[n] + at * (kernel.inputs[n].halves ? 2 : sizeof(real)); }
-  bool staged(const Argument& x) const { return x.side == QUERY && x.plain && x.order != BY_HEAD; }
+  bool staged(const Argument& x) const { return x.side == QUERY && x.plain && (x.halves || x.order != BY_HEAD); }
   bool staged(const Output& x) const { return x.array.side == QUERY && (x.result < 0 || x.array.order != BY_HEAD); }
-  real* result(const Output& x) const { return (real*)out[x.result]; }
+  real* result(const Output& x, long at) const {
+    return (real*)((char*)out[x.result] + at * (x.array.halves ? 2 : sizeof(real)));
+  }
 
   // All blocks of keys for one block of queries of one head. `sums` are the sums of each output over these blocks.
   void visit(int b, int h, int strip, real* const* sums) const {
@@ -176,14 +191,14 @@ struct Call {
           t.packed[n][form] = (const Words*)stage, stage += SIDE * x.packed_size(form);
         }
       if (!staged(x)) continue;
-      x.pack((const real*)t.in[n], stage);
+      x.pack(t.in[n], stage);
       t.in[n] = stage, stage += space(x);
     }
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
       if (x.array.side == KEY) continue;
       if (staged(x)) t.out[n] = stage, stage += space(x.array);
-      else t.out[n] = result(x) + at(x.array, b, h, x.array.side == QUERY ? strip : 0);
+      else t.out[n] = result(x, at(x.array, b, h, x.array.side == QUERY ? strip : 0));
       if (x.array.side == QUERY && x.filled) std::fill_n(t.out[n], x.array.size(), x.fill);
     }
     auto see = [&](int block) {
@@ -223,7 +238,7 @@ struct Call {
     if (kernel.pack) release_tiles();
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
-      if (staged(x) && x.result >= 0) x.array.unpack(t.out[n], result(x) + at(x.array, b, h, strip));
+      if (staged(x) && x.result >= 0) x.array.unpack(t.out[n], result(x, at(x.array, b, h, strip)), memory);
     }
   }
 
@@ -236,7 +251,7 @@ struct Call {
       const Argument& x = kernel.outputs[n].array;
       if (x.side == KEY) needed += heads(x) * blocks * x.size();
       if (x.side == HEAD)
-        for (int h = first; h < first + heads(x); h++) std::fill_n(result(kernel.outputs[n]) + at(x, b, h, 0), x.size(), real(0));
+        for (int h = first; h < first + heads(x); h++) std::fill_n(result(kernel.outputs[n], at(x, b, h, 0)), x.size(), real(0));
     }
     real* memory = memory_of_thread(1, needed);
     std::fill_n(memory, needed, real(0));
@@ -256,9 +271,9 @@ struct Call {
       if (x.side != KEY) continue;
       for (int h = first; h < first + heads(x); h++)
         for (int block = 0; block < blocks; block++, free += x.size()) {
-          real* to = result(kernel.outputs[n]) + at(x, b, h, block);
+          real* to = result(kernel.outputs[n], at(x, b, h, block));
           if (x.order == BY_HEAD) std::copy_n(free, x.size(), to);
-          else x.unpack(free, to);
+          else x.unpack(free, to, memory_of_thread(0, x.size()));
         }
     }
   }
@@ -290,8 +305,8 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
   bool shared = false;
   for (int n = 0; n < kernel.input_count; n++) {
     const Argument& x = kernel.inputs[n];
-    if (x.side == KEY && x.plain && x.order != BY_HEAD)
-      call.plain[n] = copy(n, x.size(), [&](const void* from, real* to) { x.pack((const real*)from, to); });
+    if (x.side == KEY && x.plain && (x.halves || x.order != BY_HEAD))
+      call.plain[n] = copy(n, x.size(), [&](const void* from, real* to) { x.pack(from, to); });
     if (x.turned)
       call.turned[n] = copy(n, x.turned_size(), [&](const void* from, real* to) { x.pack_turned((const real*)from, to); });
     for (int form = 0; form < FORMS; form++)

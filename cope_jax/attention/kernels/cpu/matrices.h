@@ -187,6 +187,19 @@ PACKING void put_halves(const uint16_t* p, int p_count, const uint16_t* q, int q
   *to = joined<alternating>(lower(p, p_count), lower(q, q_count), std::make_index_sequence<2 * SIDE>());
 }
 
+// Numbers as bfloat16, and back.
+inline void narrow(const float* p, int count, uint16_t* to) {
+  for (int c = 0; c < count; c += SIDE) {
+    const Words x = words<false>(p + c, count - c);
+    const Words y = nearest_halves<false>(x, x, std::make_index_sequence<2 * SIDE>());
+    std::memcpy(to + c, &y, 2 * std::min(SIDE, count - c));
+  }
+}
+inline void widen(const uint16_t* p, int count, float* to) {
+  uint32_t* bits = (uint32_t*)to;
+  for (int c = 0; c < count; c++) bits[c] = (uint32_t)p[c] << 16;
+}
+
 template <int s, size_t... l>
 PACKING void exchange(Words& x, Words& y, std::index_sequence<l...>) {
   const Words old = x;

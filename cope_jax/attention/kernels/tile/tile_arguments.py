@@ -18,8 +18,8 @@ class Argument:
     """An array as the kernel reads or writes it, `[B or 1, heads, blocks, rows, columns]`.
 
     Attributes:
-      array: the array in this form; for a result, and for what exists only while a block of queries
-        visits its keys, its shape.
+      array: the array in this form; for what exists only while a block of queries visits its keys,
+        its shape; for a result, also the type that its reader takes, which may be narrower.
       spec: how one block looks to a tile program.
       side: "query": a program sees its own block; "key": it sees all blocks; "head": there is one
         block.
@@ -47,6 +47,11 @@ class Argument:
     def blank(self, batch: int) -> "Argument":
         """A result of this form for each example."""
         shape = jax.ShapeDtypeStruct((batch, *self.array.shape[1:]), self.spec.dtype)
+        return dataclasses.replace(self, array=shape)
+
+    def read_as(self, dtype: Any) -> "Argument":
+        """The same result for a reader that takes another type."""
+        shape = jax.ShapeDtypeStruct(self.array.shape, dtype)
         return dataclasses.replace(self, array=shape)
 
     def widened(self, blocks: int) -> "Argument":
@@ -151,9 +156,9 @@ def rows(tree: PyTree, size: int, by_token: bool = False) -> PyTree:
 def key_columns(x: Any, size: int) -> Argument:
     """The gradient of keys or values `[B, G, M, K]`, with the keys of a block along the columns."""
     batch, groups, length, width = x.shape
-    dtype = accumulator_dtype(x.dtype)
-    shape = jax.ShapeDtypeStruct((batch, groups, length // size, width, size), dtype)
-    return Argument(shape, Spec((1, 1, width, size), dtype, (2, 3)), "key", 3, by_token=True)
+    spec = Spec((1, 1, width, size), accumulator_dtype(x.dtype), (2, 3))
+    shape = jax.ShapeDtypeStruct((batch, groups, length // size, width, size), x.dtype)
+    return Argument(shape, spec, "key", 3, by_token=True)
 
 
 def of_head(x: Any, shape: tuple[int, ...]) -> Argument:

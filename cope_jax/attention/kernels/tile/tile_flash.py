@@ -180,7 +180,11 @@ def backward_kernel(
         rows((carry.sums, dsums), size),
     )
     dconstants = rows(carry.constants, size)
-    totals = dconstants, rows(of_queries, size, by_token=True), params
+    of_queries = rows(of_queries, size, by_token=True)
+    q, rotated_q = (
+        getattr(of_queries, x).read_as(getattr(queries, x).dtype) for x in ("q", "rotated_q")
+    )
+    totals = dconstants, dataclasses.replace(of_queries, q=q, rotated_q=rotated_q), params
     parts = halves(plan, args, loop, totals)
     return TileKernel(
         plan,
