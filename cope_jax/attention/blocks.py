@@ -25,7 +25,7 @@ class QueryBlock:
 
     Attributes:
       q: queries before rotation, `[B, H, L, K]`.
-      rotated_q: queries after rotation, `[B, H, L, K]`.
+      rotated_q: queries after rotation, `[B, H, L, K]`; None if the encoding leaves them as they are.
       v: the values of the queries' own tokens, `[B, G, L, K]`; None if no sink needs them.
       features: the encoding's features, `[B, heads, L, ...]`.
       positions: positions of the tokens, `[B, L]`; B may be 1.
@@ -34,12 +34,17 @@ class QueryBlock:
     """
 
     q: Array
-    rotated_q: Array
+    rotated_q: Array | None
     v: Array | None
     features: PyTree
     positions: Any
     indices: Any
     segment_ids: Array | None = None
+
+    @property
+    def content_q(self) -> Array:
+        """The queries of the content logits."""
+        return self.q if self.rotated_q is None else self.rotated_q
 
     def block(self, number: Array, size: int) -> "QueryBlock":
         """Returns block `number` of these queries; each block has `size` queries."""

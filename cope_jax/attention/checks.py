@@ -121,6 +121,12 @@ def turned(encoding: Encoding, hook: str, x: Any, features: Any, positions: Any)
     return out
 
 
+def rotated(encoding: Encoding, q_BLHK: Array, features: Any, positions: Any) -> Any:
+    """Returns the rotated queries; None if the encoding leaves them as they are."""
+    rotated_BLHK = turned(encoding, "rotate", q_BLHK, features, positions)
+    return None if rotated_BLHK is q_BLHK else rotated_BLHK
+
+
 def sink_of(encoding: Encoding, carry: Any, shape_BHL: tuple[int, ...]) -> Any:
     """Returns the logit of the sink, None without one. ConfigError: queries lack one."""
     logit: Any = encoding.sink(carry)

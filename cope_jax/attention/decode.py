@@ -32,6 +32,7 @@ from cope_jax.attention.checks import (
     check_is_encoding,
     checked_logits,
     checked_window,
+    rotated,
     sink_of,
     turned,
 )
@@ -101,12 +102,12 @@ def attend_cached(
     positions_BL, segment_ids_BL = cache.latest(length)
     keys, newest = cache.entries_of(encoding, layer, length)
     features = jax.tree.map(head_major, newest.features)
-    rotated_BLHK = turned(encoding, "rotate", q_BLHK, features, positions_BL)
+    rotated_BLHK = rotated(encoding, q_BLHK, features, positions_BL)
     indices_C = jnp.arange(cache.capacity, dtype=jnp.int32)
     indices_L = cache.filled - length + jnp.arange(length, dtype=jnp.int32)
     queries = QueryBlock(
         q=head_major(q_BLHK),
-        rotated_q=head_major(rotated_BLHK),
+        rotated_q=None if rotated_BLHK is None else head_major(rotated_BLHK),
         v=newest.v if encoding.traits.sink_value == "own" else None,
         features=newest.features,
         positions=positions_BL,

@@ -84,7 +84,7 @@ class Request:
         """Returns all pairs as one block; if not `masked`, the mask is True everywhere."""
         request = self.head_major()
         queries, keys = request.queries, request.keys
-        logits = content_logits(queries.rotated_q, keys.k, self.factor)
+        logits = content_logits(queries.content_q, keys.k, self.factor)
         if keys.bias is not None:
             logits = logits + keys.bias.astype(logits.dtype)
         if self.soft_cap is not None:
@@ -201,7 +201,7 @@ def prepare(
     checks.check_features(encoding, features, k_BMGK, heads)
     checks.check_tokens(encoding, features, length, keys)
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
-    rotated_q = checks.turned(encoding, "rotate", q_BLHK, q_features, q_positions)
+    rotated_q = checks.rotated(encoding, q_BLHK, q_features, q_positions)
     rotated_k = checks.turned(encoding, "rotate_keys", k_BMGK, features, k_positions)
     v_BMGK = checks.turned(encoding, "rotate_values", v_BMGK, features, k_positions)
     q_v = v_BMGK[:, keys - length :] if encoding.traits.sink_value == "own" else None

@@ -60,7 +60,7 @@ class QueryGradients:
     """
 
     q: Array
-    rotated_q: Array
+    rotated_q: Array | None
     v: Array | None
     features: PyTree
     bias: Array | None = None
@@ -348,10 +348,11 @@ def _product_gradients(
     queries, groups = stream.queries, block.k.shape[1]
     dlogits, dbias = stream.request.content_gradients(pairs.logits, dpairs.logits)
     dlogits = dlogits.astype(block.k.dtype)
-    dqueries = QueryGradients(
-        dpairs.q, weights_times_v(dlogits, block.k), None, dpairs.q_features, dbias
-    )
-    dk = q_times_weights(queries.rotated_q, dlogits, groups)
+    dq, drotated_q = dpairs.q, weights_times_v(dlogits, block.k)
+    if queries.rotated_q is None:
+        dq, drotated_q = dq + drotated_q, None
+    dqueries = QueryGradients(dq, drotated_q, None, dpairs.q_features, dbias)
+    dk = q_times_weights(queries.content_q, dlogits, groups)
     dk = jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk
     dv = q_times_weights(
         residuals.dout.astype(block.v.dtype), kept_BHLM.astype(block.v.dtype), groups
@@ -391,7 +392,7 @@ def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTr
 
     vjp = jax.vjp(initial_carry, params, queries.q, queries.features)[1]
     more, dq, dfeatures = vjp(cotangent(dcarry))
-    none = jnp.zeros_like(dqueries.rotated_q)
+    none = jax.tree.map(jnp.zeros_like, dqueries.rotated_q)
     dqueries = _add(dqueries, QueryGradients(dq, none, None, dfeatures))
     return jax.tree.map(add_cotangent, dparams, more), dqueries
 

@@ -111,8 +111,8 @@ def plan(
 
 def _refusal(encoding: Encoding, request: Request) -> str | None:
     queries, keys = request.queries, request.keys
-    widths = queries.rotated_q.shape[-1], keys.v.shape[-1]
-    types = {x.dtype for x in (queries.q, queries.rotated_q, keys.k, keys.v)}
+    widths = queries.content_q.shape[-1], keys.v.shape[-1]
+    types = {x.dtype for x in (queries.q, queries.content_q, keys.k, keys.v)}
     if not types <= set(map(jnp.dtype, TYPES)):
         return f"a type is {min(map(str, types - set(map(jnp.dtype, TYPES))))}, not float32 or bfloat16"
     if len(types) > 1:
@@ -131,7 +131,7 @@ def capability(device: str) -> int | None:
 
 
 def _sizes(encoding: Encoding, request: Request) -> Sizes:
-    q, v = request.queries.rotated_q, request.keys.v
+    q, v = request.queries.content_q, request.keys.v
     by_width = SIZES[q.dtype.itemsize]
     sizes = by_width[next(most for most in by_width if max(q.shape[-1], v.shape[-1]) <= most)]
     carries = jax.tree.leaves(carry_of(encoding, request)) or encoding.traits.heavy_score

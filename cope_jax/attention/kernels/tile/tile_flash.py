@@ -17,6 +17,7 @@ from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.blocks import KeyBlock
 from cope_jax.attention.kernels.tile.tile_arguments import (
+    Argument,
     is_argument,
     key_columns,
     rows,
@@ -166,9 +167,12 @@ def backward_kernel(
             (plan.batch, plan.heads, *x.shape[2:]), accumulator_dtype(queries.q.dtype)
         )
 
-    of_queries = QueryGradients(
-        wide(queries.q), wide(queries.rotated_q), None, jax.tree.map(wide, queries.features)
-    )
+    def of_query(x: Any) -> Argument:
+        return sequence(wide(x), 2, size, "query", by_token=True).read_as(x.dtype)
+
+    q, rotated_q = jax.tree.map(of_query, (queries.q, queries.rotated_q))
+    features = rows(jax.tree.map(wide, queries.features), size, by_token=True)
+    of_queries = QueryGradients(q, rotated_q, None, features)
     params = jax.tree.map(lambda x: x.blank(plan.batch), plan.params, is_leaf=is_argument)
     features = jax.tree.map(
         lambda x: sequence(wide(x), 2, near, "key", by_token=True), keys.features
@@ -180,11 +184,7 @@ def backward_kernel(
         rows((carry.sums, dsums), size),
     )
     dconstants = rows(carry.constants, size)
-    of_queries = rows(of_queries, size, by_token=True)
-    q, rotated_q = (
-        getattr(of_queries, x).read_as(getattr(queries, x).dtype) for x in ("q", "rotated_q")
-    )
-    totals = dconstants, dataclasses.replace(of_queries, q=q, rotated_q=rotated_q), params
+    totals = dconstants, of_queries, params
     parts = halves(plan, args, loop, totals)
     return TileKernel(
         plan,
@@ -240,7 +240,7 @@ def of_caller(
 
     own_queries = QueryGradients(
         _like(dqueries.q, queries.q),
-        _like(dqueries.rotated_q, queries.rotated_q),
+        jax.tree.map(_like, dqueries.rotated_q, queries.rotated_q),
         None if dqueries.v is None or queries.v is None else of_heads(dqueries.v, queries.v),
         jax.tree.map(of_heads, dqueries.features, queries.features),
     )
