@@ -9,6 +9,9 @@
 namespace {
 
 constexpr int MOST = 96;  // arguments
+// Blocks of queries that visit keys together, at most; less if what they keep would not stay in a core's cache, or if
+// fewer parts than this were left for the threads.
+constexpr int TOGETHER = 8, CACHED = 600 << 10, PARTS = 64;
 constexpr int PART = 64, MORE = PANEL * W;  // the columns of a panel of a table that grows, and by how many it does
 
 struct Tiles {  // what a step sees
@@ -61,6 +64,7 @@ struct Argument {
 
   long turned_size() const { return panels ? (rows + PART - 1) / PART * PART * (long)columns : size(); }
   long size() const { return (long)rows * columns; }
+  long space() const { return (size() + 15) / 16 * 16; }  // of a copy
   long distance() const { return (long)heads * (order == TOKEN_ROWS ? columns : rows); }  // of tokens
   // Where a block begins, among `blocks` blocks.
   long at(int b, int head, int blocks, int block) const {
@@ -143,7 +147,7 @@ struct Call {
   void* const* in;
   void* const* out;
   const int32_t* spans;  // first, end, full, full_end of each block of queries, in blocks of keys
-  int batch, strips, blocks;
+  int batch, strips, blocks, together;
   std::vector<real*> plain, turned;  // copies of all blocks of keys, head by head, or null
   std::vector<Words*> packed[FORMS];
 
@@ -163,28 +167,38 @@ struct Call {
     return (real*)((char*)out[x.result] + at * (x.array.halves ? 2 : sizeof(real)));
   }
 
-  // All blocks of keys for one block of queries of one head. `sums` are the sums of each output over these blocks.
-  void visit(int b, int h, int strip, real* const* sums) const {
-    size_t needed = kernel.memory;
-    auto space = [](const Argument& x) { return (x.size() + 15) / 16 * 16; };
+  // How many numbers a block of queries keeps while it visits its keys.
+  size_t space_of_visit() const {
+    size_t space = 0;
     for (int n = 0; n < kernel.input_count; n++) {
       const Argument& x = kernel.inputs[n];
-      needed += staged(x) ? space(x) : 0;
-      for (int form = 0; form < FORMS && x.side == QUERY; form++) needed += x.has(form) ? SIDE * x.packed_size(form) : 0;
+      space += staged(x) ? x.space() : 0;
+      for (int form = 0; form < FORMS && x.side == QUERY; form++) space += x.has(form) ? SIDE * x.packed_size(form) : 0;
     }
-    for (int n = 0; n < kernel.output_count; n++)
-      needed += staged(kernel.outputs[n]) ? space(kernel.outputs[n].array) : 0;
-    real *memory = memory_of_thread(0, needed), *stage = memory + kernel.memory;
+    for (int n = 0; n < kernel.output_count; n++) space += staged(kernel.outputs[n]) ? kernel.outputs[n].array.space() : 0;
+    return space;
+  }
+
+  // Block `strip` of the queries of one head on its way over the blocks of keys.
+  struct Visit {
+    int b, h, strip;
+    const int32_t* span;
+    enum { BEFORE, INSIDE, SATURATED, AFTER, DONE } where;  // inside, all pairs of a block are visible
     Tiles t;
+  };
+
+  void begin(Visit& v, real* memory, real* stage) const {
+    Tiles& t = v.t;
+    v.span = spans + 4 * ((kernel.spans_by_example ? (long)v.b * strips : 0) + v.strip), v.where = Visit::BEFORE;
     std::fill_n(t.known, kernel.output_count, 0);
     for (int n = 0; n < kernel.input_count; n++) {
       const Argument& x = kernel.inputs[n];
       if (x.side == KEY) continue;
-      t.in[n] = input(n, at(x, b, h, x.side == QUERY ? strip : 0));
-      if (turned[n]) t.turned[n] = turned[n] + by_head(x, b, h, 0) * x.turned_size();
+      t.in[n] = input(n, at(x, v.b, v.h, x.side == QUERY ? v.strip : 0));
+      if (turned[n]) t.turned[n] = turned[n] + by_head(x, v.b, v.h, 0) * x.turned_size();
       if (x.side == HEAD)
         for (int f = 0; f < FORMS; f++)
-          if (x.has(f)) t.packed[n][f] = packed[f][n] + by_head(x, b, h, 0) * x.packed_size(f);
+          if (x.has(f)) t.packed[n][f] = packed[f][n] + by_head(x, v.b, v.h, 0) * x.packed_size(f);
       for (int form = 0; form < FORMS && x.side == QUERY; form++)
         if (x.has(form)) {
           kernel.pack(form, x.halves, t.in[n], x.row(), x.rows, x.columns, (Words*)stage);
@@ -192,54 +206,70 @@ struct Call {
         }
       if (!staged(x)) continue;
       x.pack(t.in[n], stage);
-      t.in[n] = stage, stage += space(x);
+      t.in[n] = stage, stage += x.space();
     }
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
       if (x.array.side == KEY) continue;
-      if (staged(x)) t.out[n] = stage, stage += space(x.array);
-      else t.out[n] = result(x, at(x.array, b, h, x.array.side == QUERY ? strip : 0));
+      if (staged(x)) t.out[n] = stage, stage += x.array.space();
+      else t.out[n] = result(x, at(x.array, v.b, v.h, x.array.side == QUERY ? v.strip : 0));
       if (x.array.side == QUERY && x.filled) std::fill_n(t.out[n], x.array.size(), x.fill);
     }
-    auto see = [&](int block) {
-      for (int n = 0; n < kernel.input_count; n++) {
-        const Argument& x = kernel.inputs[n];
-        if (x.side != KEY) continue;
-        const long from = by_head(x, b, h, block);
-        t.in[n] = plain[n] ? plain[n] + from * x.size() : input(n, from * x.size());
-        if (turned[n]) t.turned[n] = turned[n] + from * x.turned_size();
-        for (int form = 0; form < FORMS; form++)
-          if (x.has(form)) t.packed[n][form] = packed[form][n] + from * x.packed_size(form);
-      }
-      for (int n = 0; n < kernel.output_count; n++) {
-        const Argument& x = kernel.outputs[n].array;
-        if (x.side == KEY) t.out[n] = sums[n] + block * x.size();
-      }
-    };
-    const int32_t* span = spans + 4 * ((kernel.spans_by_example ? (long)b * strips : 0) + strip);
-    const int first = span[0], full = span[2], full_end = span[3];
-    int block = span[1] - 1;
-    auto go = [&](Step step, auto here, bool (*stop)(Tiles&, real*) = nullptr) {
-      for (; block >= first && here(); block--) {
-        if (kernel.is_done && kernel.is_done(t, memory)) break;
-        if (stop && stop(t, memory)) break;
-        see(block);
-        step(t, memory);
-      }
-    };
-    if (kernel.pack) configure_tiles();  // again for each visit: other libraries use them too
     kernel.begin(t, memory);
-    auto interior = [&] { return block >= full && block < full_end; };
-    go(kernel.masked, [&] { return !interior(); });
-    go(kernel.plain, interior, kernel.is_saturated);
-    if (kernel.saturated) go(kernel.saturated, interior);
-    if (kernel.boundary) go(kernel.masked, [] { return true; });
-    kernel.end(t, memory);
-    if (kernel.pack) release_tiles();
+  }
+  // Visits a block of keys. `sums` are the sums of each output over these blocks.
+  void visit(Visit& v, int block, real* const* sums, real* memory) const {
+    if (block < v.span[0] || block >= v.span[1] || v.where == Visit::DONE) return;
+    if (kernel.is_done && kernel.is_done(v.t, memory)) v.where = Visit::DONE;
+    const bool inside = block >= v.span[2] && block < v.span[3];
+    if (v.where == Visit::BEFORE && inside) v.where = Visit::INSIDE;
+    if (v.where == Visit::INSIDE && inside && kernel.is_saturated && kernel.is_saturated(v.t, memory))
+      v.where = kernel.saturated ? Visit::SATURATED : Visit::AFTER;
+    if ((v.where == Visit::INSIDE || v.where == Visit::SATURATED) && !inside) v.where = Visit::AFTER;
+    if (v.where == Visit::AFTER && !kernel.boundary) v.where = Visit::DONE;
+    if (v.where == Visit::DONE) return;
+    for (int n = 0; n < kernel.input_count; n++) {
+      const Argument& x = kernel.inputs[n];
+      if (x.side != KEY) continue;
+      const long from = by_head(x, v.b, v.h, block);
+      v.t.in[n] = plain[n] ? plain[n] + from * x.size() : input(n, from * x.size());
+      if (turned[n]) v.t.turned[n] = turned[n] + from * x.turned_size();
+      for (int form = 0; form < FORMS; form++)
+        if (x.has(form)) v.t.packed[n][form] = packed[form][n] + from * x.packed_size(form);
+    }
+    for (int n = 0; n < kernel.output_count; n++) {
+      const Argument& x = kernel.outputs[n].array;
+      if (x.side == KEY) v.t.out[n] = sums[n] + block * x.size();
+    }
+    const Step steps[] = {kernel.masked, kernel.plain, kernel.saturated, kernel.masked};
+    steps[v.where](v.t, memory);
+  }
+  void finish(Visit& v, real* memory) const {
+    kernel.end(v.t, memory);
     for (int n = 0; n < kernel.output_count; n++) {
       const Output& x = kernel.outputs[n];
-      if (staged(x) && x.result >= 0) x.array.unpack(t.out[n], result(x, at(x.array, b, h, strip)), memory);
+      if (staged(x) && x.result >= 0) x.array.unpack(v.t.out[n], result(x, at(x.array, v.b, v.h, v.strip)), memory);
     }
+  }
+
+  // All blocks of keys for `count` blocks of queries of one head, from `strip` on. Each block of keys, and the sums of its
+  // gradients, come into the core's cache once for all of them.
+  void visit_keys(int b, int h, int strip, int count, real* const* sums) const {
+    const size_t space = space_of_visit();
+    real* memory = memory_of_thread(0, kernel.memory + count * space);
+    Visit visits[TOGETHER];
+    if (kernel.pack) configure_tiles();  // again for each visit: other libraries use them too
+    int first = blocks, last = 0;
+    for (int n = 0; n < count; n++) {
+      Visit& v = visits[n];
+      v.b = b, v.h = h, v.strip = strip + n;
+      begin(v, memory, memory + kernel.memory + n * space);
+      first = std::min<int>(first, v.span[0]), last = std::max<int>(last, v.span[1]);
+    }
+    for (int block = last - 1; block >= first; block--)
+      for (int n = 0; n < count; n++) visit(visits[n], block, sums, memory);
+    for (int n = 0; n < count; n++) finish(visits[n], memory);
+    if (kernel.pack) release_tiles();
   }
 
   // All heads of one example that share keys, with sums over all blocks of queries.
@@ -263,7 +293,7 @@ struct Call {
         sums[n] = free + (heads(x) > 1 ? h - first : 0) * blocks * x.size();
         free += heads(x) * blocks * x.size();
       }
-      for (int strip = 0; strip < strips; strip++) visit(b, h, strip, sums);
+      for (int strip = 0; strip < strips; strip += together) visit_keys(b, h, strip, std::min(together, strips - strip), sums);
     }
     real* free = memory;
     for (int n = 0; n < kernel.output_count; n++) {
@@ -282,7 +312,7 @@ struct Call {
 // With sums over blocks of queries, one thread computes all heads that share keys; else each block is on its own.
 inline void run(const Kernel& kernel, void* const* in, void* const* out, Parallel parallel, void* threads) {
   const int32_t* sizes = (const int32_t*)in[0];
-  Call call{kernel, in + 2, out, (const int32_t*)in[1], sizes[0], sizes[1], sizes[2], {}, {}, {}};
+  Call call{kernel, in + 2, out, (const int32_t*)in[1], sizes[0], sizes[1], sizes[2], 1, {}, {}, {}};
   call.plain.resize(kernel.input_count), call.turned.resize(kernel.input_count);
   for (auto& form : call.packed) form.resize(kernel.input_count);
   std::vector<std::unique_ptr<Words[]>> copies;
@@ -316,17 +346,19 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
         });
   }
   for (int n = 0; n < kernel.output_count; n++) shared |= kernel.outputs[n].array.side != QUERY;
+  const long visits = (long)call.batch * kernel.heads * call.strips, kept = call.space_of_visit() * sizeof(real);
+  call.together = std::max(1L, std::min({(long)TOGETHER, CACHED / kept, shared ? visits : visits / PARTS}));
   if (shared)
     parallel(threads, call.batch * kernel.groups, [](void* p, int item) {
       const Call& call = *(const Call*)p;
       call.visit_group(item / call.kernel.groups, item % call.kernel.groups);
     }, &call);
   else
-    parallel(threads, call.batch * kernel.heads * call.strips, [](void* p, int item) {
+    parallel(threads, call.batch * kernel.heads * in_blocks(call.strips, call.together), [](void* p, int item) {
       const Call& call = *(const Call*)p;
       const int heads = call.batch * call.kernel.heads, at = item % heads;
-      const int strip = call.strips - 1 - item / heads;  // the longest first
-      call.visit(at / call.kernel.heads, at % call.kernel.heads, strip, nullptr);
+      const int strip = (in_blocks(call.strips, call.together) - 1 - item / heads) * call.together;  // the longest first
+      call.visit_keys(at / call.kernel.heads, at % call.kernel.heads, strip, std::min(call.together, call.strips - strip), nullptr);
     }, &call);
 }
 
