@@ -350,7 +350,7 @@ def _product_gradients(
     dlogits = dlogits.astype(block.k.dtype)
     dq, drotated_q = dpairs.q, weights_times_v(dlogits, block.k)
     if queries.rotated_q is None:
-        dq, drotated_q = dq + drotated_q, None
+        dq, drotated_q = dq.astype(drotated_q.dtype) + drotated_q, None
     dqueries = QueryGradients(dq, drotated_q, None, dpairs.q_features, dbias)
     dk = q_times_weights(queries.content_q, dlogits, groups)
     dk = jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk
