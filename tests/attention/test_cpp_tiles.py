@@ -31,11 +31,14 @@ LOW = [s for s in ALL if reason(s) is None and "separate_key" not in s]
 def test_bfloat16_on_the_matrix_unit(spec, tiles):
     cancels = any(name in spec for name in CANCELLING)
     least = 0.1 if spec in (LONG, *LOW) and not cancels else 20.0
-    for width in (32, 40) if spec == "alibi" else (16,):  # whole tiles, and parts of them
-        sizes = SIZES._replace(head_dim=width)
+    # Whole tiles, parts of them, and one head, of which all tokens are neighbours.
+    shapes = ((4, 32), (4, 40), (1, 32)) if spec == "alibi" else ((4, 16),)
+    for heads, width in shapes:
+        sizes = SIZES._replace(heads=heads, kv_heads=min(heads, 2), head_dim=width)
         compare(spec, 150, 150, sizes=sizes, dtype=jnp.bfloat16, atol=0.02, least=least)
     assert all("tile_product<1, 1>" in text and "(const uint16_t*)p" in text for text in tiles)
     assert any("product<1, 2>" in text for text in tiles) or spec != LONG
+    assert any(", true}, 0, " in text for text in tiles)  # a result that is bfloat16 in memory
 
 
 @every([LONG, *FEW], few=["alibi"])

@@ -118,6 +118,14 @@ def test_masks_and_scales(spec, length, options):
     compare(spec, length, 150, **options)
 
 
+@pytest.mark.parametrize(
+    "spec", ["cope(npos_max=3)", pytest.param("stick_breaking", marks=pytest.mark.slow)]
+)
+def test_blocks_of_queries_that_visit_keys_together(spec):
+    """With so many heads eight blocks do in the forward pass too, and the ninth is alone."""
+    compare(spec, 144, 144, sizes=SIZES._replace(heads=64), window=40, segments=DOCUMENTS)
+
+
 @pytest.fixture
 def tiles(native, monkeypatch):
     """Takes the matrix unit of the CPU, or loops in its place. Returns the texts of kernels."""
