@@ -126,15 +126,20 @@ def test_values_of_another_width_and_tables_that_differ(
 
 
 class Twice(encodings.Encoding):
-    """Its logits also have a product of float32, next to the one of bfloat16."""
+    """Its logits also have a product of float32, next to the one of bfloat16, and a feature of bfloat16."""
+
+    def features(self, tokens, state):
+        return tokens.k[..., 0], ()
 
     def score(self, pairs, carry):
         q = jnp.tanh(pairs.q.astype(jnp.float32))
         more = jnp.einsum("BHLK,BHMK->BHLM", q, pairs.k.astype(jnp.float32), precision="highest")
-        return pairs.logits + more, carry
+        feature = pairs.k_features[:, :, None].astype(jnp.float32)
+        return pairs.logits + more + feature, carry
 
 
 def test_keys_in_tiles_that_a_product_of_float32_reads_too(tiles):
+    """The tiles, and the feature, are bfloat16 in memory; the product reads numbers of 32 bits."""
     encoding = Twice(Twice.Config(), encodings.AttentionShape(2, 16), rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=(1, 80, 2, 16)), jnp.bfloat16) for _ in range(3)]

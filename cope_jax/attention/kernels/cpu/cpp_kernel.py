@@ -416,7 +416,7 @@ class CppKernel:
             outputs.append(f"{{{', '.join(fields)}}}")
         steps = [name if key in kernel.steps else "nullptr" for name, key in STEPS.items()]
         questions = [f"is_{name}" if name in asks else "nullptr" for name in ("saturated", "done")]
-        flags = str(plan.boundary).lower(), str(plan.spans.shape[0] > 1).lower()
+        by_example = str(plan.spans.shape[0] > 1).lower()
         pack = "pack_form" if self.multiplies else "nullptr"
         forms = sorted({(form, n in self.halves) for n, form in self.forms})
         packs = [
@@ -430,7 +430,7 @@ class CppKernel:
             "inputs",
             "outputs",
             *map(str, counts),
-            *flags,
+            by_example,
             pack,
             "begin",
             "end",

@@ -124,12 +124,12 @@ typedef void (*Step)(Tiles&, real*);
 typedef void (*Parallel)(void* threads, int count, void (*work)(void*, int), void* arg);
 
 // `begin` and `end` come before and after the blocks of keys. Steps by what they see: blocks with hidden pairs, blocks
-// without, and blocks of which all rows are saturated.
+// without, and the latter once all rows are saturated. That step, and the questions, are null if no row ever is.
 struct Kernel {
   const Argument* inputs;
   const Output* outputs;
   int input_count, output_count, heads, groups, memory;
-  bool boundary, spans_by_example;
+  bool spans_by_example;
   void (*pack)(int form, bool halves, const void* p, long row, int rows, int columns, Words* to);  // or null: no tiles
   Step begin, end, masked, plain, saturated;
   bool (*is_saturated)(Tiles&, real*);
@@ -183,13 +183,14 @@ struct Call {
   struct Visit {
     int b, h, strip;
     const int32_t* span;
-    enum { BEFORE, INSIDE, SATURATED, AFTER, DONE } where;  // inside, all pairs of a block are visible
+    bool saturated, done;
     Tiles t;
   };
 
   void begin(Visit& v, real* memory, real* stage) const {
     Tiles& t = v.t;
-    v.span = spans + 4 * ((kernel.spans_by_example ? (long)v.b * strips : 0) + v.strip), v.where = Visit::BEFORE;
+    v.span = spans + 4 * ((kernel.spans_by_example ? (long)v.b * strips : 0) + v.strip);
+    v.saturated = v.done = false;
     std::fill_n(t.known, kernel.output_count, 0);
     for (int n = 0; n < kernel.input_count; n++) {
       const Argument& x = kernel.inputs[n];
@@ -219,15 +220,10 @@ struct Call {
   }
   // Visits a block of keys. `sums` are the sums of each output over these blocks.
   void visit(Visit& v, int block, real* const* sums, real* memory) const {
-    if (block < v.span[0] || block >= v.span[1] || v.where == Visit::DONE) return;
-    if (kernel.is_done && kernel.is_done(v.t, memory)) v.where = Visit::DONE;
-    const bool inside = block >= v.span[2] && block < v.span[3];
-    if (v.where == Visit::BEFORE && inside) v.where = Visit::INSIDE;
-    if (v.where == Visit::INSIDE && inside && kernel.is_saturated && kernel.is_saturated(v.t, memory))
-      v.where = kernel.saturated ? Visit::SATURATED : Visit::AFTER;
-    if ((v.where == Visit::INSIDE || v.where == Visit::SATURATED) && !inside) v.where = Visit::AFTER;
-    if (v.where == Visit::AFTER && !kernel.boundary) v.where = Visit::DONE;
-    if (v.where == Visit::DONE) return;
+    if (block < v.span[0] || block >= v.span[1] || v.done) return;
+    if (v.done = kernel.is_done && kernel.is_done(v.t, memory)) return;
+    const bool inside = block >= v.span[2] && block < v.span[3];  // all its pairs are visible
+    if (inside && kernel.is_saturated && !v.saturated) v.saturated = kernel.is_saturated(v.t, memory);
     for (int n = 0; n < kernel.input_count; n++) {
       const Argument& x = kernel.inputs[n];
       if (x.side != KEY) continue;
@@ -241,8 +237,7 @@ struct Call {
       const Argument& x = kernel.outputs[n].array;
       if (x.side == KEY) v.t.out[n] = sums[n] + block * x.size();
     }
-    const Step steps[] = {kernel.masked, kernel.plain, kernel.saturated, kernel.masked};
-    steps[v.where](v.t, memory);
+    (inside ? v.saturated ? kernel.saturated : kernel.plain : kernel.masked)(v.t, memory);
   }
   void finish(Visit& v, real* memory) const {
     kernel.end(v.t, memory);
