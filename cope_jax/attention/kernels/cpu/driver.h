@@ -221,7 +221,8 @@ struct Call {
   // Visits a block of keys. `sums` are the sums of each output over these blocks.
   void visit(Visit& v, int block, real* const* sums, real* memory) const {
     if (block < v.span[0] || block >= v.span[1] || v.done) return;
-    if (v.done = kernel.is_done && kernel.is_done(v.t, memory)) return;
+    v.done = kernel.is_done && kernel.is_done(v.t, memory);
+    if (v.done) return;
     const bool inside = block >= v.span[2] && block < v.span[3];  // all its pairs are visible
     if (inside && kernel.is_saturated && !v.saturated) v.saturated = kernel.is_saturated(v.t, memory);
     for (int n = 0; n < kernel.input_count; n++) {
