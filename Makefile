@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-main test-newest test-slow torture fuzz mutants compare docs clean
+.PHONY: help setup check test test-main newest test-newest test-slow torture fuzz mutants compare docs clean
 
 # The Python that creates .venv.
 PYTHON ?= python3
@@ -86,7 +86,8 @@ check: $(READY) ## check format, lint, types, the direction of imports, and plai
 	$(BIN)/python -m pytest -qq --durations=1 tests/test_words.py
 
 test: .venv/.ready-docs ## run check, docs, the short suite on the newest JAX, and all tests that are not slow
-	@$(MAKE) --no-print-directory -j3 check docs test-newest
+	@$(MAKE) --no-print-directory -j3 check docs newest
+	@$(MAKE) --no-print-directory -j2 test-newest $(REFERENCE)
 	@$(MAKE) --no-print-directory test-main
 
 # PyTorch and transformers, which the tests compare our models with.
@@ -100,16 +101,23 @@ $(REFERENCE): $(READY)
 test-main: $(REFERENCE)
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) --ignore=tests/test_words.py
 
-test-newest: $(READY)
-	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then \
+# Runs a command if there is a newest JAX apart from that of .venv.
+define with_newest
+@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then \
 	  echo "The short suite on the newest JAX is skipped: .venv has the newest JAX already."; \
 	elif newest="$(NEWEST_PYTHON)"; [ -z "$$newest" ]; then \
 	  echo "The short suite on the newest JAX is skipped: no Python 3.12 or 3.13 found; set NEWEST_PYTHON=..."; \
 	else \
-	  $(MAKE) --no-print-directory .venv-newest/.ready NEWEST_PYTHON="$$newest" && \
-	  $(TESTS_ON_CPU) .venv-newest/bin/python $(PYTEST) -m "newest and not slow" \
-	    $$(grep -rl --include="test_*.py" "mark\.newest" tests); \
+	  $(1); \
 	fi
+endef
+
+newest: $(READY)
+	$(call with_newest,$(MAKE) --no-print-directory .venv-newest/.ready NEWEST_PYTHON="$$newest")
+
+test-newest: newest
+	$(call with_newest,$(TESTS_ON_CPU) .venv-newest/bin/python $(PYTEST) -m "newest and not slow" \
+	    $$(grep -rl --include="test_*.py" "mark\.newest" tests))
 
 .venv-newest/.ready: pyproject.toml constraints.txt
 	@.venv-newest/bin/python -m pip --version >/dev/null 2>&1 || $(NEWEST_PYTHON) -m venv --clear .venv-newest

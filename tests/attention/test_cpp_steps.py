@@ -76,7 +76,7 @@ def run(cases, tiles=False):
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    flags = ["-O1" if flag == "-O3" else flag for flag in library.KERNEL_FLAGS]
+    flags = ["-Og" if flag == "-O3" else flag for flag in library.KERNEL_FLAGS]
     monkeypatch.setattr(library, "KERNEL_FLAGS", flags)
 
 

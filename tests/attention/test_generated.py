@@ -51,7 +51,7 @@ def native(monkeypatch):
 @pytest.fixture
 def quickly(native, monkeypatch):
     """Compiles with fewer optimizations: here only the numbers count."""
-    flags = ["-O1" if flag == "-O3" else flag for flag in library.KERNEL_FLAGS]
+    flags = ["-Og" if flag == "-O3" else flag for flag in library.KERNEL_FLAGS]
     monkeypatch.setattr(library, "KERNEL_FLAGS", flags)
 
 
