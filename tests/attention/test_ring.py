@@ -295,7 +295,13 @@ def test_hidden_chunks_are_not_computed():
     assert VISITED == {(query, key): 2 for query in range(8) for key in range(query + 1)}
 
 
-@pytest.mark.parametrize("forms", [{}, {"window": 5}], ids=["equal layers", "one without a window"])
+@pytest.mark.parametrize(
+    "forms",
+    [
+        pytest.param({}, id="equal layers", marks=pytest.mark.slow),
+        pytest.param({"window": 5}, id="one without a window"),
+    ],
+)
 def test_a_decoder_trains_as_on_one_device(forms):
     """Loss and the gradient of every parameter, with packed segments, dropout, tables and
     recomputed layers.

@@ -18,7 +18,7 @@ from tools.publish import read_tables
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "can.md"
 
-FAST = ("cope", "stick_breaking", "mapformer")
+FAST = ("cope", "mapformer")
 CELLS = [
     pytest.param(ability, encoding, marks=() if encoding in FAST else pytest.mark.slow)
     for ability, names in limits.CAN.items()
