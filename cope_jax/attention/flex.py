@@ -15,7 +15,7 @@ from cope_jax.attention.attend import attend, attend_request
 from cope_jax.attention.checks import check_arrays
 from cope_jax.attention.request import prepare
 from cope_jax.encodings import AttentionShape, Carry, Encoding, Pairs
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 from cope_jax.registry import checked, unknown
 
 Hook = Callable[..., Any]
@@ -152,8 +152,10 @@ class Hooks:
                 )
             wanted = (*ARGUMENTS[field.name], *["params"] * self.takes_params)
             if hook is not None and not _takes(hook, len(wanted)):
+                more = not self.takes_params and _takes(hook, len(wanted) + 1)
+                hint = "; one more gets what is given as params={...}" if more else ""
                 raise ConfigError(
-                    f"{field.name} of flex_attention must take the arguments ({', '.join(wanted)})"
+                    f"{field.name} of flex_attention must take the arguments ({', '.join(wanted)}){hint}"
                 )
 
 
@@ -175,8 +177,8 @@ class FlexAttention(Encoding):
             for leaf in jax.tree.leaves(params[name]):
                 if leaf.shape[:1] != (shape.num_heads,):
                     raise ConfigError(
-                        f"params[{name!r}] is in per_head, so its first axis must have {shape.num_heads} heads, "
-                        f"got {list(leaf.shape)}"
+                        f"params[{name!r}] is in per_head, so its first axis must have the {shape.num_heads} heads "
+                        f"of q, [B, L, H, K], got {list(leaf.shape)}"
                     )
         leaves, self.tree = jax.tree.flatten_with_path(params)
         self.count = len(leaves)
@@ -195,7 +197,15 @@ class FlexAttention(Encoding):
         return Carry() if self.hooks.carry is None else self._call(self.hooks.carry, q_BHLK)
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        return self._call(self.hooks.score, pairs, carry)
+        try:
+            return self._call(self.hooks.score, pairs, carry)
+        except TypeError as error:
+            if self.hooks.carry is not None:
+                raise
+            raise ConfigError(
+                f"score of flex_attention failed ({first_line(error)}): it gets an empty carry, as no function is "
+                "given as carry=..."
+            ) from error
 
     def saturated(self, carry: Carry) -> Array | None:
         hook = self.hooks.saturated

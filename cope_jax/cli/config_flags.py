@@ -168,6 +168,9 @@ def unknown_field(text: str, argv: Sequence[str]) -> str:
     "unknown field 'block' in --config.block.qk_norm: did you mean --config.model.block.qk_norm? "
     >>> unknown_field('"\'num_heads\'"', ["cope-jax", "--config.model.num_heads=4"]).split(": ")[1].split("?")[0]
     'did you mean --config.model.block.num_heads'
+    >>> close = '"\'encoding\'" Did you mean "full_encoding" instead of "encoding"?'
+    >>> unknown_field(close, ["cope-jax", "--config.model.encoding=cope"]).split(": ")[1].split("?")[0]
+    'did you mean --config.encoding'
     """
     name, _, rest = text.partition(" ")
     name = name.strip("'\"")
@@ -177,7 +180,7 @@ def unknown_field(text: str, argv: Sequence[str]) -> str:
         return f"unknown field in a --config flag: {text}; see --help"
     close = re.search(r'Did you mean "(\w+)"', rest)
     prefix, _, field = flag.lstrip("-").partition(".")
-    meant = field_that_ends(field, prefix) or (repr(close[1]) if close else None)
-    meant = meant or field_that_ends(name, prefix)
+    meant = field_that_ends(field, prefix) or field_that_ends(name, prefix)
+    meant = meant or (repr(close[1]) if close else None)
     hint = f"did you mean {meant}? A" if meant else "a"
     return f"unknown field {name!r} in {flag}: {hint}dd --help to see all fields"

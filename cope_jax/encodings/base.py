@@ -360,6 +360,8 @@ class Encoding(nnx.Module):
         dtype: Any = getattr(scored[0], "dtype", None)
         if shape != wanted.shape or np.promote_types(dtype, wanted.dtype) != dtype:
             given = type(scored[0]).__name__ if dtype is None else f"{dtype} {list(shape or ())}"
+            if shape and len(shape) == 4 and wanted.shape[1] == 1 < shape[1]:
+                given += ': a kernel computes one head, so say which axis of parameters is "heads" (axes, per_head)'
             raise ConfigError(
                 f"score of {name} must return logits of pairs.logits' type and shape, "
                 f"{wanted.dtype} {list(wanted.shape)}, got {given}"

@@ -212,7 +212,7 @@ def plain(pairs, carry):
         ),
         (
             {"params": {"a": jnp.ones((2, 3))}, "per_head": ["a"]},
-            r"params\['a'\] is in per_head, so its first axis must have 4 heads, got \[2, 3\]",
+            r"params\['a'\] is in per_head, so its first axis must have the 4 heads of q, \[B, L, H, K\], got",
         ),
         ({"score": lambda pairs, carry: pairs.logits}, "score of FlexAttention must return the"),
     ],
@@ -319,12 +319,27 @@ def test_a_row_of_which_a_bias_hides_all_keys_is_zero(lowest):
     assert_close(blockwise, full)
 
 
+@pytest.mark.usefixtures("native")
+def test_a_parameter_of_each_head_that_is_not_named_has_no_kernel():
+    params = {"slopes": jnp.ones(4)}
+    with pytest.raises(ConfigError, match='so say which axis of parameters is "heads"'):
+        flex_attention(*problem(), score=alibi_score, params=params, implementation="fused")
+
+
 @pytest.mark.parametrize(
     ("functions", "message"),
     [
         (
             {"score": lambda s, b, h, i, j: s},
             "score of flex_attention must take the arguments (pairs, carry)",
+        ),
+        (
+            {"score": lambda pairs, carry, params: (pairs.logits, carry)},
+            "must take the arguments (pairs, carry); one more gets what is given as params={...}",
+        ),
+        (
+            {"score": lambda pairs, carry: (pairs.logits + carry.sums[..., None], carry)},
+            "score of flex_attention failed (tuple indices must be integers or slices, not tuple): it gets an empty carry",
         ),
         (
             {"score": lambda pairs, carry: (pairs.logits, carry), "params": {}},

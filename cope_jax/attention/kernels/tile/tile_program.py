@@ -202,7 +202,8 @@ def _apply(eqn: JaxprEqn, tiles: list[Tile], forms: Forms) -> list[Tile]:
         return [entry(tiles[0], params["axis"], n) for n in range(tiles[0].shape[params["axis"]])]
     if name in TRANSLATIONS:
         return [TRANSLATIONS[name](shape, tiles, **params)]
-    raise NotATile(f"a kernel has no {name}")
+    instead = ", only the sums of cope_jax.ops.sums" if name == "cumsum" else ""
+    raise NotATile(f"a kernel has no {name}{instead}")
 
 
 def _constant(x: Any) -> Tile:
