@@ -348,9 +348,10 @@ def _product_gradients(
     queries, groups = stream.queries, block.k.shape[1]
     dlogits, dbias = stream.request.content_gradients(pairs.logits, dpairs.logits)
     dlogits = dlogits.astype(block.k.dtype)
-    dq, drotated_q = dpairs.q, weights_times_v(dlogits, block.k)
+    dq, dcontent_q = dpairs.q, weights_times_v(dlogits, block.k)
     if queries.rotated_q is None:
-        dq, drotated_q = dq.astype(drotated_q.dtype) + drotated_q, None
+        dq = dq.astype(dcontent_q.dtype) + dcontent_q
+    drotated_q = None if queries.rotated_q is None else dcontent_q
     dqueries = QueryGradients(dq, drotated_q, None, dpairs.q_features, dbias)
     dk = q_times_weights(queries.content_q, dlogits, groups)
     dk = jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk

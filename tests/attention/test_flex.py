@@ -339,7 +339,7 @@ def test_a_parameter_of_each_head_that_is_not_named_has_no_kernel():
         ),
         (
             {"score": lambda pairs, carry: (pairs.logits + carry.sums[..., None], carry)},
-            "score of flex_attention failed (tuple indices must be integers or slices, not tuple): it gets an empty carry",
+            "failed (tuple indices must be integers or slices, not tuple): it gets an empty carry",
         ),
         (
             {"score": lambda pairs, carry: (pairs.logits, carry), "params": {}},
