@@ -320,10 +320,12 @@ def test_a_row_of_which_a_bias_hides_all_keys_is_zero(lowest):
 
 
 @pytest.mark.usefixtures("native")
-def test_a_parameter_of_each_head_that_is_not_named_has_no_kernel():
-    params = {"slopes": jnp.ones(4)}
-    with pytest.raises(ConfigError, match='so say which axis of parameters is "heads"'):
-        flex_attention(*problem(), score=alibi_score, params=params, implementation="fused")
+def test_a_parameter_of_each_head_that_is_not_named_has_no_kernel(caplog):
+    arguments = {"score": alibi_score, "params": {"slopes": jnp.ones(4)}}
+    message = 'so say which axis of parameters is "heads"'
+    with pytest.raises(ConfigError, match=message):
+        flex_attention(*problem(), **arguments, implementation="fused")
+    assert [x.levelname for x in caplog.records if message in x.getMessage()] == ["WARNING"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from typing import Any, cast
 
 import jax
@@ -25,7 +26,7 @@ from cope_jax.attention.request import Request
 from cope_jax.attention.stream import Stream, needs_one_block, stream_of
 from cope_jax.attention.streaming_gradient import KeyGradients, Residuals
 from cope_jax.encodings import Encoding
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 
 
 def why_not(encoding: Encoding, request: Request) -> str | None:
@@ -91,7 +92,11 @@ def _untraced(
         TypeError,
         ValueError,
     ) as error:  # what tracing of a hook may raise
-        return f"its hooks cannot be traced in a kernel ({str(error).splitlines()[0]})"
+        why = f"its hooks cannot be traced in a kernel ({first_line(error)})"
+        logging.getLogger("cope_jax").warning(
+            "attention: an encoding has no kernel, because %s", why
+        )
+        return why
     return None
 
 
