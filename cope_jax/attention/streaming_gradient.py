@@ -56,7 +56,7 @@ class Residuals:
 @dataclasses.dataclass(frozen=True)
 class QueryGradients:
     """Gradients of a `QueryBlock`, in the accumulator type, and of the bias of its pairs,
-    `[B, H, L, M]`.
+    `[B, H, L, M]`; complete ones, to which nothing is added, may have the type of the queries.
     """
 
     q: Array
@@ -103,7 +103,7 @@ class QueryGradients:
 @dataclasses.dataclass(frozen=True)
 class KeyGradients:
     """Gradients of a `KeyBlock`, in the accumulator type; the keys are the last axis of k and v,
-    `[B, G, K, M]`.
+    `[B, G, K, M]`. Complete ones, to which nothing is added, may have the type of the keys.
     """
 
     k: Array

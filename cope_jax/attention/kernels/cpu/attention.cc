@@ -49,7 +49,7 @@ void in_parallel(void* threads, int count, Work work, void* arg) {
 }
 
 // Kernels, by the digest of their text.
-using Generated = void (*)(void* const* in, void* const* out, decltype(&in_parallel) parallel, void* threads);
+using Generated = void (*)(void* const* in, void* const* out, decltype(&in_parallel) parallel, void* threads, int count);
 std::map<std::string, Generated>& kernels() {
   static std::map<std::string, Generated> all;
   return all;
@@ -68,7 +68,7 @@ ffi::Error run_generated(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Rem
   for (size_t i = 0; i < args.size(); i++) in.push_back(args.get<ffi::AnyBuffer>(i)->untyped_data());
   for (size_t i = 0; i < results.size(); i++) out.push_back((*results.get<ffi::AnyBuffer>(i))->untyped_data());
   try {
-    kernel(in.data(), out.data(), in_parallel, &pool);
+    kernel(in.data(), out.data(), in_parallel, &pool, std::max<int>(1, pool.num_threads()));
   } catch (const std::bad_alloc&) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "attention: not enough memory");
   }

@@ -228,7 +228,9 @@ class CppKernel:
         self.text = "\n".join([*includes, *texts, *self._tables(asks)])
 
     def type_of(self, x: Argument) -> Any:
-        """The type in which it writes a result."""
+        """The type in which it writes a result: bfloat16 only where it writes the heads of a token
+        side by side, so not of one head.
+        """
         halves = self.tiles and x.interleaved and x.array.dtype == jnp.bfloat16
         return jnp.bfloat16 if halves else _wide(x.array.dtype, self.real)
 
@@ -444,8 +446,8 @@ class CppKernel:
             f"static const Argument inputs[] = {{{', '.join(inputs)}}};",
             f"static const Output outputs[] = {{{', '.join(outputs)}}};",
             f"static const Kernel kernel{{{', '.join(table)}}};",
-            'extern "C" void run_kernel(void* const* in, void* const* out, Parallel parallel, void* threads) {',
-            "  run(kernel, in, out, parallel, threads);",
+            'extern "C" void run_kernel(void* const* in, void* const* out, Parallel parallel, void* threads, int n) {',
+            "  run(kernel, in, out, parallel, threads, n);",
             "}",
             "",
         ]

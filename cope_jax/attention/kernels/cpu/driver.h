@@ -9,9 +9,9 @@
 namespace {
 
 constexpr int MOST = 96;  // arguments
-// Blocks of queries that visit keys together, at most; less if what they keep would not stay in a core's cache, or if
-// fewer parts than this were left for the threads.
-constexpr int TOGETHER = 8, CACHED = 600 << 10, PARTS = 64;
+// Blocks of queries that visit keys together, at most. They keep no more bytes than this, as most cores have 1 MiB of cache
+// of their own, and leave this many parts for each thread.
+constexpr long TOGETHER = 8, CACHE_BYTES = 600 << 10, PARTS = 4;
 constexpr int PART = 64, MORE = PANEL * W;  // the columns of a panel of a table that grows, and by how many it does
 
 struct Tiles {  // what a step sees
@@ -124,7 +124,7 @@ typedef void (*Step)(Tiles&, real*);
 typedef void (*Parallel)(void* threads, int count, void (*work)(void*, int), void* arg);
 
 // `begin` and `end` come before and after the blocks of keys. Steps by what they see: blocks with hidden pairs, blocks
-// without, and the latter once all rows are saturated. That step, and the questions, are null if no row ever is.
+// without, and the latter once all rows are saturated. The last one, and each question, is null if its answer is never yes.
 struct Kernel {
   const Argument* inputs;
   const Output* outputs;
@@ -306,7 +306,7 @@ struct Call {
 };
 
 // With sums over blocks of queries, one thread computes all heads that share keys; else each block is on its own.
-inline void run(const Kernel& kernel, void* const* in, void* const* out, Parallel parallel, void* threads) {
+inline void run(const Kernel& kernel, void* const* in, void* const* out, Parallel parallel, void* threads, int count) {
   const int32_t* sizes = (const int32_t*)in[0];
   Call call{kernel, in + 2, out, (const int32_t*)in[1], sizes[0], sizes[1], sizes[2], 1, {}, {}, {}};
   call.plain.resize(kernel.input_count), call.turned.resize(kernel.input_count);
@@ -342,8 +342,9 @@ inline void run(const Kernel& kernel, void* const* in, void* const* out, Paralle
         });
   }
   for (int n = 0; n < kernel.output_count; n++) shared |= kernel.outputs[n].array.side != QUERY;
-  const long visits = (long)call.batch * kernel.heads * call.strips, kept = call.space_of_visit() * sizeof(real);
-  call.together = std::max(1L, std::min({(long)TOGETHER, CACHED / kept, shared ? visits : visits / PARTS}));
+  const long most = CACHE_BYTES / std::max(1L, (long)(call.space_of_visit() * sizeof(real)));
+  const long parts = (long)call.batch * kernel.heads * call.strips / (PARTS * count);
+  call.together = std::max(1L, std::min({TOGETHER, most, shared ? TOGETHER : parts}));
   if (shared)
     parallel(threads, call.batch * kernel.groups, [](void* p, int item) {
       const Call& call = *(const Call*)p;

@@ -196,8 +196,10 @@ inline void narrow(const float* p, int count, uint16_t* to) {
   }
 }
 inline void widen(const uint16_t* p, int count, float* to) {
-  uint32_t* bits = (uint32_t*)to;
-  for (int c = 0; c < count; c++) bits[c] = (uint32_t)p[c] << 16;
+  for (int c = 0; c < count; c++) {
+    const uint32_t bits = (uint32_t)p[c] << 16;
+    std::memcpy(to + c, &bits, sizeof bits);
+  }
 }
 
 template <int s, size_t... l>
