@@ -89,9 +89,13 @@ def version_2() -> Records:
     return Records(grid_cells.headlines(publish.rows_of(finished), tasks), {})
 
 
-def best(r: Records, names: Sequence[str], column: str, split: str) -> bool:
-    """True if each of these encodings is shown to be better than each other one in the table."""
-    others = r.tables[VERSION_2][0].keys() - set(names)
+def best(
+    r: Records, names: Sequence[str], column: str, split: str, but: Sequence[str] = ()
+) -> bool:
+    """True if each of these encodings is shown to be better than each other one in the table, `but`
+    some.
+    """
+    others = r.tables[VERSION_2][0].keys() - {*names, *but}
     better = version_2().better(column, split)
     return all((name, other) in better for name in names for other in others)
 
@@ -103,7 +107,7 @@ def against(r: Records, names: Sequence[str], column: str, table: int) -> list[f
     return [*(r.first(VERSION_2, n, column, table) for n in names), min(others), max(others)]
 
 
-FOX, MAPFORMER, STATE = ["fox"], ["mapformer"], ["stick_breaking", "mapformer", "cope"]
+FOX, MAPFORMER, STATE = ["fox"], ["mapformer"], ["stick_breaking", "cope"]
 VERSION_2 = "Abilities, version 2"
 SELECTIVE, FLIP_FLOP, ONE_LAYER = "Selective copy, 32", "Flip-flop, length", "Flip-flop with one"
 NAVIGATION, COUNTING, COUNTING_3 = "Navigation", "Counting, one", "Counting, three"
@@ -140,10 +144,12 @@ CLAIMS = [
         lambda r: best(r, FOX, "copy_v2", OUT),
     ),
     Claim(
-        "In tracking a state stick-breaking, MapFormer and CoPE ({}, {} and {} %) are each shown to be better than all "
-        "others ({} to {} %).",
-        lambda r: against(r, STATE, "state_v2", 0),
-        lambda r: best(r, STATE, "state_v2", IN),
+        "In tracking a state stick-breaking ({} % error) is shown to be better than all others ({} to {} %) but CoPE "
+        "({} %).",
+        lambda r: [against(r, STATE, "state_v2", 0)[n] for n in (0, 2, 3, 1)],
+        lambda r: (
+            best(r, STATE[:1], "state_v2", IN, STATE[1:]) and not best(r, STATE[:1], "state_v2", IN)
+        ),
     ),
     Claim(
         "CoPE makes no error on any split; with fewer or more blanks than in training, the others have a mean sequence "
