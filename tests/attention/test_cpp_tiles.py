@@ -42,7 +42,7 @@ def test_bfloat16_on_the_matrix_unit(spec, tiles):
     assert any("product<1, 2>" in text for text in tiles) or spec != LONG
     narrow = [re.findall(r"\{(\w+), (\w+), [^{}]* true\}, \d+, ", text) for text in tiles]
     gradients = ("KEY", "TOKEN_COLUMNS")  # dk and dv are bfloat16 in memory
-    assert any(found.count(gradients) == 2 for found in narrow)
+    assert any(results.count(gradients) == 2 for results in narrow)
 
 
 @every([LONG, *FEW], few=["alibi"])
