@@ -25,7 +25,7 @@ class QueryBlock:
 
     Attributes:
       q: queries before rotation, `[B, H, L, K]`.
-      rotated_q: queries after rotation, `[B, H, L, K]`; None if the encoding leaves them as they are.
+      rotated_q: queries after rotation, `[B, H, L, K]`; None if the encoding does not rotate them.
       v: the values of the queries' own tokens, `[B, G, L, K]`; None if no sink needs them.
       features: the encoding's features, `[B, heads, L, ...]`.
       positions: positions of the tokens, `[B, L]`; B may be 1.

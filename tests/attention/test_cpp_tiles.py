@@ -130,7 +130,7 @@ def test_values_of_another_width_and_tables_that_differ(
 
 
 class Twice(encodings.Encoding):
-    """Its logits also have a product of float32, next to the one of bfloat16, and a feature of bfloat16."""
+    """Its logits have a product of float32 too, next to that of bfloat16, and a feature of bfloat16."""
 
     def features(self, tokens, state):
         return tokens.k[..., 0], ()

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from cope_jax.errors import ConfigError
 from tests.attention.test_generated import native as native
 from tests.encodings.cases import rule_of
 from tests.oracle.attention import attention as oracle_attention
@@ -196,3 +197,11 @@ def test_a_training_step_of_x_transformers_trains(one_core):
         assert losses[-1] < losses[0] < 10
     with pytest.raises(LeftOut, match="the default block"):
         contenders.of_torch("x_transformers_step", Recipe.parse("counting@1"), "cope")
+
+
+def test_an_unknown_contender_is_answered_with_a_short_list():
+    with pytest.raises(ConfigError, match="unknown encoding 'cpoe': did you mean 'cope'"):
+        contenders.find("cpoe")
+    with pytest.raises(ConfigError, match="unknown contender 'cope/fsued': did you mean") as caught:
+        contenders.find("cope/fsued")
+    assert len(str(caught.value)) < 600

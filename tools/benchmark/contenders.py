@@ -103,7 +103,9 @@ def find(name: str) -> Contender:
     if name in CONTENDERS:
         return CONTENDERS[name]
     if not spec or implementation not in IMPLEMENTATIONS:
-        ours = [f"{name.partition('/')[0]}/{how}" for how in IMPLEMENTATIONS]
+        encoding = name.partition("/")[0]
+        EncodingConfig.parse(encoding)
+        ours = [f"{encoding}/{how}" for how in IMPLEMENTATIONS]
         raise unknown("contender", name, [*CONTENDERS, *ours])
     EncodingConfig.parse(spec)
     return functools.partial(_ours, spec, implementation)

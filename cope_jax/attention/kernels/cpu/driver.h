@@ -9,8 +9,8 @@
 namespace {
 
 constexpr int MOST = 96;  // arguments
-// Blocks of queries that visit keys together, at most. They keep no more bytes than this, as most cores have 1 MiB of cache
-// of their own, and leave this many parts for each thread.
+// Blocks of queries that visit keys together, at most. They keep no more bytes than this, which leaves room in a cache
+// of 1 MiB, and leave this many parts for each thread.
 constexpr long TOGETHER = 8, CACHE_BYTES = 600 << 10, PARTS = 4;
 constexpr int PART = 64, MORE = PANEL * W;  // the columns of a panel of a table that grows, and by how many it does
 

@@ -43,8 +43,8 @@ class Execution(Protocol):
 
     def run(self, kernel: Any, name: str) -> PyTree:
         """Runs a `TileKernel`: returns its results, `[B, heads, blocks, rows, columns]`, or with all
-        columns as one block. Those of a kernel with halves are those of the second half, and `on_keys`,
-        and may have the narrower type that their reader takes, see `Argument.array`.
+        columns as one block. Those of a kernel with halves are those of the second half, and
+        `on_keys`, and may have the narrower type that their reader takes, see `Argument.array`.
         """
 
 
