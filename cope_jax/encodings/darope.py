@@ -11,7 +11,7 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Tokens
 from cope_jax.encodings.common import project
-from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
+from cope_jax.encodings.rotations import even_head_dim, frequencies, outer, rotate_pairs
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
@@ -78,17 +78,15 @@ class DaRoPE(Encoding):
         dtype = content_BMG.dtype
         rates = frequencies(self.config.base, self.shape.head_dim)
         fast = int(np.sum(rates >= 2 * math.pi / self.length))
-        integers_BM11 = jnp.asarray(positions_BM)[:, :, None, None]
-        positions_BM11 = integers_BM11.astype(dtype)
+        integers_BM1 = jnp.asarray(positions_BM)[:, :, None]
+        positions_BM1 = integers_BM1.astype(dtype)
         # logit((m + ½)/L) = log((m + ½)/(L − m − ½)): float32 does not have 1 − 10⁻⁶, nor 1 −
         # 1/(2L) to many digits.
-        behind, ahead = positions_BM11 + 0.5, (self.length - integers_BM11).astype(dtype) - 0.5
+        behind, ahead = positions_BM1 + 0.5, (self.length - integers_BM1).astype(dtype) - 0.5
         logit = jnp.log(jnp.maximum(behind, 0) / jnp.maximum(ahead, 0)).clip(
             -_LARGEST_LOGIT, _LARGEST_LOGIT
         )
-        alpha_11G1 = self.alpha[...].astype(dtype)[None, None, :, None]
-        slow = self.length * jax.nn.sigmoid(content_BMG[..., None] + alpha_11G1 * logit)
-        rates_111C = jnp.asarray(rates, dtype)[None, None, None]
-        shape = (*content_BMG.shape, fast)
-        near = jnp.broadcast_to(positions_BM11 * rates_111C[..., :fast], shape)
-        return jnp.concatenate([near, slow * rates_111C[..., fast:]], axis=-1)
+        alpha_11G = self.alpha[...].astype(dtype)[None, None]
+        slow = self.length * jax.nn.sigmoid(content_BMG + alpha_11G * logit)
+        near = jnp.broadcast_to(positions_BM1, content_BMG.shape)
+        return jnp.concatenate([outer(near, rates[:fast]), outer(slow, rates[fast:])], axis=-1)

@@ -10,7 +10,7 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, Tokens
 from cope_jax.encodings.common import project
-from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
+from cope_jax.encodings.rotations import even_head_dim, frequencies, outer, rotate_pairs
 from cope_jax.registry import check_at_least, check_unused
 
 
@@ -81,5 +81,5 @@ class RePo(Encoding):
         return project("repo", r_BMR, self.out[...]), ()
 
     def rotate(self, x_BLHK: Array, features: PyTree, positions_BL: Array) -> Array:
-        rates = jnp.asarray(frequencies(self.config.base, self.shape.head_dim), features.dtype)
-        return rotate_pairs(x_BLHK, features[..., None] * rates[None, None, None])
+        rates = frequencies(self.config.base, self.shape.head_dim)
+        return rotate_pairs(x_BLHK, outer(features, rates))

@@ -1,6 +1,7 @@
 """Shared code of rotations: frequencies, angles summed over tokens, and the rotation itself."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -20,6 +21,11 @@ from cope_jax.ops.sums import sum_of_turns
 def frequencies(base: float, features: int) -> np.ndarray:
     """Returns RoPE's θ_c = base^(−2c/R), c < R/2, for R rotated features."""
     return np.power(base, -np.arange(0, features, 2) / features)
+
+
+def outer(x: Array, rates: Any) -> Array:
+    """Returns x r_c for each c, as a product of matrices, so that the gradient of x is one too."""
+    return jnp.einsum("...,c->...c", x, jnp.asarray(rates, x.dtype), precision="highest")
 
 
 def even_head_dim(name: str, head_dim: int) -> int:
@@ -45,19 +51,41 @@ def rotate_pairs(x_BLHK: Array, angles: Array, scale: Array | float = 1.0) -> Ar
     return turn_pairs(x_BLHK, scale * cos, scale * sin)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def cos_sin(angles: Array, heads: int) -> tuple[Array, Array]:
-    """Returns the cosine and the sine of angles, `[B, L, 1 or heads, C]`."""
-    if angles.shape[2] == heads or angles.shape[1] == 1:
+    """Returns the cosine and the sine of angles `[B, L, 1 or heads, C]`; if there is one head, it is
+    repeated for each, except for one token.
+    """
+    if angles.shape[1] == 1:
         return jnp.cos(angles), jnp.sin(angles)
-    return _shared(angles)
+    cos, sin = _computed_once(angles)
+    return _for_heads(cos, heads), _for_heads(sin, heads)
+
+
+@cos_sin.defjvp
+def _slopes(heads: int, angles: tuple[Array], dangles: tuple[Array]) -> Any:
+    """The slopes are the sine and the cosine that there are; JAX would compute both again."""
+    cos, sin = cos_sin(*angles, heads)
+    if angles[0].shape[1] > 1:
+        dangles = (_for_heads(*dangles, heads),)
+    return (cos, sin), (-sin * dangles[0], cos * dangles[0])
+
+
+def _for_heads(x_BLHC: Array, heads: int) -> Array:
+    """Copies one head for all. The gradient of copies is a sum of slices; XLA for CPUs takes ten times
+    as long for the sum of products that is the gradient of a broadcast.
+    """
+    if x_BLHC.shape[2] == heads:
+        return x_BLHC
+    return jnp.concatenate([x_BLHC] * heads, axis=2)
 
 
 @jax.jit  # one function, which is compiled once where nothing else is
-def _shared(angles: Array) -> tuple[Array, Array]:
-    """The same of angles that several heads share.
+def _computed_once(angles: Array) -> tuple[Array, Array]:
+    """The cosine and the sine.
 
-    XLA for CPUs would fuse both with what they multiply, and so compute them again for each head. It
-    fuses nothing across a loop.
+    XLA for CPUs would fuse both with all that they multiply, and so compute them for each head and
+    for each gradient again. It fuses nothing across a loop.
     """
 
     def looped(angles: Array) -> tuple[Array, Array]:
