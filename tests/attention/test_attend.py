@@ -337,6 +337,10 @@ MISTAKES = {
     "keys without values": (dict(k=ones(2, 5, 2, 4)), "same batch"),
     "heads of values": (dict(v=ones(2, 6, 1, 4)), "same batch"),
     "groups": (dict(q=ones(2, 6, 3, 4)), "a multiple of the number of key/value heads"),
+    "types": (
+        dict(v=jnp.ones((2, 6, 2, 4), jnp.float16)),
+        "must have one type, got q float32, k float32, v float16: convert them",
+    ),
     "name of an encoding": (
         dict(encoding="rope"),
         "encoding must be an encoding of cope_jax.encodings.create, got 'rope'",

@@ -3,6 +3,7 @@
 So it has no formula that is a little wrong, which the tolerances of float32 would hide.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -60,7 +61,9 @@ def test_auto_takes_it_and_leaves_the_matrix_unit(tiles, monkeypatch):
     with jax.enable_x64(True), jax.default_matmul_precision("high"):
         x = jnp.ones((1, 97, 2, 16), jnp.float64)
         text = jax.jit(lambda x: attend(x, x, x, encoding=encoding)).lower(x).as_text()
-        mixed = prepare(x, x, x.astype(jnp.float32), encoding=encoding)
+        request = prepare(x, x, x, encoding=encoding)
+        keys = dataclasses.replace(request.keys, v=x.astype(jnp.float32))
+        mixed = dataclasses.replace(request, keys=keys)
         assert why_not(encoding, mixed) == "only some of q, k and v are float64"
     assert library.target() in text
     assert texts and not any("tile_product" in text for text in texts)
