@@ -256,11 +256,19 @@ def measured(start, workdir, *flags):
 
 @pytest.mark.slow
 def test_the_command(start, tmp_path):
-    """It measures, prints and writes."""
-    flags = ["--notune", "--only=attention", "--contenders=rope/full", "--npos_max=T"]
+    """It measures, prints and writes; also an encoding of a file, in the process for memory too."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from cope_jax.encodings import ENCODINGS, Encoding\n"
+        '@ENCODINGS.register("mine")\nclass Mine(Encoding):\n    """None."""\n'
+    )
+    flags = ["--notune", "--only=attention,memory", "--contenders=mine/full", "--npos_max=T"]
+    flags += ["--memory_lengths=16", f"--encoding={mine}"]
     content, out = measured(start, tmp_path / "new" / "run", *flags)
-    assert "rope/full" in out and "npos_max 8" in out
-    assert [r["what"] for r in content["records"]] == ["forward", "forward+backward"]
+    assert "mine/full" in out and "npos_max 8" in out
+    timed, weighed = content["records"][:2], content["records"][2:]
+    assert [r["what"] for r in timed] == ["forward", "forward+backward"]
+    assert [r["contender"] for r in weighed] == ["mine/full"] and not content["left_out"]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pathlib import Path
 from absl import flags
 from rich.console import Console
 
-from cope_jax.cli.common_flags import check_names
+from cope_jax.cli.common_flags import DEFINE_encoding, check_names
 from cope_jax.cli.flag_values import read_names
 from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
@@ -106,6 +106,7 @@ _TUNE = flags.DEFINE_bool(
     "Restart Python with settings for reliable times: the allocator keeps its memory, idle threads "
     "sleep, and a CPU is split into JAX devices. --notune measures without these settings.",
 )
+_ENCODING = DEFINE_encoding()
 _WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the results.")
 
 
@@ -144,7 +145,7 @@ def main() -> None:
             clock = time.process_time if _CPU_TIME.value else time.perf_counter
             timing.run(cases, _ROUNDS.value, results, stop, keep, clock)
             if "memory" in _ONLY.value and not stop():
-                memory_use.run(weighed, names, results, stop, keep)
+                memory_use.run(weighed, names, results, stop, keep, _ENCODING.value)
             keep()
     except KeyboardInterrupt:
         raise Interrupted(

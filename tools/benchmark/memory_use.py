@@ -1,6 +1,6 @@
 """Measures the memory of the forward and backward pass. Each contender runs in a separate process.
 
-python -m tools.benchmark.memory_use CONTENDER PROBLEM_AS_JSON
+python -m tools.benchmark.memory_use CONTENDER PROBLEM_AS_JSON [FILE_OF_AN_ENCODING ...]
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cope_jax import encodings
 from cope_jax.errors import ConfigError
 from cope_jax.progress import Progress
 from tools.benchmark import contenders, process
@@ -25,8 +26,9 @@ def run(
     results: Results,
     stop: Callable[[], bool],
     keep: Callable[[], Any],
+    files: Sequence[str] = (),
 ) -> None:
-    """Measures every contender on every problem.
+    """Measures every contender on every problem; `files` have the encodings that are not ours.
 
     Calls `keep` after each problem; ends early if `stop` returns True.
     """
@@ -35,7 +37,12 @@ def run(
             for name in names:
                 progress.label = f"memory, {problem.length}"
                 fields = {"section": "memory", **vars(problem)}
-                record = {**fields, "contender": name, "what": BACKWARD, **measure(name, problem)}
+                record = {
+                    **fields,
+                    "contender": name,
+                    "what": BACKWARD,
+                    **measure(name, problem, *files),
+                }
                 if stop():
                     return
                 (results.left_out if "reason" in record else results.records).append(record)
@@ -43,12 +50,12 @@ def run(
             keep()
 
 
-def measure(name: str, problem: Problem) -> dict[str, Any]:
+def measure(name: str, problem: Problem, *files: str) -> dict[str, Any]:
     """Runs `measure_here` in a new process.
 
     Returns the result or, if the process fails, the `reason`.
     """
-    command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem))]
+    command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem)), *files]
     done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.splitlines() or ["?"])[-1]
@@ -57,7 +64,7 @@ def measure(name: str, problem: Problem) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure_here(name: str, problem: Problem) -> dict[str, Any]:
+def measure_here(name: str, problem: Problem, *files: str) -> dict[str, Any]:
     """Measures memory in this process, which must not have computed anything before.
 
     Returns the `reason` why the contender does not take part, or three numbers:
@@ -68,6 +75,8 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
       program
     - `peak_bytes`: the maximum of resident memory during two calls
     """
+    for file in files:
+        encodings.load(file)
     try:
         task = contenders.find(name)(problem)[BACKWARD]
         temp_bytes = getattr(task, "temp_bytes", None)  # compiles
@@ -90,4 +99,5 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure_here(sys.argv[1], Problem(**json.loads(sys.argv[2])))))
+    name, problem, *files = sys.argv[1:]
+    print(json.dumps(measure_here(name, Problem(**json.loads(problem)), *files)))
