@@ -60,3 +60,22 @@ def x64() -> Iterator[None]:
     """Float64 for one test, where results are compared with an oracle to the last digits."""
     with jax.enable_x64(True):
         yield
+
+
+SLOW_EXAMPLES = (
+    "evaluation.gates.maps.inspect",
+    "generation.decoding.generate",
+    "generation.decoding.generate_stream",
+    "layers.char_cnn.CharCNN",
+    "models.bert.Bert",
+    "models.elmo.Elmo",
+)
+"""Examples in docstrings that take three seconds or more."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks slow examples, which have no line for a mark."""
+    for item in items:
+        if item.name.removeprefix("cope_jax.") in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)

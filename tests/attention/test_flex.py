@@ -19,7 +19,7 @@ from tests.attention.test_generated import native as native
 from tests.attention.test_generated import quickly as quickly
 
 ROWS = 6
-IMPLEMENTATIONS = ["full", "blockwise", "fused"]
+IMPLEMENTATIONS = ["full", pytest.param("blockwise", marks=pytest.mark.slow), "fused"]
 
 
 def cope_start(q, params):

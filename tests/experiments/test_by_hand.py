@@ -35,6 +35,7 @@ def test_weights_make_no_error_in_longer_sequences(ability, encoding):
     assert error(encoding, ability, 4) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ability", limits.CAN)
 def test_weights_make_no_error_at_the_trained_length(ability):
     assert error(limits.CAN[ability][-1], ability, 1) == 0
@@ -43,13 +44,29 @@ def test_weights_make_no_error_at_the_trained_length(ability):
 BROKEN = [
     ("count", "fox", ("blocks", "encoding", "fox", "kernel")),
     ("ignore", "cope", ("blocks", "encoding", "cope", "table")),
-    ("steps", "mapformer", ("blocks", "encoding", "mapformer", "frequencies")),
-    ("occurrence", "path", ("blocks", "encoding", "path", "beta_kernel")),
-    ("index", "pope", ("blocks", "encoding", "pope", "phase")),
-    ("recall", "none", ("blocks", "attention", "key", "kernel")),
-    ("parity", "none", ("blocks", "mlp", "outer", "kernel")),
-    ("stack", "cope_signed", ("blocks", "encoding", "cope_signed", "table")),
-    ("copy", "stick_breaking", ("blocks", "attention", "query", "kernel")),
+    pytest.param(
+        "steps",
+        "mapformer",
+        ("blocks", "encoding", "mapformer", "frequencies"),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "occurrence", "path", ("blocks", "encoding", "path", "beta_kernel"), marks=pytest.mark.slow
+    ),
+    pytest.param("index", "pope", ("blocks", "encoding", "pope", "phase"), marks=pytest.mark.slow),
+    pytest.param(
+        "recall", "none", ("blocks", "attention", "key", "kernel"), marks=pytest.mark.slow
+    ),
+    pytest.param("parity", "none", ("blocks", "mlp", "outer", "kernel"), marks=pytest.mark.slow),
+    pytest.param(
+        "stack",
+        "cope_signed",
+        ("blocks", "encoding", "cope_signed", "table"),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "copy", "stick_breaking", ("blocks", "attention", "query", "kernel"), marks=pytest.mark.slow
+    ),
 ]
 
 

@@ -276,7 +276,9 @@ def saved(workdir):
         return checkpoints.steps()
 
 
-@pytest.mark.parametrize(("number", "kept"), [(1, []), (8, [4])])
+@pytest.mark.parametrize(
+    ("number", "kept"), [pytest.param(1, [], marks=pytest.mark.slow), (8, [4])]
+)
 def test_a_loss_that_is_not_finite_stops_the_run_before_anything_of_it_is_saved(
     number, kept, straight, tmp_path
 ):
@@ -356,7 +358,7 @@ def without_skips(save):
     return changed
 
 
-@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("earlier", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_skips_in_a_row_are_counted_over_a_resume(earlier, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
     if earlier:
@@ -395,6 +397,7 @@ def two_splits(state, step):
     ]
 
 
+@pytest.mark.slow
 def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(
     tmp_path, monkeypatch, capsys
 ):
@@ -432,7 +435,10 @@ def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_sp
     assert scores == {2: None, 4: 0.25, 6: None, 8: 0.5, 10: None, 12: 0.75}
 
 
-@pytest.mark.parametrize(("keep", "keep_best", "kept"), [(1, 1, [4, 12]), (1, 0, [12])])
+@pytest.mark.parametrize(
+    ("keep", "keep_best", "kept"),
+    [(1, 1, [4, 12]), pytest.param(1, 0, [12], marks=pytest.mark.slow)],
+)
 def test_the_best_and_the_newest_checkpoints_are_kept(keep, keep_best, kept, tmp_path):
     tiny.create_run(
         tmp_path, [3, 8], evaluate=two_splits, job=JobConfig(keep=keep, keep_best=keep_best)
@@ -441,7 +447,11 @@ def test_the_best_and_the_newest_checkpoints_are_kept(keep, keep_best, kept, tmp
 
 
 @pytest.mark.parametrize(
-    "steps", ["4:6", pytest.param(f"8:{tiny.STEPS + 10}", marks=pytest.mark.slow)]
+    "steps",
+    [
+        pytest.param("4:6", marks=pytest.mark.slow),
+        pytest.param(f"8:{tiny.STEPS + 10}", marks=pytest.mark.slow),
+    ],
 )
 def test_a_profile_of_chosen_steps_is_written(steps, tmp_path):
     """Of steps beyond the last one too, when the run ends."""

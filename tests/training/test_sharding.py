@@ -226,7 +226,7 @@ def test_recomputing_on_a_mesh_changes_nothing(remat):
     "axes",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"data": 2, "fsdp": 2},
+        pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow),
         pytest.param(MESHES["all but data"], marks=pytest.mark.slow),
     ],
     ids=["one device", "data and fsdp", "all but data"],
@@ -318,6 +318,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
     assert tiny.contents(start()[1]) == tiny.contents(program(ONE).init([3]))
 
 
+@pytest.mark.slow
 def test_products_in_bfloat16_leave_the_state_in_float32():
     block = dataclasses.replace(MODEL.block, compute_dtype="bfloat16")
     made = program(mesh_config(MESHES["all but data"]), block=block)
