@@ -59,8 +59,8 @@ def causal_convolution(
 
 
 def _of_all_tokens(weights_1C: Array, like_BMC: Array) -> Array:
-    """Copies weights to all tokens, by a product whose gradient is one too: XLA for CPUs takes six
-    times as long for a sum over tokens of what it multiplies.
+    """Copies weights to all tokens, by a product of matrices whose gradient is one too. XLA for CPUs
+    takes several times as long for a sum over tokens that it fuses with a product.
     """
-    ones = jnp.ones((like_BMC[..., 0].size, 1), weights_1C.dtype)
-    return jnp.matmul(ones, weights_1C, precision="highest").reshape(like_BMC.shape)
+    tokens_N1 = jnp.ones((like_BMC[..., 0].size, 1), weights_1C.dtype)
+    return jnp.matmul(tokens_N1, weights_1C, precision="highest").reshape(like_BMC.shape)
