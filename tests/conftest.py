@@ -75,7 +75,7 @@ SLOW_EXAMPLES = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks slow examples, which have no line for a mark."""
+    """Marks slow examples, which have no line for a mark; `pytest tests cope_jax` reads this."""
     for item in items:
         if item.name.removeprefix("cope_jax.") in SLOW_EXAMPLES:
             item.add_marker(pytest.mark.slow)

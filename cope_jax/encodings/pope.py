@@ -72,7 +72,7 @@ class PoPE(Encoding):
             + phase
         )
         length = jax.nn.softplus(x_BLHK.astype(dtype))
-        cos, sin = cos_sin(angles, x_BLHK.shape[2])
+        cos, sin = cos_sin(angles)
         return jnp.concatenate([length * cos, length * sin], axis=-1)
 
 

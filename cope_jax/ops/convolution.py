@@ -1,6 +1,10 @@
 """Short convolutions over the tokens of a sequence."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from cope_jax.array_types import Array
 
@@ -44,7 +48,7 @@ def causal_convolution(
         )
     whole = jnp.concatenate([before[0].astype(x_BMC.dtype), x_BMC], axis=1)
     ids = jnp.concatenate([before[1], ids_BM], axis=1)
-    y_BMC = whole[:, lags:] * _of_all_tokens(kernel_WC[-1:], x_BMC)
+    y_BMC = _weighted(whole[:, lags:], kernel_WC[-1:])
     same_BM = jnp.ones((batch, length), bool)
     for lag in range(1, lags + 1):
         start = lags - lag
@@ -54,13 +58,31 @@ def causal_convolution(
         x_of_lag = jnp.where(
             same_BM[..., None], whole[:, start : start + length], jnp.zeros((), x_BMC.dtype)
         )
-        y_BMC = y_BMC + x_of_lag * _of_all_tokens(kernel_WC[start : start + 1], x_BMC)
+        y_BMC = y_BMC + _weighted(x_of_lag, kernel_WC[start : start + 1])
     return y_BMC, (whole[:, length:], ids[:, length:])
 
 
-def _of_all_tokens(weights_1C: Array, like_BMC: Array) -> Array:
-    """Copies weights to all tokens, by a product of matrices whose gradient is one too. XLA for CPUs
-    takes several times as long for a sum over tokens that it fuses with a product.
+@jax.custom_jvp
+def _weighted(x_BMC: Array, weights_1C: Array) -> Array:
+    return x_BMC * weights_1C[None]
+
+
+@_weighted.defjvp
+def _weighted_tangent(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> Any:
+    (x_BMC, weights_1C), (dx_BMC, dweights_1C) = primals, tangents
+    dweights = lax.platform_dependent(
+        dweights_1C,
+        cpu=lambda dweights_1C: _copied(dweights_1C, x_BMC.shape),
+        default=lambda dweights_1C: jnp.broadcast_to(dweights_1C[None], x_BMC.shape),
+    )
+    return _weighted(x_BMC, weights_1C), dx_BMC * weights_1C[None] + x_BMC * dweights
+
+
+def _copied(weights_1C: Array, shape: tuple[int, ...]) -> Array:
+    """Copies weights to all tokens by a product of matrices, whose gradient is one too: for a long
+    sequence XLA for CPUs takes several times as long for a sum over tokens of products.
     """
-    tokens_N1 = jnp.ones((like_BMC[..., 0].size, 1), weights_1C.dtype)
-    return jnp.matmul(tokens_N1, weights_1C, precision="highest").reshape(like_BMC.shape)
+    batch, length, channels = shape
+    tokens_BM1 = jnp.ones((batch, length, 1), weights_1C.dtype)
+    weights_B1C = jnp.broadcast_to(weights_1C[None], (batch, 1, channels))
+    return jnp.matmul(tokens_BM1, weights_B1C, precision="highest")

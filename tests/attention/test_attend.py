@@ -322,6 +322,16 @@ def test_positions_may_be_integers_of_any_type(dtype):
     np.testing.assert_array_equal(computed, exact)
 
 
+def test_arrays_of_numpy_in_float64_are_read_as_float32():
+    q, k, v = arrays_of()
+    encoding = encodings.create("alibi", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    wide, narrow = (
+        attend(np.asarray(q, dtype), jnp.float32(k), jnp.float32(v), encoding=encoding)
+        for dtype in (np.float64, np.float32)
+    )
+    np.testing.assert_array_equal(wide, narrow)
+
+
 def ones(*shape):
     return jnp.ones(shape)
 

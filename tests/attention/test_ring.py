@@ -299,7 +299,7 @@ def test_hidden_chunks_are_not_computed():
     "forms",
     [
         pytest.param({}, id="equal layers", marks=pytest.mark.slow),
-        pytest.param({"window": 5}, id="one without a window", marks=pytest.mark.slow),
+        pytest.param({"window": 5}, id="one without a window"),
     ],
 )
 def test_a_decoder_trains_as_on_one_device(forms):

@@ -131,13 +131,15 @@ CLAIMS = [
             *against(r, MAPFORMER, "ignore_v2", 1),
             r.first(VERSION_2, "mapformer", "recall_v2"),
         ],
-        lambda r: all(
-            best(r, MAPFORMER, "ignore_v2", split)
-            and best(r, MAPFORMER, "steps_v2", split, SIGNED)
-            and not best(r, MAPFORMER, "steps_v2", split)
-            for split in (IN, OUT)
-        )
-        and not any(version_2().errors(c, "mapformer").any() for c in ("steps_v2", "ignore_v2")),
+        lambda r: (
+            all(
+                best(r, MAPFORMER, "ignore_v2", split)
+                and best(r, MAPFORMER, "steps_v2", split, SIGNED)
+                and not best(r, MAPFORMER, "steps_v2", split)
+                for split in (IN, OUT)
+            )
+            and not any(version_2().errors(c, "mapformer").any() for c in ("steps_v2", "ignore_v2"))
+        ),
     ),
     Claim(
         "FoX is shown to be better than all others in copies of longer strings ({} % against {} to {}).",

@@ -226,7 +226,7 @@ def test_recomputing_on_a_mesh_changes_nothing(remat):
     "axes",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow),
+        {"data": 2, "fsdp": 2},
         pytest.param(MESHES["all but data"], marks=pytest.mark.slow),
     ],
     ids=["one device", "data and fsdp", "all but data"],

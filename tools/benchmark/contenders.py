@@ -106,7 +106,8 @@ def find(name: str) -> Contender:
         encoding = name.partition("/")[0]
         EncodingConfig.parse(encoding)
         ours = [f"{encoding}/{how}" for how in IMPLEMENTATIONS]
-        raise unknown("contender", name, [*CONTENDERS, *ours])
+        of_any = "ENCODING/IMPLEMENTATION of any encoding"
+        raise unknown("contender", name, [*CONTENDERS, *ours, of_any])
     EncodingConfig.parse(spec)
     return functools.partial(_ours, spec, implementation)
 
