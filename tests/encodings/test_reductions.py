@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -213,6 +214,42 @@ def test_heads_share_cosines_and_sines():
     cos, sin = np.cos(np.float64(angles)), np.sin(np.float64(angles))
     turned = [first * cos - second * sin, second * cos + first * sin]
     np.testing.assert_allclose(on_cpu(x, angles), np.concatenate(turned, axis=-1), atol=2e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_gradients_of_a_rotation(heads):
+    """They are exact, and use its cosines and sines."""
+    angles = jax.random.normal(jax.random.key(1), (1, 16, heads, 4))
+    x = jax.random.normal(jax.random.key(0), (1, 16, 4, 10))
+
+    def gradients(x, angles):
+        return jax.grad(lambda *args: jnp.sum(rotations.rotate_pairs(*args) ** 3), (0, 1))(
+            x, angles
+        )
+
+    def plain(x, angles):
+        first, second, rest = jnp.split(x, (4, 8), axis=-1)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        turned = [first * cos - second * sin, second * cos + first * sin, rest]
+        return jnp.sum(jnp.concatenate(turned, axis=-1) ** 3)
+
+    text = jax.jit(gradients).trace(x, angles).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("stablehlo.cosine") == text.count("stablehlo.sine") == 1
+    for actual, exact in zip(gradients(x, angles), jax.grad(plain, (0, 1))(x, angles), strict=True):
+        np.testing.assert_allclose(actual, exact, atol=1e-12)
+
+
+def test_a_rotation_of_split_heads_sends_nothing():
+    mesh = jax.make_mesh((4,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
+    split, whole = (jax.NamedSharding(mesh, jax.P(None, None, axis)) for axis in ("heads", None))
+    x = jax.random.normal(jax.random.key(0), (1, 16, 4, 8))
+    angles = jnp.ones((1, 16, 1, 4))
+    step = jax.jit(
+        jax.grad(lambda x, angles: jnp.sum(rotations.rotate_pairs(x, angles) ** 3)),
+        in_shardings=(split, whole),
+        out_shardings=split,
+    )
+    assert not re.search(r"all-|collective", step.lower(x, angles).compile().as_text())
 
 
 def test_rope_turns_pairs_by_the_distance():
