@@ -71,7 +71,7 @@ def attend(
     (1, 5, 2, 8)
 
     Args:
-      q_BLHK: queries. Queries, keys and values have one type.
+      q_BLHK: queries.
       k_BMGK: keys; G divides H (grouped-query attention).
       v_BMGK: values.
       encoding: the position encoding.

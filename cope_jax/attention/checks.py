@@ -39,10 +39,6 @@ def check_arrays(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
             raise ConfigError(
                 f"attend needs floating-point numbers, but {name} has {x.dtype}: convert {name}"
             )
-    types_of = {name: jax.dtypes.canonicalize_dtype(x.dtype) for name, x in arrays.items()}
-    if len(set(types_of.values())) > 1:
-        types = ", ".join(f"{name} {dtype}" for name, dtype in types_of.items())
-        raise ConfigError(f"q, k and v must have one type, got {types}: convert them")
     same_keys = k_BMGK.shape[:3] == v_BMGK.shape[:3]
     if q_BLHK.shape[0] != k_BMGK.shape[0] or q_BLHK.shape[3] != k_BMGK.shape[3] or not same_keys:
         raise ConfigError(

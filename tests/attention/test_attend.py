@@ -322,16 +322,6 @@ def test_positions_may_be_integers_of_any_type(dtype):
     np.testing.assert_array_equal(computed, exact)
 
 
-def test_arrays_of_numpy_in_float64_are_read_as_float32():
-    q, k, v = arrays_of()
-    encoding = encodings.create("alibi", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
-    wide, narrow = (
-        attend(np.asarray(q, dtype), jnp.float32(k), jnp.float32(v), encoding=encoding)
-        for dtype in (np.float64, np.float32)
-    )
-    np.testing.assert_array_equal(wide, narrow)
-
-
 def ones(*shape):
     return jnp.ones(shape)
 
@@ -347,10 +337,6 @@ MISTAKES = {
     "keys without values": (dict(k=ones(2, 5, 2, 4)), "same batch"),
     "heads of values": (dict(v=ones(2, 6, 1, 4)), "same batch"),
     "groups": (dict(q=ones(2, 6, 3, 4)), "a multiple of the number of key/value heads"),
-    "types": (
-        dict(v=jnp.ones((2, 6, 2, 4), jnp.float16)),
-        "must have one type, got q float32, k float32, v float16: convert them",
-    ),
     "name of an encoding": (
         dict(encoding="rope"),
         "encoding must be an encoding of cope_jax.encodings.create, got 'rope'",

@@ -12,11 +12,11 @@ import pytest
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import attend
+from cope_jax.attention import attend, prepare
 from cope_jax.attention.kernels.cpu import library
 from tests.attention.problems import DOCUMENTS, SHUFFLED
 from tests.attention.test_fused import reason
-from tests.attention.test_generated import ALL, LONG, compare
+from tests.attention.test_generated import ALL, LONG, compare, why_not
 from tests.attention.test_generated import native as native
 from tests.attention.test_generated import quickly as quickly
 from tests.attention.test_generated import tiles as tiles
@@ -60,5 +60,7 @@ def test_auto_takes_it_and_leaves_the_matrix_unit(tiles, monkeypatch):
     with jax.enable_x64(True), jax.default_matmul_precision("high"):
         x = jnp.ones((1, 97, 2, 16), jnp.float64)
         text = jax.jit(lambda x: attend(x, x, x, encoding=encoding)).lower(x).as_text()
+        mixed = prepare(x, x, x.astype(jnp.float32), encoding=encoding)
+        assert why_not(encoding, mixed) == "only some of q, k and v are float64"
     assert library.target() in text
     assert texts and not any("tile_product" in text for text in texts)

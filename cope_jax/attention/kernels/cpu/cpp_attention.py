@@ -50,6 +50,8 @@ def _refusal(encoding: Encoding, request: Request) -> str | None:
     types = [x.dtype for x in (queries.q, keys.k, keys.v)]
     if others := [dtype for dtype in types if dtype not in TYPES]:
         return f"a type is {others[0]}, not float32, bfloat16 or float64"
+    if len({dtype == jnp.float64 for dtype in types}) > 1:
+        return "only some of q, k and v are float64"
     return tile_attention.why_not(encoding, request)
 
 
