@@ -397,7 +397,6 @@ def two_splits(state, step):
     ]
 
 
-@pytest.mark.slow
 def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(
     tmp_path, monkeypatch, capsys
 ):
