@@ -239,6 +239,21 @@ def test_gradients_of_a_rotation(heads):
         np.testing.assert_allclose(actual, exact, atol=1e-12)
 
 
+def test_slopes_of_angles_are_not_rounded_with_the_result():
+    angles, weights = (jax.random.normal(jax.random.key(n), (1, 16, 1, 4)) for n in (1, 2))
+    x = jax.random.normal(jax.random.key(0), (1, 16, 1, 8)).astype(jnp.bfloat16)
+    weights = jnp.concatenate([weights, -weights], axis=3).astype(jnp.bfloat16)
+
+    def slopes(x):
+        def loss(angles):
+            return jnp.sum(rotations.rotate_pairs(x, angles).astype(jnp.float64) * weights)
+
+        with jax.numpy_dtype_promotion("standard"):
+            return jax.grad(loss)(angles)
+
+    np.testing.assert_allclose(slopes(x), slopes(x.astype(jnp.float64)), atol=1e-6)
+
+
 def test_a_rotation_of_split_heads_sends_nothing():
     mesh = jax.make_mesh((4,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
     split, whole = (jax.NamedSharding(mesh, jax.P(None, None, axis)) for axis in ("heads", None))
