@@ -13,7 +13,7 @@ from cope_jax.models.model import SumAndWeight
 from cope_jax.tasks import Task
 from cope_jax.training.learner import pad_sequences
 from cope_jax.training.program import Program
-from cope_jax.training.sharding import LENGTH
+from cope_jax.training.sharding import LENGTH, compiler_options
 
 Errors = dict[str, float]
 """The mean metrics that a task reports for a split, by name.
@@ -85,7 +85,11 @@ class Evaluator:
         # The compiler chooses the sharding of the carry; the metrics must be complete in every
         # process.
         measure = runs.lift(learner.metrics, shared=1)
-        self._measure = jax.jit(measure, out_shardings=(program.whole, None))
+        self._measure = jax.jit(
+            measure,
+            out_shardings=(program.whole, None),
+            compiler_options=compiler_options(program.mesh),
+        )
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None

@@ -79,6 +79,7 @@ class Program:
             in_shardings=(self.state_shardings, self.batch_sharding),
             out_shardings=(self.state_shardings, self.whole),
             donate_argnums=0,
+            compiler_options=sharding.compiler_options(mesh),
         )
 
     def init(self, seeds: Sequence[int], start: PyTree = None) -> TrainState:

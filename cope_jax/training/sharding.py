@@ -79,6 +79,17 @@ def layout_of(mesh: Mesh) -> Layout:
     return Layout(tuple(axis for axis in BATCH if used(axis)), used(LENGTH), used(WIDTH))
 
 
+def compiler_options(mesh: Mesh) -> dict[str, int]:
+    """The compiler's options for training and evaluation on a mesh.
+
+    For up to 32 TPU chips, XLA cuts a product with a split parameter into pieces, one for each chip,
+    and passes them around a ring. Small pieces multiply slowly, so here products wait for whole
+    parameters at any number of chips: an `lm:1b` step on 32 chips takes half the cycles.
+    """
+    on_tpu = mesh.devices.flat[0].platform == "tpu"
+    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 2**20} if on_tpu else {}
+
+
 def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str, int]) -> None:
     """ConfigError if the mesh cannot split heads or batches evenly; `batch_sizes` by field name."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH)

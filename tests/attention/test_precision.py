@@ -130,12 +130,14 @@ def test_bfloat16_inputs_keep_float32_positions(attention):
 
 
 def test_the_gradient_of_v_has_the_precision_of_v():
-    """Though k is bfloat16."""
+    """Though k is bfloat16. On a CPU without AVX-512, both are off by 5e-6 from float64; rounded to
+    bfloat16 they would be by 4e-3.
+    """
     q, k, v, dout, table = one_head(24, 8)
     q, k = jnp.bfloat16(q), jnp.bfloat16(k)
     v, dout, table = (jnp.float32(x) for x in (v, dout, table))
-    full, blocks = (
-        value_and_gradients(attention, CoPE, q, k, v, dout, table)[3]
-        for attention in (full_attention, in_blocks)
-    )
-    np.testing.assert_allclose(blocks, full, rtol=0, atol=1e-6)
+    exact = in_float64([q, k, v, dout, table])[3]
+    for attention in (full_attention, in_blocks):
+        computed = value_and_gradients(attention, CoPE, q, k, v, dout, table)[3]
+        assert computed.dtype == jnp.float32
+        np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-5)

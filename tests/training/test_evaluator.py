@@ -5,6 +5,7 @@ import pytest
 from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.ops.losses import token_measures
+from cope_jax.training import evaluator
 from cope_jax.training.evaluator import Evaluator
 from tests.training import tiny
 
@@ -70,6 +71,12 @@ def test_errors_are_those_counted_one_by_one(table):
         (ours,) = measured[split]
         assert_close(ours, count(table, split, examples))
     assert 0 < measured["sparse"][0]["token_error"] < measured["sparse"][0]["sequence_error"]
+
+
+def test_measures_are_compiled_with_the_options_of_the_mesh(table, monkeypatch):
+    monkeypatch.setattr(evaluator, "compiler_options", lambda _: {"no_option": 1})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_option"):
+        create()(table)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 64])

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from cope_jax.training import sharding
 from cope_jax.training.experiment_config import MeshConfig
 from tests.training import tiny
 
@@ -133,6 +134,12 @@ def test_the_step_lowers_without_data_and_gives_its_state_away(width):
     assert {name: array.shape for name, array in metrics.items()} == dict.fromkeys(
         ("loss", "grad_norm", "update_norm", "learning_rate", "finite"), (*lead, STEPS)
     )
+
+
+def test_steps_are_compiled_with_the_options_of_the_mesh(monkeypatch):
+    monkeypatch.setattr(sharding, "compiler_options", lambda mesh: {f"no_option_of_{mesh.size}": 1})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_option_of_1"):
+        tiny.program.__wrapped__().lower(tiny.batch()).compile()
 
 
 @pytest.mark.slow

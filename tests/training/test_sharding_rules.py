@@ -21,6 +21,7 @@ from cope_jax.training.sharding import (
     AXES,
     RULES,
     check_sizes,
+    compiler_options,
     create_mesh,
     layout_of,
     optimizer_specs,
@@ -48,6 +49,14 @@ SIZES = {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2}
 )
 def test_named_axes_are_split_and_the_rest_is_whole(shape, axes, sizes, expected):
     assert spec_of("kernel", shape, axes, sizes) == expected
+
+
+def test_products_on_tpus_wait_for_whole_parameters():
+    """Other compilers refuse the option."""
+    mesh = create_mesh(MeshConfig(data=1), jax.devices()[:1])
+    tpu = types.SimpleNamespace(devices=np.array([[types.SimpleNamespace(platform="tpu")]]))
+    threshold = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+    assert (compiler_options(mesh), compiler_options(tpu)) == ({}, {threshold: 2**20})
 
 
 def test_two_axes_that_meet_on_one_axis_of_the_mesh_collide():
