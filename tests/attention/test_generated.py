@@ -104,13 +104,13 @@ def test_every_encoding(spec, quickly):
         pytest.param("fox", 150, {"segments": DOCUMENTS}, marks=pytest.mark.slow),
         pytest.param("kerple", 150, {"logits_soft_cap": 2.0}, marks=pytest.mark.slow),
         pytest.param("cope(npos_max=20)", 300, {}, marks=pytest.mark.slow),  # blocks of 64
-        (LONG, 150, {"segments": DOCUMENTS}),
+        pytest.param(LONG, 150, {"segments": DOCUMENTS}, marks=pytest.mark.slow),
         pytest.param(SCALED, 150, {}, marks=pytest.mark.slow),
         pytest.param("cope(npos_max=20)", 150, {"causal": False}, marks=pytest.mark.slow),
         pytest.param("none", 150, {"window": 70, "causal": False}, marks=pytest.mark.slow),
         # Positions that are real numbers.
         pytest.param("grape_additive", 150, {"step": 0.7}, marks=pytest.mark.slow),
-        ("fire", 150, {"step": 0.7, "least": 1.0}),
+        pytest.param("fire", 150, {"step": 0.7, "least": 1.0}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -169,6 +169,7 @@ def test_widths_and_groups_of_heads(sizes):
     compare("cope(npos_max=20)", 77, 77, sizes=sizes)
 
 
+@pytest.mark.slow
 def test_a_table_grows_no_further_than_the_positions(monkeypatch):
     """Columns beyond may be NaN, in the gradient too."""
     texts, load = [], library.load_kernel

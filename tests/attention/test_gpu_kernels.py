@@ -152,8 +152,15 @@ def test_operations(hats):
         ("cope(npos_max=6)", 20, 40, {"window": 20}),
         ("stick_breaking", 40, 40, {}),  # rows that are done
         pytest.param("t5", 30, 30, {}, marks=pytest.mark.slow),
-        ("none", 40, 40, {"segments": DOCUMENTS, "causal": False, "scale": 0.3}),
-        ("alibi", 40, 40, {"step": 0.7}),  # positions that are real numbers
+        pytest.param(
+            "none",
+            40,
+            40,
+            {"segments": DOCUMENTS, "causal": False, "scale": 0.3},
+            marks=pytest.mark.slow,
+        ),
+        # Positions that are real numbers.
+        pytest.param("alibi", 40, 40, {"step": 0.7}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -83,7 +83,10 @@ def test_blocks_and_kernels_for_tpus(spec, x64):
         assert_equal(computed, exact)
 
 
-@pytest.mark.parametrize("spec", ["alibi", "fire", "darope", "pope"])
+@pytest.mark.parametrize(
+    "spec",
+    ["alibi", "darope", *(pytest.param(s, marks=pytest.mark.slow) for s in ("fire", "pope"))],
+)
 def test_a_cache_keeps_real_positions(spec, x64):
     graphdef, state = build(spec)
     arrays, encoding = problem(), nnx.merge(graphdef, state)

@@ -298,10 +298,11 @@ def test_hidden_chunks_are_not_computed():
 @pytest.mark.parametrize(
     "forms",
     [
-        pytest.param({}, id="equal layers", marks=pytest.mark.slow),
+        pytest.param({}, id="equal layers"),
         pytest.param({"window": 5}, id="one without a window"),
     ],
 )
+@pytest.mark.slow
 def test_a_decoder_trains_as_on_one_device(forms):
     """Loss and the gradient of every parameter, with packed segments, dropout, tables and
     recomputed layers.

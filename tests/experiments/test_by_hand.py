@@ -18,9 +18,8 @@ from tools.publish import read_tables
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "can.md"
 
-FAST = ("cope", "mapformer")
 CELLS = [
-    pytest.param(ability, encoding, marks=() if encoding in FAST else pytest.mark.slow)
+    pytest.param(ability, encoding, marks=() if encoding == "cope" else pytest.mark.slow)
     for ability, names in limits.CAN.items()
     for encoding in names
 ]
