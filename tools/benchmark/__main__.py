@@ -128,6 +128,8 @@ def main() -> None:
     devices = process.choose(_DEVICES.value)
     workdir = Path(_WORKDIR.value)
     facts, results, cases = process.facts(), timing.Results(), []
+    for warning in process.warnings(facts):
+        print(f"warning: {warning}", file=sys.stderr)
     if "attention" in _ONLY.value:
         split = [dataclasses.replace(problem, devices=devices, jvp=_JVP.value) for problem in timed]
         cases += contenders.attention_cases(split, names, reference)

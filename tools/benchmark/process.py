@@ -108,12 +108,14 @@ def facts() -> Record:
 def warnings(facts: Record) -> list[str]:
     """Reasons not to trust the results.
 
-    >>> warnings({"load_average": 3.21, "cores": 2}), warnings({"load_average": 0.5, "cores": 2})
-    (['the machine was busy before (load 3.2 on 2 cores): do not trust these times'], [])
+    >>> warnings({"load_average": 3.21, "cpu_count": 2})
+    ['the machine was busy before (load 3.2, and it has 2 cores): do not trust these times']
+    >>> warnings({"load_average": 0.5, "cpu_count": 2})
+    []
     """
-    load, cores_here = facts["load_average"], facts["cores"]
-    busy = f"the machine was busy before (load {load:.1f} on {cores_here} cores): do not trust these times"
-    return [busy] if load > cores_here / 2 else []
+    load, machine = facts["load_average"], facts["cpu_count"]
+    busy = f"the machine was busy before (load {load:.1f}, and it has {machine} cores): do not trust these times"
+    return [busy] if load > machine / 2 else []
 
 
 def _processor() -> str:
