@@ -16,8 +16,9 @@ from cope_jax.errors import ConfigError
 T = TypeVar("T")
 
 
-def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
-    """The error for an unknown name; it suggests the nearest choice and lists all choices.
+def unknown(kind: str, name: object, choices: Iterable[str], hint: str = "") -> ConfigError:
+    """The error for an unknown name; it suggests the nearest choice, or gives the `hint`, and lists
+    all choices.
 
     >>> str(unknown("encoding", "rop", ["cope", "rope"]))
     "unknown encoding 'rop': did you mean 'rope'? Choose from cope, rope"
@@ -25,6 +26,8 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     "unknown encoding 'CoPE': did you mean 'cope'? Choose from cope, rope"
     >>> str(unknown("cell", "LSTN", ["GRU", "LSTM"]))
     "unknown cell 'LSTN': did you mean 'LSTM'? Choose from GRU, LSTM"
+    >>> str(unknown("encoding", "my-own", ["cope", "rope"], "load its file, or "))
+    "unknown encoding 'my-own': load its file, or choose from cope, rope"
     >>> str(unknown("split", "dense", ["pass_100", "pass_20"]))
     "unknown split 'dense': choose from pass_20, pass_100"
     """
@@ -32,8 +35,8 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     near = next(filter(None, (_near(x, choices) for x in (str(name), str(name).lower()))), None)
     if not choices:
         return ConfigError(f"unknown {kind} {abridged(name)}: no {kind} exists, so leave it out")
-    hint = f"did you mean {near!r}? Choose from" if near else "choose from"
-    return ConfigError(f"unknown {kind} {abridged(name)}: {hint} {', '.join(choices)}")
+    advice = f"did you mean {near!r}? Choose from" if near else f"{hint}choose from"
+    return ConfigError(f"unknown {kind} {abridged(name)}: {advice} {', '.join(choices)}")
 
 
 def _near(name: str, choices: Iterable[str]) -> str | None:
@@ -53,7 +56,8 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 class Registry(Generic[T]):
-    """A table from names to classes or functions of one kind; `hint` ends each error.
+    """A table from names to classes or functions of one kind; `hint` is part of an error without a
+    name that is near.
 
     >>> shapes = Registry("shape")
     >>> @shapes.register("square")
@@ -98,7 +102,7 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             raise ConfigError(f"the name of a {self.kind} must be text, got {abridged(name)}")
         if name not in self._entries:
-            raise ConfigError(f"{unknown(self.kind, name, self._entries)}{self.hint}")
+            raise unknown(self.kind, name, self._entries, self.hint)
         return self._entries[name]
 
     def forget(self, module: str) -> None:

@@ -33,6 +33,7 @@ from cope_jax.training.experiment_config import ExperimentConfig
 
 AGAIN = "delete it, and rerun the command that wrote it"
 
+ONLY_STEPS = r"config\.training\.steps \([^)]*\)"
 MORE = " (to train it further, start another run from it: --config.training.start)"
 
 MEASURING = ".measuring.lock"
@@ -154,7 +155,7 @@ class Workdir:
         if other := difference(known, settings):
             raise ConfigError(
                 f"{self.path} holds a run with other settings, {other}: choose another --workdir, or use the same "
-                f"config{MORE if other.startswith('config.training.steps ') else ''}"
+                f"config{MORE if re.fullmatch(ONLY_STEPS, other) else ''}"
             )
         if seeds is not None:
             check_encoding_files(stored, config, self.path)
@@ -356,24 +357,33 @@ def check_alike(task: Task) -> None:
 
 
 def difference(stored: Any, wanted: Any) -> str | None:
-    """The first setting that differs, with both values in JSON; None if all are equal.
+    """The settings that differ, three at most, with both values in JSON; None if all are equal.
 
     >>> difference({"task": {"length": (8, 9)}}, {"task": {"length": [8, 9]}})
     >>> difference({"task": {"length": 8}}, {"task": {"length": 9}})
     'task.length (8, not 9)'
+    >>> difference({"a": 1, "b": 2, "c": 3, "d": 4}, {"a": 2, "b": 3, "c": 4, "e": 5})
+    'a (1, not 2), b (2, not 3), c (3, not 4) and 2 more'
+    >>> difference({"a": 1}, {"a": 1, "b": None})
+    'b (nothing, not null)'
     """
-    same = json.dumps(stored, sort_keys=True) == json.dumps(wanted, sort_keys=True)
-    return None if same else _first_difference(stored, wanted, "")
+    changed = list(_differences(stored, wanted, ""))
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return ", ".join(changed[:3]) + more or None
 
 
-def _first_difference(stored: Any, wanted: Any, where: str) -> str:
+def _differences(stored: Any, wanted: Any, where: str) -> Iterator[str]:
     if isinstance(stored, dict) and isinstance(wanted, dict):
-        for name in [*wanted, *stored]:
-            if (
-                name not in stored
-                or name not in wanted
-                or json.dumps(stored[name]) != json.dumps(wanted[name])
-            ):
-                path = f"{where}.{name}" if where else name
-                return _first_difference(stored.get(name), wanted.get(name), path)
-    return f"{where} ({json.dumps(stored)}, not {json.dumps(wanted)})"
+        for name in dict.fromkeys([*wanted, *stored]):
+            path = f"{where}.{name}" if where else name
+            if name in stored and name in wanted:
+                yield from _differences(stored[name], wanted[name], path)
+            else:
+                given = (_text(x[name]) if name in x else "nothing" for x in (stored, wanted))
+                yield "{} ({}, not {})".format(path, *given)
+    elif json.dumps(stored, sort_keys=True) != json.dumps(wanted, sort_keys=True):
+        yield f"{where} ({_text(stored)}, not {_text(wanted)})"
+
+
+def _text(value: Any) -> str:
+    return "{…}" if value and isinstance(value, dict) else json.dumps(value)

@@ -166,6 +166,10 @@ def test_more_steps_are_another_run_that_starts_from_it(tmp_path):
         ConfigError, match=r"start another run from it: --config\.training\.start\)"
     ):
         Workdir(tmp_path).open(dataclasses.replace(config, training=longer), [0])
+    other = dataclasses.replace(longer, batch_size=config.training.batch_size + 1)
+    changes = r"config\.training\.steps \([^)]*\), config\.training\.batch_size \([^)]*\): .* the same config$"
+    with pytest.raises(ConfigError, match=changes):
+        Workdir(tmp_path).open(dataclasses.replace(config, training=other), [0])
 
 
 @pytest.mark.parametrize("seeds", [None, [0]])
