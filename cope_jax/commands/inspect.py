@@ -127,7 +127,8 @@ def show_maps(
     )
     title = run.title(_SEED.value)
     console.print(title, markup=False)
-    console.print(maps.strips(seen, console.width), soft_wrap=True)
+    coloured = console.color_system is not None
+    console.print(maps.strips(seen, console.width, coloured), soft_wrap=True)
 
     def write(folder: Path) -> list[Path]:
         page = viewer.write(folder / "report.html", seen, title)
@@ -160,7 +161,8 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     console.print(views.ranking(scored.heads, scored.bound, scored.top_tokens).rich())
     sentences = views.sentences(scored.heads, scored.bound)
     console.print(*sentences, sep="\n", markup=False, soft_wrap=True)
-    console.print("", maps.legend("mean gates"), sep="\n")
+    if console.color_system is not None:
+        console.print("", maps.legend("mean gates"), sep="\n")
     shown = [head for head in scored.heads if head.layer in layers and head.head in heads]
     for head in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
         named = f"\nlayer {head.layer}, head {head.head}: mean gates"

@@ -186,8 +186,9 @@ def _names(tokens: Sequence[str]) -> str:
     return " ".join(repr(token) for token in tokens[:4]) + " …" * (len(tokens) > 4)
 
 
-def strips(seen: Inspection, width: int) -> Text:
-    """Shows the tokens up to the query, for each layer and head, coloured by the query's gates.
+def strips(seen: Inspection, width: int, coloured: bool = True) -> Text:
+    """Shows the tokens up to the query, for each layer and head, coloured by the query's gates; or,
+    if not `coloured`, as for a file, with the gates as numbers below.
 
     Above the tokens are the widest and the narrowest mean gates of tokens. Below the tokens are the
     positions p_ij. For an encoding without gates, the colours show its attention divided by the
@@ -201,14 +202,12 @@ def strips(seen: Inspection, width: int) -> Text:
             f"query {seen.query} ({tokens[-1]}) predicts {seen.predicted} with probability {seen.probability:.2f}"
         ),
         Text(textwrap.fill(f"selects best: {best_selection(seen).says}", width)),
-        Text.assemble(
-            legend(
-                "gates" if gates else "attention, relative to the strongest",
-                bool(gates and seen.maps["gates"].min() < 0),
-            ),
-            "; below the tokens: positions" * ("positions" in seen.maps),
-        ),
     ]
+    shading = "gates" if gates else "attention, relative to the strongest"
+    below = [shading] * (not coloured) + ["positions"] * ("positions" in seen.maps)
+    line = legend(shading, bool(gates and seen.maps["gates"].min() < 0)) if coloured else Text()
+    line.append("; " * (coloured and bool(below)))
+    lines.append(line.append(f"below the tokens: {', then '.join(below)}" if below else ""))
     for layer in seen.layers:
         for head in seen.heads:
             query = (layer, head, seen.query, slice(len(tokens)))
@@ -223,7 +222,10 @@ def strips(seen: Inspection, width: int) -> Text:
             line = f"{named}  mean {seen.shading}: {', '.join(means)}"
             text = textwrap.fill(line, width, subsequent_indent="  ")
             lines.append(Text.assemble("\n", (text[: len(named)], "bold"), text[len(named) :]))
-            lines.append(strip(tokens, shades_M, rows.get("positions"), width))
+            numbers = [] if coloured else [[f"{shade:.2f}" for shade in shades_M]]
+            if "positions" in rows:
+                numbers.append([f"{position:.1f}" for position in rows["positions"]])
+            lines.append(strip(tokens, shades_M, numbers, width))
     return Text("\n").join(lines)
 
 
@@ -237,23 +239,21 @@ def legend(name: str, negative: bool = False) -> Text:
 def strip(
     tokens: Sequence[str],
     shades_M: np.ndarray,
-    numbers_M: np.ndarray | None = None,
+    numbers: Sequence[Sequence[str]] = (),
     width: int = 100,
 ) -> Text:
-    """Shows tokens in lines of `width` characters, with their shades in [−1, 1] as background.
-
-    If `numbers_M` is not None, its numbers are below the tokens.
+    """Shows tokens in lines of `width` characters, with their shades in [−1, 1] as background, and
+    rows of `numbers` below them.
     """
-    below = [""] * len(tokens) if numbers_M is None else [f"{number:.1f}" for number in numbers_M]
-    lines: list[tuple[Text, Text]] = []
-    for token, shade, number in zip(tokens, shades_M, below, strict=True):
-        size = max(len(token), len(number)) + 1
+    lines: list[list[Text]] = []
+    for token, shade, *below in zip(tokens, shades_M, *numbers, strict=True):
+        size = max(len(text) for text in (token, *below)) + 1
         if not lines or lines[-1][0].cell_len + size > width:
-            lines.append((Text(), Text()))
+            lines.append([Text() for _ in range(1 + len(below))])
         lines[-1][0].append(f"{token:<{size - 1}}", style=shade_style(float(shade))).append(" ")
-        lines[-1][1].append(f"{number:<{size}}", style="dim")
-    rows = [row for line in lines for row in (line if numbers_M is not None else line[:1])]
-    return Text("\n").join(rows)
+        for row, number in zip(lines[-1][1:], below, strict=True):
+            row.append(f"{number:<{size}}", style="dim")
+    return Text("\n").join(row for line in lines for row in line)
 
 
 def write_heat_maps(folder: Path, seen: Inspection, title: str = "") -> list[Path]:

@@ -128,6 +128,11 @@ def test_strips_show_gates_with_positions_below(seen):
     positions_M = seen.maps["positions"][1, 1, 5]
     assert text.splitlines()[-1].split() == [f"{position:.1f}" for position in positions_M]
     assert text.splitlines()[-2].split() == list(seen.tokens)
+    without_colours = plain(maps.strips(seen, 100, coloured=False))
+    assert "\nbelow the tokens: gates, then positions\n" in without_colours
+    tokens, gates, positions = (line.split() for line in without_colours.splitlines()[-3:])
+    assert gates == [f"{gate:.2f}" for gate in seen.maps["gates"][1, 1, 5]]
+    assert tokens == list(seen.tokens) and positions == text.splitlines()[-1].split()
 
 
 @pytest.mark.parametrize(
@@ -150,9 +155,8 @@ def test_an_encoding_without_gates_shows_its_attention(encoding, tmp_path):
 
 
 def test_a_strip_breaks_between_tokens_and_shades_them():
-    strip = maps.strip(
-        ["pass;", "a", "++;"], np.array([0.0, 1.0, 0.5]), np.array([12.25, 1.0, 0.5]), width=10
-    )
+    numbers = [["12.2", "1.0", "0.5"]]
+    strip = maps.strip(["pass;", "a", "++;"], np.array([0.0, 1.0, 0.5]), numbers, width=10)
     assert [line.rstrip() for line in strip.plain.splitlines()] == [
         "pass; a",
         "12.2  1.0",
