@@ -17,6 +17,7 @@ writes the ranking, a picture of all heads and features, and `report.html`. More
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from cope_jax.cli import common_flags, outputs
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps, viewer, views
 from cope_jax.evaluation.report.table import console as wide_console
+from cope_jax.evaluation.report.table import has_colours
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.workdir import Workdir
 from cope_jax.tasks.synthetic import SyntheticTask
@@ -127,8 +129,7 @@ def show_maps(
     )
     title = run.title(_SEED.value)
     console.print(title, markup=False)
-    coloured = console.color_system is not None
-    console.print(maps.strips(seen, console.width, coloured), soft_wrap=True)
+    console.print(maps.strips(seen, console.width, has_colours(console)), soft_wrap=True)
 
     def write(folder: Path) -> list[Path]:
         page = viewer.write(folder / "report.html", seen, title)
@@ -161,13 +162,18 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     console.print(views.ranking(scored.heads, scored.bound, scored.top_tokens).rich())
     sentences = views.sentences(scored.heads, scored.bound)
     console.print(*sentences, sep="\n", markup=False, soft_wrap=True)
-    if console.color_system is not None:
+    coloured = has_colours(console)
+    if coloured:
         console.print("", maps.legend("mean gates"), sep="\n")
     shown = [head for head in scored.heads if head.layer in layers and head.head in heads]
     for head in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
         named = f"\nlayer {head.layer}, head {head.head}: mean gates"
         console.print(named, style="bold", markup=False)
-        console.print(views.coloured(scored.pieces, scored.gates_LHBL[head.layer, head.head, 0]))
+        gates_L = scored.gates_LHBL[head.layer, head.head, 0]
+        shade = (
+            views.coloured if coloured else functools.partial(views.numbered, width=console.width)
+        )
+        console.print(shade(scored.pieces, gates_L), soft_wrap=not coloured)
     model = run.model(_SEED.value)
     pieces = _Pieces(run.task.codec(), model.config.vocab_size)
     tokens_L = np.asarray(tokens_BL[0])[: viewer.LONGEST // 2]

@@ -364,26 +364,27 @@ def difference(stored: Any, wanted: Any) -> str | None:
     'task.length (8, not 9)'
     >>> difference({"a": 1, "b": 2, "c": 3, "d": 4}, {"a": 2, "b": 3, "c": 4, "e": 5})
     'a (1, not 2), b (2, not 3), c (3, not 4) and 2 more'
+    >>> difference({"task": {"name": "copy", "rate": 1}}, {"task": {"name": "count", "size": 2}})
+    'task.name ("copy", not "count") and 2 more'
     >>> difference({"a": 1}, {"a": 1, "b": None})
     'b (nothing, not null)'
     """
-    changed = list(_differences(stored, wanted, ""))
-    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    return ", ".join(changed[:3]) + more or None
+    changes = list(_differences(stored, wanted, ""))
+    # What only one has, such as an option of another task, mostly follows from what both have.
+    shown = [text for both_have, text in changes if both_have] or [text for _, text in changes]
+    more = len(changes) - len(shown[:3])
+    return ", ".join(shown[:3]) + f" and {more} more" * bool(more) or None
 
 
-def _differences(stored: Any, wanted: Any, where: str) -> Iterator[str]:
+def _differences(stored: Any, wanted: Any, where: str) -> Iterator[tuple[bool, str]]:
+    """Each setting that differs, and whether both have it."""
     if isinstance(stored, dict) and isinstance(wanted, dict):
         for name in dict.fromkeys([*wanted, *stored]):
             path = f"{where}.{name}" if where else name
             if name in stored and name in wanted:
                 yield from _differences(stored[name], wanted[name], path)
             else:
-                given = (_text(x[name]) if name in x else "nothing" for x in (stored, wanted))
-                yield "{} ({}, not {})".format(path, *given)
+                given = (json.dumps(x[name]) if name in x else "nothing" for x in (stored, wanted))
+                yield False, "{} ({}, not {})".format(path, *given)
     elif json.dumps(stored, sort_keys=True) != json.dumps(wanted, sort_keys=True):
-        yield f"{where} ({_text(stored)}, not {_text(wanted)})"
-
-
-def _text(value: Any) -> str:
-    return "{…}" if value and isinstance(value, dict) else json.dumps(value)
+        yield True, f"{where} ({json.dumps(stored)}, not {json.dumps(wanted)})"

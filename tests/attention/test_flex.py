@@ -19,8 +19,8 @@ from tests.attention.test_generated import native as native
 from tests.attention.test_generated import quickly as quickly
 
 ROWS = 6
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("blockwise", "fused")]
-IMPLEMENTATIONS = ["full", SLOW[0], "fused"]
+BLOCKWISE, FUSED = (pytest.param(name, marks=pytest.mark.slow) for name in ("blockwise", "fused"))
+IMPLEMENTATIONS = ["full", BLOCKWISE, "fused"]
 
 
 def cope_start(q, params):
@@ -99,7 +99,7 @@ def test_cope_as_functions_is_the_encoding(implementation, quickly):
     assert_close(*(jax.jvp(f, arrays, arrays)[1] for f in (ours, theirs)))
 
 
-@pytest.mark.parametrize("implementation", ["full", *SLOW])
+@pytest.mark.parametrize("implementation", ["full", BLOCKWISE, FUSED])
 def test_parameters_of_each_head(implementation, quickly):
     slopes = jnp.asarray([0.5, 0.25, 0.1, 0.0])
     q, k, v = problem()
@@ -116,7 +116,7 @@ def test_parameters_of_each_head(implementation, quickly):
     assert_close(gradients(ours, slopes, q, k, v), gradients(exact, slopes, q, k, v))
 
 
-@pytest.mark.parametrize("implementation", ["full", *SLOW])
+@pytest.mark.parametrize("implementation", ["full", BLOCKWISE, FUSED])
 def test_features_of_tokens(implementation, quickly):
     """FoX: the sums of the logarithms of forget gates, of the last 70 of 100 tokens as queries."""
     q, k, v = problem()

@@ -113,8 +113,7 @@ def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment)
     other = dataclasses.replace(experiment.config, encoding="rope")
     with pytest.raises(
         ConfigError,
-        match=r'is a run with other settings, encoding \("cope", not "rope"\), encodings\.rope \(nothing, not '
-        r"\{…\}\), encodings\.cope \(\{…\}, not nothing\): use the config of",
+        match=r'is a run with other settings, encoding \("cope", not "rope"\) and 2 more: use the config of',
     ):
         Experiment(other).evaluate(folder)
     with pytest.raises(

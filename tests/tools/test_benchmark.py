@@ -251,6 +251,8 @@ def measured(start, workdir, *flags):
         assert record["median_seconds"] == statistics.median(seconds) and len(seconds) == 2
         assert record["devices"] == (1 if record["section"] == "decode" else 2)
     assert "XLA_FLAGS=" in done.out and "JAX on 2 devices" in done.out
+    busy = "the machine was busy at the start"
+    assert (f"warning: {busy}" in done.err) == (busy in done.out)
     assert {path.name for path in workdir.iterdir()} == {".lock", "benchmark.json", "benchmark.md"}
     environment = content["environment"]
     assert environment["cores"] >= 1 and "OMP_WAIT_POLICY=" in environment["process"]

@@ -53,10 +53,14 @@ def test_named_axes_are_split_and_the_rest_is_whole(shape, axes, sizes, expected
 
 def test_products_on_tpus_wait_for_whole_parameters():
     """Other compilers refuse the option."""
-    mesh = create_mesh(MeshConfig(data=1), jax.devices()[:1])
-    tpu = types.SimpleNamespace(devices=np.array([[types.SimpleNamespace(platform="tpu")]]))
+    options = {
+        platform: compiler_options(
+            types.SimpleNamespace(devices=np.array([[types.SimpleNamespace(platform=platform)]]))
+        )
+        for platform in ("cpu", "gpu", "tpu")
+    }
     threshold = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
-    assert (compiler_options(mesh), compiler_options(tpu)) == ({}, {threshold: 2**20})
+    assert options == {"cpu": {}, "gpu": {}, "tpu": {threshold: 2**20}}
 
 
 def test_two_axes_that_meet_on_one_axis_of_the_mesh_collide():

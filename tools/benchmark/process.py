@@ -109,12 +109,12 @@ def warnings(facts: Record) -> list[str]:
     """Reasons not to trust the results.
 
     >>> warnings({"load_average": 3.21, "cpu_count": 2})
-    ['the machine was busy before (load 3.2, and it has 2 cores): do not trust these times']
+    ['the machine was busy at the start (load 3.2, and it has 2 cores): do not trust these times']
     >>> warnings({"load_average": 0.5, "cpu_count": 2})
     []
     """
-    load, machine = facts["load_average"], facts["cpu_count"]
-    busy = f"the machine was busy before (load {load:.1f}, and it has {machine} cores): do not trust these times"
+    load, machine = facts["load_average"], facts["cpu_count"] or 1
+    busy = f"the machine was busy at the start (load {load:.1f}, and it has {machine} cores): do not trust these times"
     return [busy] if load > machine / 2 else []
 
 

@@ -187,13 +187,13 @@ def _names(tokens: Sequence[str]) -> str:
 
 
 def strips(seen: Inspection, width: int, coloured: bool = True) -> Text:
-    """Shows the tokens up to the query, for each layer and head, coloured by the query's gates; or,
-    if not `coloured`, as for a file, with the gates as numbers below.
+    """Shows the tokens up to the query, for each layer and head, coloured by the query's gates; if
+    not `coloured`, the gates are numbers below.
 
     Above the tokens are the widest and the narrowest mean gates of tokens. Below the tokens are the
-    positions p_ij. For an encoding without gates, the colours show its attention divided by the
-    strongest attention, and there are no positions. The first lines are the prediction, the head
-    that selects best, and a legend.
+    positions p_ij. For an encoding without gates, its attention divided by the strongest attention
+    takes their place, and there are no positions. The first lines are the prediction, the head that
+    selects best, and a legend of the colours or numbers.
     """
     tokens = seen.tokens[: seen.query + 1]
     gates = seen.shading == "gates"
@@ -204,10 +204,12 @@ def strips(seen: Inspection, width: int, coloured: bool = True) -> Text:
         Text(textwrap.fill(f"selects best: {best_selection(seen).says}", width)),
     ]
     shading = "gates" if gates else "attention, relative to the strongest"
-    below = [shading] * (not coloured) + ["positions"] * ("positions" in seen.maps)
-    line = legend(shading, bool(gates and seen.maps["gates"].min() < 0)) if coloured else Text()
-    line.append("; " * (coloured and bool(below)))
-    lines.append(line.append(f"below the tokens: {', then '.join(below)}" if below else ""))
+    has_positions = "positions" in seen.maps
+    if coloured:
+        shown = legend(shading, bool(gates and seen.maps["gates"].min() < 0))
+        lines.append(shown.append("; below the tokens: positions" * has_positions))
+    else:
+        lines.append(Text(f"below the tokens: {shading}{', then positions' * has_positions}"))
     for layer in seen.layers:
         for head in seen.heads:
             query = (layer, head, seen.query, slice(len(tokens)))
@@ -223,7 +225,7 @@ def strips(seen: Inspection, width: int, coloured: bool = True) -> Text:
             text = textwrap.fill(line, width, subsequent_indent="  ")
             lines.append(Text.assemble("\n", (text[: len(named)], "bold"), text[len(named) :]))
             numbers = [] if coloured else [[f"{shade:.2f}" for shade in shades_M]]
-            if "positions" in rows:
+            if has_positions:
                 numbers.append([f"{position:.1f}" for position in rows["positions"]])
             lines.append(strip(tokens, shades_M, numbers, width))
     return Text("\n").join(lines)

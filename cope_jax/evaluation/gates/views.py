@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from cope_jax.evaluation.gates.head_scores import HeadScore
-from cope_jax.evaluation.gates.maps import shade_style
+from cope_jax.evaluation.gates.maps import shade_style, strip
 from cope_jax.evaluation.report.plot_style import STYLE, add_caption, save
 from cope_jax.evaluation.report.table import Table, figure
 
@@ -98,6 +98,12 @@ def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
         text.append(piece.replace("\n", "↵"), style=shade_style(float(gate)))
         text.append("\n" * piece.count("\n"), style=Style())
     return text
+
+
+def numbered(parts: Sequence[str], gates_L: np.ndarray, width: int) -> Text:
+    """Shows the pieces of a text with their gates below, where there are no colours."""
+    pieces = [piece.replace("\n", "↵") for piece in parts]
+    return strip(pieces, gates_L, [[f"{gate:.2f}" for gate in gates_L]], width)
 
 
 @rc_context(STYLE)

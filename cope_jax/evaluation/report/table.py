@@ -146,3 +146,8 @@ def console() -> rich.console.Console:
     """Returns a console, wide if the width is unknown as in a file: numbers are never cut."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return rich.console.Console(width=None if known else 160, highlight=False)
+
+
+def has_colours(console: rich.console.Console) -> bool:
+    """True if the console shows colours: a terminal that has them, without NO_COLOR."""
+    return console.color_system is not None and not console.no_color

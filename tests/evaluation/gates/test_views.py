@@ -57,6 +57,12 @@ def test_pieces_are_shaded_by_their_gates_and_lines_break_where_they_do():
     assert shades[0] > shades[1] > shades[2] == shades[3]
 
 
+def test_without_colours_gates_are_below_the_pieces():
+    text = views.numbered(["It", " was", ".\n"], np.array([0.0, 0.5, 1.0]), width=11)
+    lines = [line.rstrip() for line in text.plain.splitlines()]
+    assert lines == ["It    was", "0.00 0.50", ".↵", "1.00"]
+
+
 def test_lines_break_between_words():
     text = views.coloured(list("the only water"), np.zeros(14))
     console = Console(file=io.StringIO(), width=10)

@@ -3,11 +3,12 @@ import math
 
 import numpy as np
 import pytest
+from rich.console import Console
 from rich.text import Text
 
 from cope_jax import tasks
 from cope_jax.evaluation.report import grid_cells, page, results_picture, results_table
-from cope_jax.evaluation.report.table import Table
+from cope_jax.evaluation.report.table import Table, has_colours
 from tests.evaluation.results import printed
 
 TABLE = Table(
@@ -45,6 +46,15 @@ def test_a_narrow_terminal_breaks_words_and_no_numbers(width):
         Table("", ["encoding", "error"], [["cope(gate=separate_key)+rope", "100.0 ± 0.0"]]), width
     )
     assert "100.0 ± 0.0" in text and "".join(text.split()).count("cope") == 1 and "…" not in text
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "colours"),
+    [(True, {}, True), (True, {"NO_COLOR": "1"}, False), (False, {}, False)],
+)
+def test_colours_need_a_terminal_that_has_them(terminal, variables, colours):
+    environ = {"TERM": "xterm-256color", **variables}
+    assert has_colours(Console(force_terminal=terminal, _environ=environ)) == colours
 
 
 def test_facts_have_no_headings():
