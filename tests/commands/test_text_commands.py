@@ -287,7 +287,11 @@ def test_inspect_takes_a_text(start, runs, tmp_path):
         f"{len(text)} tokens in 1 window of " in done.out
         and "layer 0, head 1: mean gates" in done.out
     )
-    assert text.replace("\n", "↵\n") in done.out
+    rows = done.out.split("mean gates\n")[1].splitlines()
+    pairs = zip(rows[::2], rows[1::2], strict=False)
+    shown = [row for row, below in pairs if re.match(r"\d\.\d\d ", below)]
+    unbroken = "".join("".join(shown).split())
+    assert unbroken == "".join(f"<|endoftext|>{text}".replace("\n", "↵").split())
 
 
 @pytest.mark.parametrize(
