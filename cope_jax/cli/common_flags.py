@@ -5,6 +5,7 @@ from typing import Any
 
 from absl import flags
 
+from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
 # Flags belong to the module that calls this one, whose --help shows them.
@@ -20,6 +21,19 @@ def DEFINE_encoding() -> flags.FlagHolder[list[str]]:
             "Python file that registers an encoding of your own, such as mine.py; may be given several times.",
         )
     )
+
+
+def check_files(chosen: Sequence[str], flag: str) -> None:
+    """ConfigError if a file in --encoding has none of the encodings that --`flag` has chosen."""
+    from cope_jax.encodings import EncodingConfig, load
+
+    used = {name for encoding in chosen for name, _ in EncodingConfig.parse(encoding).parts}
+    for file in flags.FLAGS.encoding:
+        if used.isdisjoint(names := load(file)):
+            raise ConfigError(
+                f"{file} registers {', '.join(names)}, but --{flag} is {','.join(chosen)}: give --{flag}={names[0]}, "
+                "or leave out the file"
+            )
 
 
 def plain(holder: flags.FlagHolder[list[str]]) -> flags.FlagHolder[list[str]]:

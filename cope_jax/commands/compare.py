@@ -24,6 +24,7 @@ from absl import flags
 from cope_jax import encodings
 from cope_jax.cli import common_flags, config_flags, distributed, jobs, outputs
 from cope_jax.cli.flag_values import read_names
+from cope_jax.errors import Interrupted
 from cope_jax.evaluation.report import comparison, grid_report, plots
 from cope_jax.evaluation.report.table import console
 from cope_jax.runs.experiment import Experiment
@@ -65,6 +66,7 @@ def main() -> None:
     config, workdir = config_flags.read_config(_CONFIG.value), Path(_WORKDIR.value)
     known = functools.partial(encodings.EncodingConfig.parse, defaults=config.encodings)
     labels = read_names("encodings", _ENCODINGS.value, known)
+    common_flags.check_files(labels, "encodings")
     configs = {label: dataclasses.replace(config, encoding=label) for label in labels}
     distributed.join()
     task = config.task.create()
@@ -83,13 +85,19 @@ def main() -> None:
                     print(f"{task.name}: {task.origin()}")
         Workdir(workdir).follow_first()
         grid = Grid(workdir, planned())
-        grid.train(jobs.number(len(grid.cells)), finished=grid.write_results if first else None)
-        if first:
-            show(grid, config, task)
+        stopped = None
+        try:
+            grid.train(jobs.number(len(grid.cells)), finished=grid.write_results if first else None)
+        except Interrupted as interrupted:
+            stopped = interrupted
+        if first and (finished := grid.state().finished):
+            show(Grid(workdir, finished), config, task)
+    if stopped is not None:
+        raise stopped
 
 
 def show(grid: Grid, config: ExperimentConfig, task: Task) -> None:
-    """Writes the results, the tables and the plots of all cells, and prints the table."""
+    """Writes the results, the tables and the plots of the grid, and prints the table."""
     labels = list(dict.fromkeys(cell.label for cell in grid.cells))
     records, paths = grid.records(), grid.write_results()
     paper = {} if is_changed() else config.paper

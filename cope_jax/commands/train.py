@@ -45,6 +45,7 @@ def main() -> None:
     """Trains and evaluates the model, then prints the errors and the paths of the results."""
     config = config_flags.read_config(_CONFIG.value)
     config_flags.warn_of_unused("config", config)
+    common_flags.check_files([config.encoding], "config.encoding")
     workdir = Path(_WORKDIR.value)
     profile = Profile.parse(_PROFILE.value, workdir / "profile")
     if profile.last and profile.first >= config.training.steps:

@@ -151,7 +151,8 @@ class Workdir:
             raise ConfigError(
                 f"{self.path} is a comparison, not a run of cope-jax train: choose another --workdir"
             )
-        known = _settings(ExperimentConfig.from_mapping(stored["config"]), stored.get("seeds"))
+        with _missing_file_named(stored.get("encoding_files", {}), self.path):
+            known = _settings(ExperimentConfig.from_mapping(stored["config"]), stored.get("seeds"))
         if other := difference(known, settings):
             raise ConfigError(
                 f"{self.path} holds a run with other settings, {other}: choose another --workdir, or use the same "
@@ -252,13 +253,31 @@ def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str
 
 
 def check_encoding_files(settings: Mapping[str, Any], config: ExperimentConfig, path: Path) -> None:
-    """Raises ConfigError if the encoding of a run in the folder `path` is from another file now."""
-    digests = encoding_files(config.encoding)
-    if sorted(settings.get("encoding_files", {}).values()) != sorted(digests.values()):
+    """Raises ConfigError if the encoding of a run in the folder `path` is from another file now, or
+    from one that has not been loaded.
+    """
+    files = settings.get("encoding_files", {})
+    with _missing_file_named(files, path):
+        digests = encoding_files(config.encoding)
+    if sorted(files.values()) != sorted(digests.values()):
         raise ConfigError(
             f"{path} holds a run of another version of the encoding {config.encoding}: give its file as it was"
             f"{f', not {next(iter(digests))}' if digests else ''}, or choose another folder"
         )
+
+
+@contextlib.contextmanager
+def _missing_file_named(files: Mapping[str, str], path: Path) -> Iterator[None]:
+    """Names the files of a run's encoding where it is not known."""
+    try:
+        yield
+    except ConfigError as error:
+        if not files or not str(error).startswith("unknown encoding"):
+            raise
+        first, names = next(iter(files)), ", ".join(files)
+        raise ConfigError(
+            f"the encoding of {path} is from {names}: give --encoding={first} (in Python, cj.encodings.load)"
+        ) from None
 
 
 def check_seeds(seeds: Any, path: Path) -> None:

@@ -157,6 +157,8 @@ def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(
     assert "then saving; press Ctrl-C again" in done.err and "Traceback" not in done.err
     assert done.err.splitlines()[-1].endswith("of 24; rerun the same command to resume")
     assert done.err.splitlines()[-2] == f"3 of 4 cells in {tmp_path} are finished"
+    assert f"all results as a page: {tmp_path}/report.html" in done.out
+    assert (tmp_path / "table.md").read_text().count("rope") and "seed_1" not in done.out
     assert [
         r["seed"] for r in read_records(tmp_path) if r["metric"] == "loss" and r["split"] == "dense"
     ] == [0, 1, 0]

@@ -160,6 +160,20 @@ def test_a_wrong_flag_is_one_line_and_leaves_nothing_behind(
     assert not workdir.exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"), [("train", "config.encoding"), ("compare", "encodings")]
+)
+def test_an_own_encoding_that_is_not_chosen_is_one_line(command, flag, start, tmp_path):
+    (file := tmp_path / "own.py").write_text(
+        "from cope_jax.encodings import ENCODINGS, Encoding\n"
+        '@ENCODINGS.register("mine")\nclass Mine(Encoding):\n    """None."""\n'
+    )
+    flags = (f"--{flag}=cope", f"--encoding={file}", f"--workdir={tmp_path / 'run'}")
+    done = start(command, f"--config={QUICK}", *flags).wait()
+    advice = f"registers mine, but --{flag} is cope: give --{flag}=mine, or leave out the file"
+    assert done.status == 2 and done.error == f"{file} {advice}"
+
+
 @pytest.mark.parametrize(("text", "message"), [("", "is empty"), ("()", "'9:9'")])
 def test_parentheses_empty_a_field_of_a_config(text, message, start, tmp_path):
     flags = ("--config=counting:small", f"--config.task.options.ood_pass_weights={text}")

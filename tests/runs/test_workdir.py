@@ -17,7 +17,14 @@ from absl import flags
 from cope_jax.cli import exits, interrupts
 from cope_jax.cli import run as running
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
-from cope_jax.runs.workdir import Workdir, read_records, replace_records, write_files, write_json
+from cope_jax.runs.workdir import (
+    Workdir,
+    check_encoding_files,
+    read_records,
+    replace_records,
+    write_files,
+    write_json,
+)
 from cope_jax.training.experiment_config import ExperimentConfig
 
 ROOT = Path(__file__).parents[2]
@@ -189,6 +196,22 @@ def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
         ConfigError, match=r"config.json is damaged \(seeds are .*\): write the seeds of the run"
     ):
         Workdir(tmp_path).settings()
+
+
+@pytest.mark.parametrize("name", ["mine", "rop"])
+def test_a_run_names_the_file_of_its_encoding(name, tmp_path):
+    """Also where the encoding is like another."""
+    own = dataclasses.replace(ExperimentConfig(), encoding=name)
+    settings = {"config": dataclasses.asdict(own), "seeds": [0], "encoding_files": {"own.py": "0"}}
+    write_json(tmp_path / "config.json", settings)
+    for check in (
+        lambda: check_encoding_files(settings, own, tmp_path),
+        lambda: Workdir(tmp_path).check(ExperimentConfig(), [0]),
+    ):
+        with pytest.raises(ConfigError, match=r"is from own\.py: give --encoding=own\.py"):
+            check()
+    with pytest.raises(ConfigError, match=f"^unknown encoding '{name}'"):
+        check_encoding_files({}, own, tmp_path)
 
 
 def test_digests_of_encodings_are_an_object(tmp_path):
