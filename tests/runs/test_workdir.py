@@ -201,17 +201,21 @@ def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
 @pytest.mark.parametrize("name", ["mine", "rop"])
 def test_a_run_names_the_file_of_its_encoding(name, tmp_path):
     """Also where the encoding is like another."""
-    own = dataclasses.replace(ExperimentConfig(), encoding=name)
-    settings = {"config": dataclasses.asdict(own), "seeds": [0], "encoding_files": {"own.py": "0"}}
+    config = dataclasses.replace(ExperimentConfig(), encoding=name)
+    settings = {
+        "config": dataclasses.asdict(config),
+        "seeds": [0],
+        "encoding_files": {"own.py": "0"},
+    }
     write_json(tmp_path / "config.json", settings)
     for check in (
-        lambda: check_encoding_files(settings, own, tmp_path),
+        lambda: check_encoding_files(settings, config, tmp_path),
         lambda: Workdir(tmp_path).check(ExperimentConfig(), [0]),
     ):
         with pytest.raises(ConfigError, match=r"is from own\.py: give --encoding=own\.py"):
             check()
     with pytest.raises(ConfigError, match=f"^unknown encoding '{name}'"):
-        check_encoding_files({}, own, tmp_path)
+        check_encoding_files({}, config, tmp_path)
 
 
 def test_digests_of_encodings_are_an_object(tmp_path):
