@@ -143,8 +143,8 @@ CLAIMS = [
         ),
     ),
     Claim(
-        "In copies of longer strings FoX ({} %) and CABLE ({} %) are shown to be better than all others ({} to {} %), and "
-        "CABLE in recall beyond the length of training ({} % against {} to {}).",
+        "In copies of longer strings FoX ({} %) and CABLE ({} %) are shown to be better than all others ({} to {} %), "
+        "and CABLE in recall beyond the length of training ({} % against {} to {}).",
         lambda r: [
             *against(r, [*FOX, *CABLE], "copy_v2", 1),
             *against(r, CABLE, "recall_v2", 1),
