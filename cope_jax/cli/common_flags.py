@@ -31,8 +31,8 @@ def check_files(chosen: Sequence[str], flag: str) -> None:
     for file in flags.FLAGS.encoding:
         if used.isdisjoint(names := load(file)):
             raise ConfigError(
-                f"{file} registers {', '.join(names)}, but --{flag} is {','.join(chosen)}: give --{flag}={names[0]}, "
-                "or leave out the file"
+                f"{file} registers {', '.join(names)}, but --{flag} is {','.join(chosen)}: "
+                f"give --{flag}={names[0]}, or leave out the file"
             )
 
 

@@ -471,6 +471,6 @@ def _of_head(variable: nnx.Variable[Any], index: Mapping[str, int]) -> nnx.Varia
 
 ENCODINGS: Registry[type[Encoding]] = Registry(
     "encoding",
-    "one of your own needs its file (cj.encodings.load, --encoding=NAME.py of a command, or an import in "
-    "cope_jax/encodings/__init__.py); else ",
+    "one of your own needs its file (cj.encodings.load, --encoding=NAME.py of a command, or an "
+    "import in cope_jax/encodings/__init__.py); else ",
 )

@@ -276,7 +276,8 @@ def _missing_file_named(files: Mapping[str, str], path: Path) -> Iterator[None]:
             raise
         first, names = next(iter(files)), ", ".join(files)
         raise ConfigError(
-            f"the encoding of {path} is from {names}: give --encoding={first} (in Python, cj.encodings.load)"
+            f"the encoding of {path} is from {names}: give --encoding={first} "
+            "(in Python, cj.encodings.load)"
         ) from None
 
 

@@ -114,8 +114,8 @@ def warnings(facts: Record) -> list[str]:
     []
     """
     load, machine = facts["load_average"], facts["cpu_count"] or 1
-    busy = f"the machine was busy at the start (load {load:.1f}, and it has {machine} cores): do not trust these times"
-    return [busy] if load > machine / 2 else []
+    busy = f"the machine was busy at the start (load {load:.1f}, and it has {machine} cores)"
+    return [f"{busy}: do not trust these times"] if load > machine / 2 else []
 
 
 def _processor() -> str:

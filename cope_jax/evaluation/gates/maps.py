@@ -244,8 +244,8 @@ def strip(
     numbers: Sequence[Sequence[str]] = (),
     width: int = 100,
 ) -> Text:
-    """Shows tokens in lines of `width` characters, with their shades in [−1, 1] as background, and
-    rows of `numbers` below them.
+    """Shows tokens in lines of `width` characters, with their shades in [−1, 1] as background and
+    rows of `numbers` below.
     """
     lines: list[list[Text]] = []
     for token, shade, *below in zip(tokens, shades_M, *numbers, strict=True):
