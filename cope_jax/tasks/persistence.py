@@ -9,7 +9,15 @@ from typing import Any
 from etils import epath
 
 from cope_jax.corpora import document_files
+from cope_jax.corpora.raw_text import fingerprint
 from cope_jax.storage.files import read_text
+
+
+def corpus_digests(
+    data_dir: str | None, texts: Mapping[str, Iterable[str]]
+) -> dict[str, dict[str, Any]]:
+    """The digest of each split of the corpus in `data_dir`; none of the small built-in sample."""
+    return {} if data_dir is None else {split: fingerprint(text) for split, text in texts.items()}
 
 
 class Persistent:
@@ -21,6 +29,7 @@ class Persistent:
     """
 
     config: Any
+    _corpus: Mapping[str, Any] = {}  # `corpus_digests` of a task that reads a corpus as a whole
 
     def origin(self) -> str:
         """The source of the data, for the log; "" if examples are sampled."""
@@ -40,11 +49,14 @@ class Persistent:
         return _same(self.saved_files(), folder, str.splitlines)
 
     def data_digest(self) -> dict[str, str]:
-        """The files that identify the task's data, by name. Default: digests of the user's files.
+        """The files that identify the task's data, by name. Default: digests of the user's files, or
+        of the splits of the corpus in `data_dir`.
 
         A run keeps these files, and resumes only with the same data. Reading a run back does not
         need the data.
         """
+        if self._corpus:
+            return {"corpus.json": json.dumps(self._corpus, indent=1) + "\n"}
         paths = self._own_file() or [file.path for file in document_files.find(self._own_files())]
         digests = [hashlib.sha256(epath.Path(path).read_bytes()).hexdigest() for path in paths]
         return {"own_files.json": json.dumps(digests, indent=1) + "\n"} if digests else {}

@@ -1,12 +1,14 @@
 """Tables of labelled texts, and text of one's own for ELMo and BERT."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from cope_jax import tasks
 from cope_jax.corpora import conllu, document_files, sentences_by_corpus, sms, tables
+from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.corpora.document_files import share_of
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
@@ -170,3 +172,25 @@ def test_own_text_has_documents_and_sentences_in_one_split_each(tmp_path, monkey
     ):
         write(tmp_path, "c.txt", "\n")
         tasks.create("bilm", files=(f"{tmp_path}/c.txt",))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "file"),
+    [
+        ("spam", {}, "sms-spam/SMSSpamCollection.tsv"),
+        ("tagging", {}, "ud-ewt/en_ewt-ud-dev.conllu"),
+        ("bilm", {"corpus": "ud-ewt"}, "ud-ewt/en_ewt-ud-train.conllu"),
+        ("masked_lm", {"vocab_size": 300}, "wikitext-2/wiki.valid.tokens"),
+        ("words", {}, "wikitext-2/wiki.test.tokens"),
+    ],
+)
+def test_a_run_knows_the_corpus_of_a_data_dir_by_its_digest(name, options, file, tmp_path):
+    data, run = shutil.copytree(SAMPLES, tmp_path / "data"), tmp_path / "run"
+    options |= {"data_dir": str(data), "length": 8}
+    for content in tasks.create(name, **options).data_digest().items():
+        write(run, *content)
+    assert tasks.create(name, **options).same_data(run, ["train"]) is True
+    text = (data / file).read_text()
+    (data / file).write_text(text.replace("the", "those"))
+    assert tasks.create(name, **options).same_data(run, ["train"]) is False
+    assert (run / "corpus.json").exists() and not tasks.create(name).data_digest()
