@@ -10,7 +10,10 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-WORDS = b"\nfinishing the current steps, then saving; press Ctrl-C again to quit immediately\n"
+WORDS = {
+    signal.SIGINT: b"\nfinishing the current steps, then saving; press Ctrl-C again to quit immediately\n",
+    signal.SIGTERM: b"\nfinishing the current steps, then saving\n",
+}
 
 
 class GracefulStop:
@@ -78,6 +81,6 @@ class GracefulStop:
             raise KeyboardInterrupt
         self.number = number
         # Not print: the signal may have interrupted one, and its buffer is not reentrant.
-        os.write(2, WORDS)
+        os.write(2, WORDS[signal.Signals(number)])
         if not self._alone:
             os.kill(os.getpid(), signal.SIGTERM)
