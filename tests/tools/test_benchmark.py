@@ -259,14 +259,17 @@ def measured(start, workdir, *flags):
     return content, done.out
 
 
+MINE = (
+    "from cope_jax.encodings import ENCODINGS, Encoding\n"
+    '@ENCODINGS.register("mine")\nclass Mine(Encoding):\n    """None."""\n'
+)
+
+
 @pytest.mark.slow
 def test_the_command(start, tmp_path):
     """It measures, prints and writes; also an encoding of a file, in the process for memory too."""
     mine = tmp_path / "mine.py"
-    mine.write_text(
-        "from cope_jax.encodings import ENCODINGS, Encoding\n"
-        '@ENCODINGS.register("mine")\nclass Mine(Encoding):\n    """None."""\n'
-    )
+    mine.write_text(MINE)
     flags = ["--notune", "--only=attention,memory", "--contenders=mine/full", "--npos_max=T"]
     flags += ["--memory_lengths=16", f"--encoding={mine}"]
     content, out = measured(start, tmp_path / "new" / "run", *flags)
@@ -347,10 +350,14 @@ def test_what_cannot_be_read_is_one_line(read, message):
     [
         ("--only=atention", "unknown section of --only 'atention': did you mean 'attention'?"),
         ("--reference=cope/ful", "unknown --reference 'cope/ful': did you mean 'cope/full'?"),
+        ("--encoding={mine}", "registers mine, but --contenders is cope,rope: give --contenders="),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_leaves_nothing_behind(flag, message, start, tmp_path):
-    done = start("tools.benchmark", f"--workdir={tmp_path / 'run'}", "--notune", flag).wait()
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    flags = [f"--workdir={tmp_path / 'run'}", "--notune", "--contenders=cope/full,rope/full"]
+    done = start("tools.benchmark", *flags, "--only=memory", flag.format(mine=mine)).wait()
     assert done.status == 2, done.err
     assert message in done.error
     assert not (tmp_path / "run").exists()

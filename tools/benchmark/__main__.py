@@ -19,7 +19,7 @@ from pathlib import Path
 from absl import flags
 from rich.console import Console
 
-from cope_jax.cli.common_flags import DEFINE_encoding, check_names
+from cope_jax.cli.common_flags import DEFINE_encoding, check_files, check_names
 from cope_jax.cli.flag_values import read_names
 from cope_jax.cli.run import run
 from cope_jax.encodings import EncodingConfig
@@ -122,6 +122,10 @@ def main() -> None:
         for flag in (_LENGTHS, _MEMORY_LENGTHS, _CONTEXTS)
     )
     labels = read_names("encodings", _ENCODINGS.value, EncodingConfig.parse)
+    if not {"decode", "train"}.isdisjoint(_ONLY.value):
+        check_files([*labels, *(name.rpartition("/")[0] for name in names)], "encodings")
+    else:
+        check_files([name.rpartition("/")[0] for name in names], "contenders")
     recipes = [Recipe.parse(text) for text in _RECIPES.value]
     if _TUNE.value:
         process.restart(["-m", "tools.benchmark", *sys.argv[1:]], _DEVICES.value or cores())
