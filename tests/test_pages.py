@@ -164,7 +164,7 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     elif module in (
         "tools.fuzz",
         "tools.mutants",
-        "tools.mutants.cpp",
+        "tools.mutants.kernels",
         "tools.publish",
         "tools.torture",
     ) or module.startswith("tests."):

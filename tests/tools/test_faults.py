@@ -1,10 +1,11 @@
 import ast
+import types
 from pathlib import Path
 
 import pytest
 
-from tools.mutants.cpp import places
 from tools.mutants.faults import draw, faults
+from tools.mutants.kernels import emitted, places, wrapped
 
 ROOT = Path(__file__).parents[2]
 SOURCE = b'''
@@ -58,6 +59,40 @@ def test_what_is_changed_in_a_header():
     source = HEADER.encode()
     changed = next(fault for fault in places(HEADER, "f.h") if fault.before == "2.5f").apply(source)
     assert changed == source.replace(b"2.5f", b"5.0f")
+
+
+PRINTER = '''
+"""A docstring with 1 < 2."""
+NAMES = {"add": "+"}
+
+
+def text(n):
+    """Another with 1 + 2."""
+    if n < 3:
+        raise ValueError("not 4 > 5")
+    return f"for (int i = 0; i < {n + 1}; i++) ü = {n} * 2.5f;", "tl.min(a)"
+'''
+
+
+def test_what_is_changed_in_the_text_that_is_emitted():
+    given = [*emitted(PRINTER, "f.py")]
+    of_line = [("0", "1"), ("<", ">="), ("++", "--"), ("*", "/"), ("2.5f", "5.0f")]
+    assert [(fault.before, fault.after) for fault in given] == [*of_line, ("tl.min", "tl.max")]
+    assert {fault.first for fault in given} == {10}
+    source = PRINTER.encode()
+    assert given[4].apply(source) == source.replace(b"2.5f", b"5.0f")
+
+
+def test_an_operation_is_negated_where_its_text_is_returned(tmp_path):
+    path = tmp_path / "cope_jax/attention/kernels/cpu/cpp_formulas.py"
+    path.parent.mkdir(parents=True)
+    source = "def formula(node, args):\n    return f'{node.op}({args})'\n"
+    path.write_text(source)
+    negated = "'-' + text if node.op == 'exp' else text"
+    module = types.ModuleType("printer")
+    exec(wrapped(tmp_path, "cpu", "exp", negated).apply(source.encode()), vars(module))
+    assert module.formula(types.SimpleNamespace(op="exp"), 1) == "-exp(1)"
+    assert module.formula(types.SimpleNamespace(op="log"), 1) == "log(1)"
 
 
 @pytest.mark.slow
