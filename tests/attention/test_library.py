@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from types import SimpleNamespace
 
@@ -51,16 +52,13 @@ def times_compiled(compiler):
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler, monkeypatch, caplog):
+def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler):
     path = library._compiled()
     assert library._compiled() == path and path.read_text() == "library\n"
-    assert times_compiled(compiler) == 1 and not caplog.messages
-    monkeypatch.setattr(library, "QUIET", 0.1)  # it takes half a second
+    assert times_compiled(compiler) == 1
     path.write_text("lib")
     assert library._compiled() == path and path.read_text() == "library\n"
     assert times_compiled(compiler) == 2
-    line = f"attention: compiling {path.name} in C++, once, into {path.parent}"
-    assert caplog.messages == [line]
     compiler.with_name("macros").write_text("#define __AVX2__ 1\n#define __AVX512F__ 1")
     assert library._compiled() != path
     assert times_compiled(compiler) == 3
@@ -70,6 +68,17 @@ def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler, m
     compiler.with_name("macros").write_text("#define __SSE2__ 1")
     with pytest.raises(library.Unavailable, match="the CPU has neither AVX2 nor NEON"):
         library._compiled()
+
+
+def test_what_takes_long_is_said(compiler, monkeypatch, caplog):
+    with library.announced("kernels"):
+        library._compiled()
+    assert not caplog.messages
+    monkeypatch.setattr(library, "QUIET", 0.1)  # it takes half a second
+    compiler.with_name("macros").write_text("#define __ARM_NEON 1")
+    with library.announced("kernels"):
+        folder = library._compiled().parent
+    assert caplog.messages == [f"attention: compiling kernels in C++, once, into {folder}"]
 
 
 @pytest.mark.slow
@@ -283,6 +292,19 @@ def test_a_kernel_that_cannot_be_compiled_is_one_line_and_attention_goes_on(
     assert "attention cannot be compiled: " in why and "no-such-flag" in why and "\n" not in why
     exact = full_attention(encoding, prepare(x, x, x, encoding=encoding))
     np.testing.assert_allclose(attend(x, x, x, encoding=encoding), exact, rtol=0, atol=2e-5)
+
+
+def test_kernels_are_compiled_at_the_same_time(native, uncompiled, monkeypatch):
+    all_three = threading.Barrier(3)  # forward without and with what gradients need, backward
+
+    def load(text):
+        all_three.wait(timeout=60)
+        return "digest"
+
+    monkeypatch.setattr(library, "load_kernel", load)
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))
+    assert why_not(encoding, prepare(x, x, x, encoding=encoding)) is None
 
 
 def test_a_kernel_that_is_required_must_compile(native, uncompiled, monkeypatch):

@@ -19,6 +19,7 @@ from cope_jax.array_types import Array
 from cope_jax.attention.full import full_attention
 from cope_jax.attention.kernels.cpu import cpp_attention, library
 from cope_jax.attention.request import Request, prepare
+from cope_jax.encodings import Encoding
 
 LENGTH, TOLERANCE = 300, 1e-3  # several blocks
 
@@ -33,15 +34,20 @@ def agrees(spec: str) -> bool:
         jnp.asarray(rng.normal(size=(1, LENGTH, n, 32)), jnp.float32) for n in (2, 1, 1, 2)
     )
 
-    def results(attention: Callable[[Request], Array]) -> tuple[Array, ...]:
-        out, pull = jax.vjp(lambda q, k, v: attention(prepare(q, k, v, encoding=encoding)), q, k, v)
+    def results(attention: Callable[[Encoding, Request], Array]) -> tuple[Array, ...]:
+        def run(q: Array, k: Array, v: Array) -> Array:
+            return attention(encoding, prepare(q, k, v, encoding=encoding))
+
+        out, pull = jax.vjp(run, q, k, v)
         return out, *pull(dout)
 
-    compiled = functools.partial(cpp_attention.run, encoding)
-    pairs = zip(
-        results(compiled), results(functools.partial(full_attention, encoding)), strict=True
+    # Compiled: operation by operation it would take twice the time.
+    compiled, exact = (
+        jax.jit(functools.partial(results, attention))()
+        for attention in (cpp_attention.run, full_attention)
     )
-    return all(np.allclose(result, exact, rtol=0, atol=TOLERANCE) for result, exact in pairs)
+    pairs = zip(compiled, exact, strict=True)
+    return all(np.allclose(x, y, rtol=0, atol=TOLERANCE) for x, y in pairs)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Prints a kernel of tile programs as C++: its steps, and the tables that `driver.h` reads."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -41,15 +43,24 @@ HIGH, HIGHEST = ((p, (p, p)) for p in (jax.lax.Precision.HIGH, jax.lax.Precision
 MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
+def _load(name: str, text: str) -> str:
+    try:
+        return library.load_kernel(text)
+    except library.Unavailable as error:
+        raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
+
+
 @dataclasses.dataclass(frozen=True)
 class CpuExecution:
     """Runs kernels as C++, which see all keys.
 
     Attributes:
       tiles: whether products may run on the CPU's matrix unit, see `library.has_tiles`.
+      load: compiles a kernel, called as `load(name, text)`; returns its digest.
     """
 
     tiles: bool = False
+    load: Callable[[str, str], str] = dataclasses.field(default=_load, compare=False)
     keys = 0
     halves = True
 
@@ -57,14 +68,29 @@ class CpuExecution:
     def forms(self) -> Forms:
         return FORMS
 
+    @contextlib.contextmanager
+    def planning(self) -> Iterator["CpuExecution"]:
+        """Compiles kernels next to each other, while the next one is traced."""
+        compilers = ThreadPoolExecutor()
+        begun: list[Future[str]] = []
+
+        def load(name: str, text: str) -> str:
+            begun.append(compilers.submit(_load, name, text))
+            return ""
+
+        try:
+            with library.announced("kernels"):
+                yield dataclasses.replace(self, load=load)
+                for future in begun:
+                    future.result()
+        finally:
+            compilers.shutdown(wait=False, cancel_futures=True)
+
     def run(self, kernel: TileKernel, name: str) -> PyTree:
         """Compiles the kernel while it is traced, and calls it."""
         plan = kernel.plan
-        try:
-            cpp = CppKernel(kernel, self.tiles)
-            digest = library.load_kernel(cpp.text)
-        except library.Unavailable as error:
-            raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
+        cpp = CppKernel(kernel, self.tiles)
+        digest = self.load(name, cpp.text)
         shapes = [jax.ShapeDtypeStruct(x.stored_shape, cpp.type_of(x)) for x in cpp.written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
         given = [

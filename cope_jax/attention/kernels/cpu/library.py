@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,8 +42,9 @@ CALL = "Generate"
 WRONG = 3  # the status of `check` if the numbers differ
 # -ffp-contract: multiply and add in one instruction. Apple's compiler has no -march=native for ARM.
 MARCH = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-FLAGS = [MARCH, "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
-KERNEL_FLAGS = [*FLAGS, "-fno-math-errno", f"-I{SOURCES}"]  # of generated kernels
+COMMON_FLAGS = [MARCH, "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
+FLAGS = [*COMMON_FLAGS, "-O1"]  # of the library, which only hands on work
+KERNEL_FLAGS = [*COMMON_FLAGS, "-O3", "-fno-math-errno", f"-I{SOURCES}"]  # of generated kernels
 UNCOMPILED = "cannot be compiled"  # in the reason why there is no kernel
 VECTORS = (b"__AVX2__", b"__ARM_NEON")  # macros of the CPUs that the library supports
 
@@ -91,9 +93,10 @@ def _load() -> str | None:
     Returns why this is not possible, or None.
     """
     try:
-        path = _compiled()
-        ctypes.CDLL(str(path))  # says more than `_check` about what is no library
-        _check(path)
+        with announced("the library"):
+            path = _compiled()
+            ctypes.CDLL(str(path))  # says more than `_check` about what is no library
+            _check(path)
         register(path)
     except (
         Unavailable,
@@ -103,6 +106,19 @@ def _load() -> str | None:
     ) as error:  # the last two: of loading and registering
         return f"the C++ library for attention is not available ({str(error).splitlines()[0]})"
     return None
+
+
+@contextlib.contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Says what is compiled, if that takes longer than `QUIET`."""
+    line = f"attention: compiling {what} in C++, once, into {cache_folder()}"
+    timer = threading.Timer(QUIET, logging.getLogger("cope_jax").warning, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def call(digest: str, shapes: Any, *arrays: Array) -> Any:
@@ -195,14 +211,7 @@ def _compiled_with(compiler: list[str], folder: Path, text: str | None) -> Path:
     with open_lock(path.with_suffix(".lock")) as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
-            line = f"attention: compiling {path.name} in C++, once, into {folder}"
-            timer = threading.Timer(QUIET, logging.getLogger("cope_jax").warning, [line])
-            timer.daemon = True
-            timer.start()
-            try:
-                _compile(command, path, text)
-            finally:
-                timer.cancel()
+            _compile(command, path, text)
     return path
 
 

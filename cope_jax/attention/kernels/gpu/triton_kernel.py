@@ -12,6 +12,7 @@ import functools
 import hashlib
 import linecache
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -95,6 +96,9 @@ class GpuExecution:
     @property
     def forms(self) -> Forms:
         return FORMS
+
+    def planning(self) -> AbstractContextManager["GpuExecution"]:
+        return nullcontext(self)
 
     def run(self, kernel: TileKernel, name: str) -> PyTree:
         """Runs both kernels."""

@@ -75,15 +75,15 @@ def _untraced(
     """
     del precision
 
-    def build(stream: Stream) -> None:
+    def build(execution: Execution, stream: Stream) -> None:
         _forward(execution, stream, gradient=False)
         out, *residuals = _forward(execution, stream, gradient=True)
         _backward(execution, (stream, out, *residuals), out)
 
+    stream = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals])
     try:
-        jax.eval_shape(
-            build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals])
-        )
+        with execution.planning() as planning:
+            jax.eval_shape(functools.partial(build, planning), stream)
     except NotATile as reason:
         return str(reason)
     except (

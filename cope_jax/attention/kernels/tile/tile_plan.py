@@ -5,6 +5,7 @@ the spans of keys.
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import jax
@@ -40,6 +41,14 @@ class Execution(Protocol):
     @property
     def halves(self) -> bool:
         """True if kernels have halves, see `tile_strip`."""
+
+    def planning(self) -> "AbstractContextManager[Execution]":
+        """A context of the same execution in which `run` only begins to compile kernels; at its end
+        all are compiled.
+
+        Raises:
+          NotATile: at the end; a kernel cannot be compiled.
+        """
 
     def run(self, kernel: Any, name: str) -> PyTree:
         """Runs a `TileKernel`: returns its results, `[B, heads, blocks, rows, columns]`, or with all

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -43,6 +44,9 @@ class TpuExecution:
     @property
     def forms(self) -> Forms:
         return FORMS | GATHERS if self.gathers else FORMS
+
+    def planning(self) -> AbstractContextManager["TpuExecution"]:
+        return nullcontext(self)
 
     def run(self, kernel: TileKernel, name: str) -> PyTree:
         return PallasKernel(kernel, self)(name)
