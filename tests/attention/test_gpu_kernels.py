@@ -146,6 +146,43 @@ def test_operations(hats):
     np.testing.assert_array_equal(words.numpy().ravel(), bits)
 
 
+class Operations(encodings.Encoding):
+    """A score of operations that the encodings above do without."""
+
+    def __init__(self, config, shape, *, rngs):
+        super().__init__(config, shape, rngs=rngs)
+        self.weights = nnx.Param(jnp.array([1.0, 0.5]), axes=("heads",))
+
+    def score(self, pairs, carry):
+        s = pairs.logits
+        x = jnp.abs(s) + 0.1
+        column = jax.lax.broadcasted_iota(jnp.int32, s.shape, 3)
+        odd = (s <= -0.5) | ~((s >= 0.5) & (column >= 0))
+        s = jnp.where(jnp.isfinite(1 / jnp.where(s > 1, 0.0, x)), s, -s)
+        s = jnp.where(odd, jnp.cos(s) + jax.lax.erf(s), jnp.sin(s) / x)
+        more = jnp.log(x) + jnp.log1p(x) + jax.lax.rsqrt(x) + jnp.sqrt(x)
+        more += jnp.tanh(s.swapaxes(2, 3)).swapaxes(2, 3)
+        weights = self.weights[None, :, None, None]
+        return s + weights * more + jnp.sign(s) * jnp.floor(x) + x**3, carry
+
+
+def test_operations_that_few_encodings_have():
+    shape = encodings.AttentionShape(2, 16, 2)
+    graph, params = nnx.split(Operations(Operations.Config(), shape, rngs=nnx.Rngs(0)))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 20, 2, 16))
+
+    def gradients(attention):
+        def out(params, q, k, v):
+            encoding = nnx.merge(graph, params)
+            return attention(encoding, prepare(q, k, v, encoding=encoding))
+
+        value, pull = jax.vjp(jax.jit(out), params, q, k, v)
+        return jax.tree.leaves((value, pull(jnp.cos(value))))
+
+    for computed, exact in zip(gradients(attention), gradients(full_attention), strict=True):
+        np.testing.assert_allclose(computed, exact, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("spec", "length", "keys", "options"),
     [
