@@ -11,7 +11,6 @@ import numpy as np
 
 from cope_jax.corpora.sentences_by_corpus import Corpus, by_split
 from cope_jax.registry import check_at_least, check_fields
-from cope_jax.tasks.persistence import corpus_digests
 from cope_jax.tasks.stored import WordTask
 from cope_jax.tasks.task import TASKS, Batch
 from cope_jax.tokenizers import characters as chars
@@ -85,7 +84,7 @@ class BiLM(WordTask):
         }
         if not config.files:
             joined = {split: map(" ".join, text) for split, text in texts.items()}
-            self._corpus = corpus_digests(config.data_dir, joined)
+            self._keep_digests(config.data_dir, joined)
         words = (word for sentence in texts["train"] for word in sentence)
         vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))
         self.max_characters = config.max_characters

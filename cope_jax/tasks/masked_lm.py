@@ -19,7 +19,6 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, by_split
 from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_fields
-from cope_jax.tasks.persistence import corpus_digests
 from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.word_level import UNKNOWN
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -103,7 +102,7 @@ class MaskedLM(Task):
         text = read()
         if not config.files:
             sentences = {split: _sentences(documents) for split, documents in text.items()}
-            self._corpus = corpus_digests(config.data_dir, sentences)
+            self._keep_digests(config.data_dir, sentences)
         if config.vocab is None:
             digest = fingerprint(_sentences(text["train"]))["sha256"]
             texts = Texts(digest, lambda: _sentences(read(["train"])["train"]))

@@ -13,13 +13,6 @@ from cope_jax.corpora.raw_text import fingerprint
 from cope_jax.storage.files import read_text
 
 
-def corpus_digests(
-    data_dir: str | None, texts: Mapping[str, Iterable[str]]
-) -> dict[str, dict[str, Any]]:
-    """The digest of each split of the corpus in `data_dir`; none of the small built-in sample."""
-    return {} if data_dir is None else {split: fingerprint(text) for split, text in texts.items()}
-
-
 class Persistent:
     """Methods for tasks with data in files. A task whose examples are sampled overrides none.
 
@@ -29,7 +22,7 @@ class Persistent:
     """
 
     config: Any
-    _corpus: Mapping[str, Any] = {}  # `corpus_digests` of a task that reads a corpus as a whole
+    _corpus: Mapping[str, Any] = {}  # digests of the splits, see `_keep_digests`
 
     def origin(self) -> str:
         """The source of the data, for the log; "" if examples are sampled."""
@@ -60,6 +53,11 @@ class Persistent:
         paths = self._own_file() or [file.path for file in document_files.find(self._own_files())]
         digests = [hashlib.sha256(epath.Path(path).read_bytes()).hexdigest() for path in paths]
         return {"own_files.json": json.dumps(digests, indent=1) + "\n"} if digests else {}
+
+    def _keep_digests(self, data_dir: str | None, texts: Mapping[str, Iterable[str]]) -> None:
+        """Keeps the digest of each split of the corpus in `data_dir`, but not of the built-in sample."""
+        if data_dir is not None:
+            self._corpus = {split: fingerprint(text) for split, text in texts.items()}
 
     def _own_file(self) -> Sequence[str]:
         """The path in the option `file` of a table that replaces a corpus; empty if not set."""

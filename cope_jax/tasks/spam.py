@@ -10,7 +10,6 @@ import numpy as np
 
 from cope_jax.corpora import sms
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.persistence import corpus_digests
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import TASKS, Batch, check, check_either
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -84,7 +83,7 @@ class Spam(StoredTask):
         if config.file is None:
             self.classes, messages = sms.LABELS, sms.read(config.data_dir)
             lines = (f"{message.label} {message.text}" for message in messages)
-            self._corpus = corpus_digests(config.data_dir, {"all": lines})
+            self._keep_digests(config.data_dir, {"all": lines})
         else:
             self.classes, messages = sms.read_table(config.file)
         train, test = _divide(np.array([message.label for message in messages]), config)

@@ -17,7 +17,6 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 from cope_jax.storage.files import in_bucket
-from cope_jax.tasks.persistence import corpus_digests
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import TASKS, Baseline, Batch, check_either
 from cope_jax.tokenizers.characters import characters
@@ -93,7 +92,7 @@ class Tagging(StoredTask):
                 split: (f"{sentence.words} {sentence.tags}" for sentence in sentences)
                 for split, sentences in self._sentences.items()
             }
-            self._corpus = corpus_digests(config.data_dir, lines_of)
+            self._keep_digests(config.data_dir, lines_of)
         else:
             self._sentences = conllu.read_table(config.file)
             lines = itertools.chain.from_iterable(self._sentences.values())

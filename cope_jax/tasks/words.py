@@ -13,7 +13,6 @@ import numpy as np
 from cope_jax.corpora import conllu, wikitext
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.registry import check_at_least, check_fields
-from cope_jax.tasks.persistence import corpus_digests
 from cope_jax.tasks.stored import WordTask
 from cope_jax.tasks.task import TASKS
 from cope_jax.tokenizers import word_level
@@ -72,7 +71,7 @@ class Words(WordTask):
 
     def __init__(self, config: Config):
         texts = {split: _read(config, split) for split in SPLITS}
-        self._corpus = corpus_digests(config.data_dir, texts)
+        self._keep_digests(config.data_dir, texts)
         vocabulary = word_level.Vocabulary.build(texts["train"], config.vocab_size)
         fields = {split: _fields(vocabulary, texts[split], config.backward) for split in SPLITS}
         super().__init__(config, vocabulary, fields)

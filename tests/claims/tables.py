@@ -145,14 +145,15 @@ CLAIMS = [
     ),
     Claim(
         "In copies of longer strings FoX ({} %), CABLE ({} %) and KERPLE ({} %) are shown to be better than all others "
-        "({} to {} %), and in recall beyond the length of training CABLE but for KERPLE ({} and {} % against {} to {}).",
+        "({} to {} %), and in recall beyond the length of training CABLE but for KERPLE ({} and {} % against {} to "
+        "{}).",
         lambda r: [
             *against(r, [*FOX, *CABLE, *KERPLE], "copy_v2", 1),
             *against(r, [*CABLE, *KERPLE], "recall_v2", 1),
         ],
         lambda r: (
             best(r, [*FOX, *CABLE, *KERPLE], "copy_v2", OUT)
-            and not any(best(r, one, "copy_v2", OUT) for one in (FOX, CABLE, KERPLE))
+            and not any(best(r, name, "copy_v2", OUT) for name in (FOX, CABLE, KERPLE))
             and best(r, CABLE, "recall_v2", OUT, KERPLE)
             and not best(r, CABLE, "recall_v2", OUT)
         ),

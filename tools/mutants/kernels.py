@@ -50,7 +50,7 @@ class Printer(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """What generates the kernels of a device.
+    """The code that generates the kernels of a device.
 
     Attributes:
       tests: those that its faults must fail, the fastest first.
@@ -112,7 +112,7 @@ TOKEN = re.compile(
 
 
 def in_text(text: str) -> Iterator[tuple[int, str, str]]:
-    """The places in a line of C++ or Triton, each with what stands there and what may."""
+    """The places in a line of C++ or Triton, each with the token and its replacement."""
     for match in TOKEN.finditer(text):
         before = match[0]
         after = SWAPS.get(before) or _doubled(before)
@@ -202,7 +202,7 @@ def passes(tree: Tree, name: str) -> None:
 
 
 def compiler(root: Path) -> Callable[[Fault | None, str], str | None]:
-    """What g++ makes of all headers, with a fault in one; None if it refuses."""
+    """The function that returns what g++ makes of all headers with a fault in one; None if it refuses."""
 
     def run(fault: Fault | None, flags: str) -> str | None:
         text = ""

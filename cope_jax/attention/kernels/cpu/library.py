@@ -109,9 +109,9 @@ def _load() -> str | None:
 
 
 @contextlib.contextmanager
-def announced(what: str) -> Iterator[None]:
-    """Says what is compiled, if that takes longer than `QUIET`."""
-    line = f"attention: compiling {what} in C++, once, into {cache_folder()}"
+def announced(program: str) -> Iterator[None]:
+    """Says what is compiled if that takes longer than `QUIET`."""
+    line = f"attention: compiling {program} in C++, once, into {cache_folder()}"
     timer = threading.Timer(QUIET, logging.getLogger("cope_jax").warning, [line])
     timer.daemon = True
     timer.start()
