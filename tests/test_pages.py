@@ -164,7 +164,7 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     elif module in (
         "tools.fuzz",
         "tools.mutants",
-        "tools.mutants.kernels",
+        "tools.mutants.generated",
         "tools.publish",
         "tools.torture",
     ) or module.startswith("tests."):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutants.faults import draw, faults
-from tools.mutants.kernels import emitted, places, wrapped
+from tools.mutants.generated import emitted, places, wrapped
 
 ROOT = Path(__file__).parents[2]
 SOURCE = b'''

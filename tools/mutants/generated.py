@@ -1,7 +1,7 @@
 """Mutation testing of what generates kernels.
 
-    python -m tools.mutants.kernels operations --jobs=2
-    python -m tools.mutants.kernels text --count=100 --seed=0 --jobs=2
+    python -m tools.mutants.generated operations --jobs=2
+    python -m tools.mutants.generated text --count=100 --seed=0 --jobs=2
 
 `operations` breaks each operation that C++ and Triton are generated for, one at a time: its result
 has the other sign, or is the other truth value. `text` changes one operator, number or function at a
@@ -248,7 +248,7 @@ def draw(root: Path, names: Sequence[str], count: int, seed: int) -> list[Fault]
 def main() -> None:
     """Tries faults that were not tried before, and prints those that no test caught."""
     parser = argparse.ArgumentParser(
-        "python -m tools.mutants.kernels", description=__doc__.splitlines()[0]
+        "python -m tools.mutants.generated", description=__doc__.splitlines()[0]
     )
     parser.add_argument("kind", choices=["operations", "text"], help="What is changed.")
     parser.add_argument("--backends", default=",".join(BACKENDS), help="Of which devices.")
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="Seed of their choice.")
     parser.add_argument("--jobs", type=int, default=1, help="Number of processes.")
     parser.add_argument("--root", type=Path, default=ROOT, help="The checkout.")
-    out = ROOT / "build" / "mutants" / "kernels"
+    out = ROOT / "build" / "mutants" / "generated"
     parser.add_argument("--out", type=Path, default=out, help="Folder for what is found.")
     args = parser.parse_args()
     names = args.backends.split(",")
