@@ -12,7 +12,7 @@ machine sees.
 """
 
 import argparse
-import io
+import ast
 import itertools
 import json
 import os
@@ -21,7 +21,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -148,25 +147,24 @@ def places(source: str, path: str) -> Iterator[Fault]:
 
 def emitted(source: str, path: str) -> Iterator[Fault]:
     """The faults that the strings of a file in Python can have, without docstrings and errors."""
-    lines = source.splitlines(keepends=True)
-    offsets = [0, *itertools.accumulate(len(line.encode()) for line in lines)]
-    statement, raised = True, False
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
-            statement, raised = True, False
-            continue
-        raised |= token.string == "raise"
-        if token.type == tokenize.STRING and not statement and not raised:
-            row, column = token.start
-            # What a formatted string computes is Python.
-            text = re.sub(r"\{[^{}]+\}", lambda match: "x" * len(match[0]), token.string)
-            inside = re.search(r"['\"](.*)['\"]", text, re.DOTALL)
-            for at, before, after in in_text(inside[1]) if inside else ():
-                first = column + inside.start(1) + at
-                start = offsets[row - 1] + len(lines[row - 1][:first].encode())
-                stop = start + len(before.encode())
-                yield Fault(path, row, row, lines[row - 1].strip(), start, stop, before, after)
-        statement = statement and token.type in (tokenize.NL, tokenize.COMMENT)
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+    spared = {n for node in nodes for n in range(node.lineno, (node.end_lineno or 0) + 1)}
+    start = 0
+    for number, line in enumerate(source.splitlines(keepends=True), 1):
+        # What a formatted string computes is Python.
+        blank = re.sub(r"\{[^{}]+\}", lambda match: "x" * len(match[0]), line)
+        texts = re.finditer(r'"((?:[^"\\]|\\.)*)"', blank) if number not in spared else ()
+        for text in texts:
+            for column, before, after in in_text(text[1]):
+                at = start + len(line[: text.start(1) + column].encode())
+                stop = at + len(before.encode())
+                yield Fault(path, number, number, line.strip(), at, stop, before, after)
+        start += len(line.encode())
 
 
 def wrapped(root: Path, name: str, op: str, text: str) -> Fault:
@@ -202,7 +200,9 @@ def passes(tree: Tree, name: str) -> None:
 
 
 def compiler(root: Path) -> Callable[[Fault | None, str], str | None]:
-    """The function that returns what g++ makes of all headers with a fault in one; None if it refuses."""
+    """A function that returns the output of g++ for all headers, with a fault in one; None if it
+    refuses.
+    """
 
     def run(fault: Fault | None, flags: str) -> str | None:
         text = ""
@@ -223,7 +223,8 @@ def texts(root: Path, name: str) -> Iterator[Fault]:
     for path in sorted(folder.glob("*.h")):
         yield from places(path.read_text(), str(path.relative_to(root)))
     for path in (folder / file for file in backend.emitters):
-        yield from emitted(path.read_text(), str(path.relative_to(root)))
+        given = emitted(path.read_text(), str(path.relative_to(root)))
+        yield from (fault for fault in given if fault.is_one(path.read_bytes()))
     for path in (folder / file for file in backend.functions):
         source = path.read_bytes()
         for here in faults(source, str(path.relative_to(root))):
