@@ -82,9 +82,7 @@ class BiLM(WordTask):
             split: list(itertools.chain.from_iterable(documents))
             for split, documents in by_split(config.corpus, config.data_dir, config.files).items()
         }
-        if not config.files:
-            joined = {split: map(" ".join, text) for split, text in texts.items()}
-            self._keep_digests(config.data_dir, joined)
+        self._keep_digests(config, {split: map("\n".join, text) for split, text in texts.items()})
         words = (word for sentence in texts["train"] for word in sentence)
         vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))
         self.max_characters = config.max_characters

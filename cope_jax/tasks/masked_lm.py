@@ -100,9 +100,8 @@ class MaskedLM(Task):
     def __init__(self, config: Config):
         read = functools.partial(by_split, config.corpus, config.data_dir, config.files)
         text = read()
-        if not config.files:
-            sentences = {split: _sentences(documents) for split, documents in text.items()}
-            self._keep_digests(config.data_dir, sentences)
+        joined = {split: map(_text, documents) for split, documents in text.items()}
+        self._keep_digests(config, joined)
         if config.vocab is None:
             digest = fingerprint(_sentences(text["train"]))["sha256"]
             texts = Texts(digest, lambda: _sentences(read(["train"])["train"]))
@@ -272,6 +271,11 @@ def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndar
     """Keeps `kept` of the pieces; removes others one by one from the front or back, at random."""
     front = int(rng.binomial(len(pieces) - kept, 0.5)) if len(pieces) > kept else 0
     return pieces[front : front + kept]
+
+
+def _text(document: Document) -> str:
+    """The words in lines, with a blank line between sentences."""
+    return "\n\n".join(map("\n".join, document))
 
 
 def _sentences(text: Iterable[Document]) -> Iterator[str]:

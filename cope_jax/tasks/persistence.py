@@ -10,7 +10,7 @@ from etils import epath
 
 from cope_jax.corpora import document_files
 from cope_jax.corpora.raw_text import fingerprint
-from cope_jax.storage.files import read_text
+from cope_jax.storage.files import read_object, read_text
 
 
 class Persistent:
@@ -22,7 +22,8 @@ class Persistent:
     """
 
     config: Any
-    _corpus: Mapping[str, Any] = {}  # digests of the splits, see `_keep_digests`
+    _SOURCES = "corpus.json"  # the file with the digests of a corpus
+    _corpus: Mapping[str, Any] = {}  # see `_keep_digests`
 
     def origin(self) -> str:
         """The source of the data, for the log; "" if examples are sampled."""
@@ -49,14 +50,16 @@ class Persistent:
         need the data.
         """
         if self._corpus:
-            return {"corpus.json": json.dumps(self._corpus, indent=1) + "\n"}
+            return {self._SOURCES: json.dumps(self._corpus, indent=1) + "\n"}
         paths = self._own_file() or [file.path for file in document_files.find(self._own_files())]
         digests = [hashlib.sha256(epath.Path(path).read_bytes()).hexdigest() for path in paths]
         return {"own_files.json": json.dumps(digests, indent=1) + "\n"} if digests else {}
 
-    def _keep_digests(self, data_dir: str | None, texts: Mapping[str, Iterable[str]]) -> None:
-        """Keeps the digest of each split of the corpus in `data_dir`, but not of the built-in sample."""
-        if data_dir is not None:
+    def _keep_digests(self, config: Any, texts: Mapping[str, Iterable[str]]) -> None:
+        """Keeps the digest of each split of the corpus in `data_dir`; not of the built-in sample,
+        nor of the user's files.
+        """
+        if config.data_dir is not None and not getattr(config, "files", ()):
             self._corpus = {split: fingerprint(text) for split, text in texts.items()}
 
     def _own_file(self) -> Sequence[str]:
@@ -68,9 +71,15 @@ class Persistent:
         return getattr(self.config, "files", ())
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        """True if these splits match the digests in a folder; None if there are none."""
-        del splits
-        return _same(self.data_digest(), folder, str)
+        """True if these splits match the digests in a folder, or all if digests are not of splits;
+        None if there are none.
+        """
+        file = epath.Path(folder) / self._SOURCES
+        if not self._corpus or not file.exists():
+            return _same(self.data_digest(), folder, str)
+        saved = read_object(file, "delete it to skip this check")
+        names = {*splits} & self._corpus.keys() or self._corpus
+        return all(saved.get(name) == self._corpus[name] for name in names)
 
     def example_options(self) -> dict[str, Any]:
         """The options that examples depend on, besides files and digests. Default: all."""

@@ -22,7 +22,6 @@ from cope_jax.tasks.stored import Blocks, TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
 
-_SOURCES = "corpus.json"
 _NO_FOLDER = "sharded_text.folders is empty: name the folders that `cope-jax export` wrote"
 
 
@@ -207,11 +206,11 @@ class ShardedText(TextTask):
         return "; ".join(filter(None, (size, self.left_out())))
 
     def data_digest(self) -> dict[str, str]:
-        return {_SOURCES: json.dumps(self._digests(), indent=1) + "\n"}
+        return {self._SOURCES: json.dumps(self._digests(), indent=1) + "\n"}
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
         del splits  # one digest is of all splits
-        file = epath.Path(folder) / _SOURCES
+        file = epath.Path(folder) / self._SOURCES
         if not file.exists():
             return None
         return bool(read_object(file, "delete it to skip this check") == self._digests())

@@ -83,7 +83,7 @@ class Spam(StoredTask):
         if config.file is None:
             self.classes, messages = sms.LABELS, sms.read(config.data_dir)
             lines = (f"{message.label} {message.text}" for message in messages)
-            self._keep_digests(config.data_dir, {"all": lines})
+            self._keep_digests(config, {"all": lines})
         else:
             self.classes, messages = sms.read_table(config.file)
         train, test = _divide(np.array([message.label for message in messages]), config)

@@ -92,7 +92,7 @@ class Tagging(StoredTask):
                 split: (f"{sentence.words} {sentence.tags}" for sentence in sentences)
                 for split, sentences in self._sentences.items()
             }
-            self._keep_digests(config.data_dir, lines_of)
+            self._keep_digests(config, lines_of)
         else:
             self._sentences = conllu.read_table(config.file)
             lines = itertools.chain.from_iterable(self._sentences.values())

@@ -26,8 +26,6 @@ from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Tokenizer
 
-_SOURCES = "corpus.json"
-
 
 @TASKS.register("text")
 class Text(TextTask):
@@ -194,10 +192,10 @@ class Text(TextTask):
 
     def data_digest(self) -> dict[str, str]:
         sources = {split: self._corpora.fingerprint(split) for split in SPLITS}
-        return {_SOURCES: json.dumps(sources, indent=1) + "\n"}
+        return {self._SOURCES: json.dumps(sources, indent=1) + "\n"}
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        file = epath.Path(folder) / _SOURCES
+        file = epath.Path(folder) / self._SOURCES
         if not file.exists():
             return None
         saved = read_object(file, "delete it to skip this check")

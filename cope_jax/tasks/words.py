@@ -71,7 +71,7 @@ class Words(WordTask):
 
     def __init__(self, config: Config):
         texts = {split: _read(config, split) for split in SPLITS}
-        self._keep_digests(config.data_dir, texts)
+        self._keep_digests(config, {split: ["\n".join(text)] for split, text in texts.items()})
         vocabulary = word_level.Vocabulary.build(texts["train"], config.vocab_size)
         fields = {split: _fields(vocabulary, texts[split], config.backward) for split in SPLITS}
         super().__init__(config, vocabulary, fields)

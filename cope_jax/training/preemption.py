@@ -10,10 +10,8 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-WORDS = {
-    signal.SIGINT: b"\nfinishing the current steps, then saving; press Ctrl-C again to quit immediately\n",
-    signal.SIGTERM: b"\nfinishing the current steps, then saving\n",
-}
+WORDS = "\nfinishing the current steps, then saving"
+AGAIN = "; press Ctrl-C again to quit immediately"
 
 
 class GracefulStop:
@@ -81,6 +79,7 @@ class GracefulStop:
             raise KeyboardInterrupt
         self.number = number
         # Not print: the signal may have interrupted one, and its buffer is not reentrant.
-        os.write(2, WORDS[signal.Signals(number)])
+        words = WORDS + AGAIN if number == signal.SIGINT else WORDS
+        os.write(2, f"{words}\n".encode())
         if not self._alone:
             os.kill(os.getpid(), signal.SIGTERM)

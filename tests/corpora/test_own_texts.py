@@ -13,6 +13,8 @@ from cope_jax.corpora.document_files import share_of
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
 
+NEWDOC = ("# newdoc", "#")
+
 
 def table(folder, text):
     write(folder, "a.csv", text)
@@ -175,22 +177,42 @@ def test_own_text_has_documents_and_sentences_in_one_split_each(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "file"),
+    ("name", "options", "file", "change"),
     [
-        ("spam", {}, "sms-spam/SMSSpamCollection.tsv"),
-        ("tagging", {}, "ud-ewt/en_ewt-ud-dev.conllu"),
-        ("bilm", {"corpus": "ud-ewt"}, "ud-ewt/en_ewt-ud-train.conllu"),
-        ("masked_lm", {"vocab_size": 300}, "wikitext-2/wiki.valid.tokens"),
-        ("words", {}, "wikitext-2/wiki.test.tokens"),
+        ("spam", {}, "sms-spam/SMSSpamCollection.tsv", ("the", "those")),
+        ("spam", {}, "sms-spam/SMSSpamCollection.tsv", ("ham\tOn", "spam\tOn")),
+        ("tagging", {}, "ud-ewt/en_ewt-ud-train.conllu", ("\tADJ\t", "\tADV\t")),
+        ("bilm", {"corpus": "ud-ewt"}, "ud-ewt/en_ewt-ud-train.conllu", ("\tthe\t", "\tthose\t")),
+        ("masked_lm", {"vocab_size": 300}, "wikitext-2/wiki.train.tokens", ("the", "those")),
+        (
+            "masked_lm",
+            {"corpus": "ud-ewt", "vocab_size": 300},
+            "ud-ewt/en_ewt-ud-train.conllu",
+            NEWDOC,
+        ),
+        ("words", {}, "wikitext-2/wiki.train.tokens", ("the", "those")),
     ],
 )
-def test_a_run_knows_the_corpus_of_a_data_dir_by_its_digest(name, options, file, tmp_path):
+def test_a_run_knows_the_corpus_of_a_data_dir_by_its_digest(name, options, file, change, tmp_path):
     data, run = shutil.copytree(SAMPLES, tmp_path / "data"), tmp_path / "run"
-    options |= {"data_dir": str(data), "length": 8}
+    options = options | {"data_dir": str(data), "length": 8}
     for content in tasks.create(name, **options).data_digest().items():
         write(run, *content)
     assert tasks.create(name, **options).same_data(run, ["train"]) is True
     text = (data / file).read_text()
-    (data / file).write_text(text.replace("the", "those"))
-    assert tasks.create(name, **options).same_data(run, ["train"]) is False
+    assert text.count(change[0]) > 0
+    head, _, tail = text.rpartition(change[0])
+    (data / file).write_text(head + change[1] + tail)
+    changed = tasks.create(name, **options)
+    assert changed.same_data(run, ["train", "test"]) is False
+    # Where splits have digests of their own, a test does not need the data of training.
+    assert changed.same_data(run, ["test"]) is (name != "spam")
     assert (run / "corpus.json").exists() and not tasks.create(name).data_digest()
+
+
+@pytest.mark.parametrize("name", ["bilm", "masked_lm"])
+def test_of_files_and_a_corpus_the_files_are_known(name, tmp_path):
+    text = "".join(f"word {n} stands here . and so on .\n\n" for n in range(200))
+    write(tmp_path, "a.txt", text)
+    task = tasks.create(name, files=(str(tmp_path / "a.txt"),), data_dir=str(SAMPLES), length=8)
+    assert task.data_digest().keys() == {"own_files.json"}

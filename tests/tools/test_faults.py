@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tools.mutants.faults import draw, faults
-from tools.mutants.generated import emitted, places, wrapped
+from tools.mutants.generated import wrapped
+from tools.mutants.text_faults import emitted, places
 
 ROOT = Path(__file__).parents[2]
 SOURCE = b'''

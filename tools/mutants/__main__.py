@@ -13,7 +13,6 @@ is kept in `--out`, by the content of the checkout: an interrupted run resumes.
 import argparse
 import collections
 import gc
-import hashlib
 import importlib
 import json
 import multiprocessing
@@ -27,7 +26,7 @@ from typing import Any
 
 from tools.mutants.faults import FOLDERS, Fault, draw
 from tools.mutants.suite import CAUGHT, OUTCOMES, Suite
-from tools.mutants.trees import Tree, files
+from tools.mutants.trees import Tree, digest
 
 ROOT = Path(__file__).parents[2]
 PRELOAD = """
@@ -118,11 +117,7 @@ def main() -> None:
         except ImportError:
             pass
     gc.freeze()  # pytest collects garbage before it ends: nothing of these
-    content = hashlib.sha256()
-    for name in files(args.root):
-        if name.endswith(".py") and not name.startswith("tools/mutants/"):
-            content.update(name.encode() + (args.root / name).read_bytes())
-    out = args.out.absolute() / content.hexdigest()[:10]
+    out = args.out.absolute() / digest(args.root)
     suite, drawn = Suite(out), draw(args.root, args.count, args.seed)
 
     def tree(job: int) -> Tree:

@@ -7,12 +7,11 @@
 has the other sign, or is the other truth value. `text` changes one operator, number or function at a
 time in the C++ that generated kernels call, in the text that is emitted, or in the operations that
 are functions of Triton and of TPUs. In a copy of the checkout the fast tests of that backend run
-until one fails. A fault in C++ is only tried if it compiles and changes what the compiler of this
-machine sees.
+until one fails, or cannot compile it. A fault in a header is only tried if it compiles and changes
+what the compiler of this machine sees.
 """
 
 import argparse
-import ast
 import itertools
 import json
 import os
@@ -27,7 +26,8 @@ from typing import NamedTuple
 
 from tools.mutants.__main__ import ROOT, parallel
 from tools.mutants.faults import Fault, faults
-from tools.mutants.trees import Tree
+from tools.mutants.text_faults import emitted, places
+from tools.mutants.trees import Tree, digest
 
 KERNELS = "cope_jax/attention/kernels"
 
@@ -94,77 +94,7 @@ BACKENDS = {
     "tpu": Backend(("tests/attention/test_fused.py",), functions=("tpu_ops.py",)),
 }
 SECONDS = 300.0  # after which a test hangs
-PAIRS = (
-    "+/- *// </>= >/<= ==/!= &/| &&/|| <</>> +=/-= ++/-- std::min/std::max low/high 0/1 false/true "
-    "tl.minimum/tl.maximum tl.min/tl.max"
-)
-SWAPS = {
-    before: after
-    for pair in PAIRS.split()
-    for names in [re.split("(?<=.)/(?=.)", pair, maxsplit=1)]
-    for before, after in (names, names[::-1])
-}
-"""The replacements of operators, names and numbers. Other numbers are doubled."""
-TOKEN = re.compile(
-    r'"(?:\\.|[^"])*"|//.*|\d[\w.]*(?:e[-+]\d+f?)?|[a-zA-Z_][\w:.]*|[-+*/<>=!&|]+', re.ASCII
-)
-
-
-def in_text(text: str) -> Iterator[tuple[int, str, str]]:
-    """The places in a line of C++ or Triton, each with the token and its replacement."""
-    for match in TOKEN.finditer(text):
-        before = match[0]
-        after = SWAPS.get(before) or _doubled(before)
-        spaced = text[match.start() - 1 : match.start()] == " " == text[match.end() :][:1]
-        if after and (spaced or before[0].isalnum() or before in ("++", "--")):
-            yield match.start(), before, after
-
-
-def _doubled(token: str) -> str | None:
-    match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e[-+]?\d+)?)(f?)", token)
-    if match is None:
-        return None
-    number = match[1]
-    twice = (
-        str(2 * int(number))
-        if number.isdigit() and not match[2]
-        else repr(2 * float(number) or 1.0)
-    )
-    return twice + match[2]
-
-
-def places(source: str, path: str) -> Iterator[Fault]:
-    """The faults that a header can have, in its order."""
-    start = 0
-    for number, line in enumerate(source.splitlines(keepends=True), 1):
-        if not line.lstrip().startswith(("#", "//", "template", "typedef", "alignas")):
-            for column, before, after in in_text(line):
-                at = start + len(line[:column].encode())
-                stop = at + len(before.encode())
-                yield Fault(path, number, number, line.strip(), at, stop, before, after)
-        start += len(line.encode())
-
-
-def emitted(source: str, path: str) -> Iterator[Fault]:
-    """The faults that the strings of a file in Python can have, without docstrings and errors."""
-    nodes = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Raise)
-        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    ]
-    spared = {n for node in nodes for n in range(node.lineno, (node.end_lineno or 0) + 1)}
-    start = 0
-    for number, line in enumerate(source.splitlines(keepends=True), 1):
-        # What a formatted string computes is Python.
-        blank = re.sub(r"\{[^{}]+\}", lambda match: "x" * len(match[0]), line)
-        texts = re.finditer(r'"((?:[^"\\]|\\.)*)"', blank) if number not in spared else ()
-        for text in texts:
-            for column, before, after in in_text(text[1]):
-                at = start + len(line[: text.start(1) + column].encode())
-                stop = at + len(before.encode())
-                yield Fault(path, number, number, line.strip(), at, stop, before, after)
-        start += len(line.encode())
+OPERATION = "operation"
 
 
 def wrapped(root: Path, name: str, op: str, text: str) -> Fault:
@@ -174,12 +104,16 @@ def wrapped(root: Path, name: str, op: str, text: str) -> Fault:
     path = f"{KERNELS}/{name}/{printer.file}"
     start = len((root / path).read_text().partition(printer.head)[0].encode())
     indent, args = printer.head.partition("def")[0], printer.args
+    # The check of the library, a process of its own, is none of the tests.
+    text = f"text if __import__('sys').argv[0].endswith('check.py') else {text}"
     after = f"{indent}@lambda f: lambda {args}: (lambda text: {text})(f({args}))\n"
-    return Fault(path, 1, 1, "operation", start, start, op, after)
+    return Fault(path, 1, 1, OPERATION, start, start, op, after)
 
 
-def emitted_operations(tree: Tree, root: Path, name: str) -> list[str]:
-    """The operations that the tests of a backend generate code of, and all on single entries."""
+def operations(tree: Tree, root: Path, name: str) -> list[Fault]:
+    """A fault for each operation that the tests of a backend generate code of, and each on single
+    entries.
+    """
     folder = tree.folder / "operations"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -190,7 +124,12 @@ def emitted_operations(tree: Tree, root: Path, name: str) -> list[str]:
     tree.change(recorder.path, None)
     graph = (root / KERNELS / "tile/tile_graph.py").read_text()
     (single,) = re.findall(r"ELEMENTWISE = frozenset\((.*?)\.split", graph, re.DOTALL)
-    return sorted({*os.listdir(folder), *re.findall(r"\w+", single)})
+    printer = BACKENDS[name].printer
+    changed = printer.changed if printer else ""
+    return [
+        wrapped(root, name, op, f"({changed}) if node.op == {op!r} else text")
+        for op in sorted({*os.listdir(folder), *re.findall(r"\w+", single)})
+    ]
 
 
 def passes(tree: Tree, name: str) -> None:
@@ -234,11 +173,10 @@ def texts(root: Path, name: str) -> Iterator[Fault]:
 def draw(root: Path, names: Sequence[str], count: int, seed: int) -> list[Fault]:
     """Random faults, without those that this machine's compiler refuses or does not see."""
     run = compiler(root)
-    preprocessed = run(None, "-E -P")
 
     def is_one(fault: Fault) -> bool:
         return not fault.path.endswith(".h") or (
-            run(fault, "-E -P") != preprocessed and run(fault, "-fsyntax-only") is not None
+            run(fault, "-E -P") != run(None, "-E -P") and run(fault, "-fsyntax-only") is not None
         )
 
     drawn = [fault for name in names for fault in texts(root, name)]
@@ -263,7 +201,10 @@ def main() -> None:
     names = args.backends.split(",")
     if unknown := {*names} - {*BACKENDS}:
         parser.error(f"there is no backend {min(unknown)!r}: choose from {', '.join(BACKENDS)}")
-    out, root = args.out.absolute(), args.root.absolute()
+    if args.kind == "operations" and not (names := [n for n in names if BACKENDS[n].printer]):
+        parser.error("kernels of TPUs are no text, so operations are those of cpu and gpu")
+    root = args.root.absolute()
+    out = args.out.absolute() / digest(root)
     out.mkdir(parents=True, exist_ok=True)
     os.environ |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(out / "cache")}
     results = out / "results.jsonl"
@@ -274,16 +215,9 @@ def main() -> None:
         return Tree(root, out / "trees" / str(job), out / "compiled")
 
     if args.kind == "text":
-        parallel(args.jobs, tree_of, passes, names)
         drawn = draw(root, names, args.count, args.seed)
     else:
-        drawn = []
-        for name in (name for name in names if BACKENDS[name].printer):
-            changed = BACKENDS[name].printer.changed
-            drawn += [
-                wrapped(root, name, op, f"({changed}) if node.op == {op!r} else text")
-                for op in emitted_operations(tree_of(0), root, name)
-            ]
+        drawn = [fault for name in names for fault in operations(tree_of(0), root, name)]
 
     def attempt(tree: Tree, fault: Fault) -> None:
         tree.change(fault.path, fault)
@@ -297,6 +231,8 @@ def main() -> None:
         print("caught  " if status else "SURVIVES", _title(fault), *by, flush=True)
 
     left = [fault for fault in drawn if _title(fault) not in known]
+    if args.kind == "text" and left:
+        parallel(args.jobs, tree_of, passes, names)
     parallel(args.jobs, tree_of, attempt, left)
     known = {row["fault"]: row for row in map(json.loads, results.read_text().splitlines())}
     survivors = [_title(fault) for fault in drawn if not known[_title(fault)]["caught"]]
@@ -305,7 +241,7 @@ def main() -> None:
 
 
 def _title(fault: Fault) -> str:
-    return f"{fault.path}: {fault.before}" if fault.kind == "operation" else str(fault)
+    return f"{fault.path}: {fault.before}" if fault.kind == OPERATION else f"{fault} @{fault.start}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ has imported JAX.
 """
 
 import collections
+import hashlib
 import json
 import math
 import os
@@ -167,6 +168,15 @@ class _Reporter:
         signal.alarm(0)
         self.write(**self.outcome, lines=self.by_file(self.lines))
         self.lines.clear()
+
+
+def digest(root: Path) -> str:
+    """A name for the code of a checkout, without this tool."""
+    content = hashlib.sha256()
+    for name in files(root):
+        if name.endswith((".py", ".h", ".cc")) and not name.startswith("tools/mutants/"):
+            content.update(name.encode() + (root / name).read_bytes())
+    return content.hexdigest()[:10]
 
 
 def files(root: Path) -> list[str]:

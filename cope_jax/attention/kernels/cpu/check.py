@@ -8,6 +8,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +35,19 @@ def agrees(spec: str) -> bool:
         jnp.asarray(rng.normal(size=(1, LENGTH, n, 32)), jnp.float32) for n in (2, 1, 1, 2)
     )
 
-    def results(attention: Callable[[Encoding, Request], Array]) -> tuple[Array, ...]:
+    def results(attention: Callable[[Encoding, Request], Array], *given: Array) -> Any:
         def run(q: Array, k: Array, v: Array) -> Array:
             return attention(encoding, prepare(q, k, v, encoding=encoding))
 
-        out, pull = jax.vjp(run, q, k, v)
+        out, pull = jax.vjp(run, *given)
         return out, *pull(dout)
 
-    # Compiled: operation by operation it would take twice the time.
-    compiled, exact = (
-        jax.jit(functools.partial(results, attention))()
+    # One program each: operation by operation they would take twice the time.
+    ours, exact = (
+        jax.jit(functools.partial(results, attention))(q, k, v)
         for attention in (cpp_attention.run, full_attention)
     )
-    pairs = zip(compiled, exact, strict=True)
-    return all(np.allclose(x, y, rtol=0, atol=TOLERANCE) for x, y in pairs)
+    return all(np.allclose(x, y, rtol=0, atol=TOLERANCE) for x, y in zip(ours, exact, strict=True))
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ HIGH, HIGHEST = ((p, (p, p)) for p in (jax.lax.Precision.HIGH, jax.lax.Precision
 MOST_REPEATED = 2  # products that are the same for all blocks of keys, as a multiple of q·k and a·v
 
 
-def _load(name: str, text: str) -> str:
+def _load(name: str, text: str) -> None:
     try:
-        return library.load_kernel(text)
+        library.load_kernel(text)
     except library.Unavailable as error:
         raise NotATile(f"{name} {library.UNCOMPILED}: {error}") from None
 
@@ -56,11 +56,11 @@ class CpuExecution:
 
     Attributes:
       tiles: whether products may run on the CPU's matrix unit, see `library.has_tiles`.
-      load: compiles a kernel, called as `load(name, text)`; returns its digest.
+      load: compiles and loads a kernel, or begins to; called as `load(name, text)`.
     """
 
     tiles: bool = False
-    load: Callable[[str, str], str] = dataclasses.field(default=_load, compare=False)
+    load: Callable[[str, str], None] = _load
     keys = 0
     halves = True
 
@@ -70,27 +70,23 @@ class CpuExecution:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator["CpuExecution"]:
-        """Compiles kernels next to each other, while the next one is traced."""
-        compilers = ThreadPoolExecutor()
-        begun: list[Future[str]] = []
+        """Compiles kernels side by side, while the next one is traced."""
+        begun: list[Future[None]] = []
+        with ThreadPoolExecutor(library.cores()) as compilers:
 
-        def load(name: str, text: str) -> str:
-            begun.append(compilers.submit(_load, name, text))
-            return ""
+            def load(name: str, text: str) -> None:
+                begun.append(compilers.submit(_load, name, text))
 
-        try:
-            with library.announced("kernels"):
-                yield dataclasses.replace(self, load=load)
-                for future in begun:
-                    future.result()
-        finally:
-            compilers.shutdown(wait=False, cancel_futures=True)
+            yield dataclasses.replace(self, load=load)
+            for future in begun:
+                future.result()
 
     def run(self, kernel: TileKernel, name: str) -> PyTree:
         """Compiles the kernel while it is traced, and calls it."""
         plan = kernel.plan
         cpp = CppKernel(kernel, self.tiles)
-        digest = self.load(name, cpp.text)
+        self.load(name, cpp.text)
+        digest = library.digest_of(cpp.text)
         shapes = [jax.ShapeDtypeStruct(x.stored_shape, cpp.type_of(x)) for x in cpp.written]
         sizes = np.array([plan.batch, plan.grid[3], plan.keys.k.array.shape[2]], np.int32)
         given = [

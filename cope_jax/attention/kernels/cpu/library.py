@@ -35,7 +35,7 @@ from cope_jax.storage.locks import open_lock, try_lock, unfinished
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
 SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
-QUIET = 3.0  # seconds of compiling without a word
+QUIET = 1.5  # seconds of compiling, or of the check that follows, without a word
 CHECKING = 4 * SECONDS  # the longest time of the check, which compiles two kernels
 SOURCES = Path(__file__).parent
 CALL = "Generate"
@@ -79,6 +79,11 @@ def check_required(reason: str | None) -> None:
         )
 
 
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def target() -> str:
     """The name of the custom call; it changes with the source, so a cached program finds the code it
     was made for.
@@ -93,10 +98,9 @@ def _load() -> str | None:
     Returns why this is not possible, or None.
     """
     try:
-        with announced("the library"):
-            path = _compiled()
-            ctypes.CDLL(str(path))  # says more than `_check` about what is no library
-            _check(path)
+        path = _compiled()
+        ctypes.CDLL(str(path))  # says more than `_check` about what is no library
+        _check(path)
         register(path)
     except (
         Unavailable,
@@ -109,16 +113,20 @@ def _load() -> str | None:
 
 
 @contextlib.contextmanager
-def announced(program: str) -> Iterator[None]:
-    """Says what is compiled if that takes longer than `QUIET`."""
-    line = f"attention: compiling {program} in C++, once, into {cache_folder()}"
-    timer = threading.Timer(QUIET, logging.getLogger("cope_jax").warning, [line])
+def _announced(folder: Path) -> Iterator[None]:
+    """Says, once, that something is compiled if that takes longer than `QUIET`."""
+    timer = threading.Timer(QUIET, _announce, [folder])
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+@functools.cache
+def _announce(folder: Path) -> None:
+    logging.getLogger("cope_jax").warning("attention: compiling in C++, once, into %s", folder)
 
 
 def call(digest: str, shapes: Any, *arrays: Array) -> Any:
@@ -142,29 +150,30 @@ def _symbol(path: Path, name: str) -> bool:
     return function()
 
 
-def load_kernel(text: str) -> str:
-    """Compiles and loads a generated kernel, once. Returns the digest by which `call`
-    finds it.
+def digest_of(text: str) -> str:
+    """The digest by which `call` finds a generated kernel that is loaded."""
+    return _digest(_sources(), text.encode(), repr(KERNEL_FLAGS).encode())[:24]
+
+
+def load_kernel(text: str) -> None:
+    """Compiles and loads a generated kernel, once.
 
     Raises:
       Unavailable: it cannot be compiled or loaded.
     """
-    digest, reason = _load_kernel(text, tuple(KERNEL_FLAGS))
-    if reason is not None:
+    if (reason := _load_kernel(text, digest_of(text))) is not None:
         raise Unavailable(reason)
-    return digest
 
 
 @functools.cache
-def _load_kernel(text: str, flags: tuple[str, ...]) -> tuple[str, str | None]:
-    digest = _digest(_sources(), text.encode(), repr(flags).encode())[:24]
+def _load_kernel(text: str, digest: str) -> str | None:
     try:
         kernel = ctypes.CDLL(str(_compiled(text)))
         library = ctypes.CDLL(str(_compiled()))
         library.add_kernel(digest.encode(), ctypes.cast(kernel.run_kernel, ctypes.c_void_p))
     except (Unavailable, OSError, AttributeError) as error:
-        return digest, str(error).splitlines()[0]
-    return digest, None
+        return str(error).splitlines()[0]
+    return None
 
 
 def register(path: Path) -> None:
@@ -179,7 +188,9 @@ def _compiled(text: str | None = None) -> Path:
     """
     compilers = [words for words in _compilers() if shutil.which(words[0])]
     if not compilers:
-        raise Unavailable("there is no C++ compiler: install g++ or clang++, or set CXX")
+        chosen = os.environ.get("CXX")
+        missing = f"CXX={chosen!r} is not found" if chosen else "there is no C++ compiler"
+        raise Unavailable(f"{missing}: install g++ or clang++, or set CXX")
     folder = cache_folder()
     if folder is None:
         raise Unavailable("there is no home folder: set XDG_CACHE_HOME")
@@ -211,7 +222,8 @@ def _compiled_with(compiler: list[str], folder: Path, text: str | None) -> Path:
     with open_lock(path.with_suffix(".lock")) as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
-            _compile(command, path, text)
+            with _announced(folder):
+                _compile(command, path, text)
     return path
 
 
@@ -239,7 +251,8 @@ def _check(path: Path) -> None:
     if verdict.exists():
         reason = verdict.read_text()
     else:
-        reason = _fault(path)
+        with _announced(path.parent):
+            reason = _fault(path)
         with contextlib.suppress(OSError):  # a folder that cannot be written to
             write_atomically(verdict, reason)
     if reason:

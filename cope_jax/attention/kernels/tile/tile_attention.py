@@ -75,15 +75,10 @@ def _untraced(
     """
     del precision
 
-    def build(execution: Execution, stream: Stream) -> None:
-        _forward(execution, stream, gradient=False)
-        out, *residuals = _forward(execution, stream, gradient=True)
-        _backward(execution, (stream, out, *residuals), out)
-
     stream = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals])
     try:
         with execution.planning() as planning:
-            jax.eval_shape(functools.partial(build, planning), stream)
+            jax.eval_shape(functools.partial(_build, planning), stream)
     except NotATile as reason:
         return str(reason)
     except (
@@ -98,6 +93,12 @@ def _untraced(
         )
         return why
     return None
+
+
+def _build(execution: Execution, stream: Stream) -> None:
+    _forward(execution, stream, gradient=False)
+    out, *residuals = _forward(execution, stream, gradient=True)
+    _backward(execution, (stream, out, *residuals), out)
 
 
 def attend(execution: Execution, stream: Stream) -> Array:
