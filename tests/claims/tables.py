@@ -145,11 +145,11 @@ CLAIMS = [
     ),
     Claim(
         "In copies of longer strings FoX ({} %), CABLE ({} %) and KERPLE ({} %) are shown to be better than all others "
-        "({} to {} %), and in recall beyond the length of training CABLE but for KERPLE ({} and {} % against {} to "
-        "{}).",
+        "({} to {} %), and in recall beyond the length of training CABLE ({} %) better than all "
+        "others ({} to {} %) but KERPLE ({} %).",
         lambda r: [
             *against(r, [*FOX, *CABLE, *KERPLE], "copy_v2", 1),
-            *against(r, [*CABLE, *KERPLE], "recall_v2", 1),
+            *(against(r, [*CABLE, *KERPLE], "recall_v2", 1)[n] for n in (0, 2, 3, 1)),
         ],
         lambda r: (
             best(r, [*FOX, *CABLE, *KERPLE], "copy_v2", OUT)

@@ -104,7 +104,7 @@ def wrapped(root: Path, name: str, op: str, text: str) -> Fault:
     path = f"{KERNELS}/{name}/{printer.file}"
     start = len((root / path).read_text().partition(printer.head)[0].encode())
     indent, args = printer.head.partition("def")[0], printer.args
-    # The check of the library, a process of its own, is none of the tests.
+    # The check of the library, a process of its own, is not a test.
     text = f"text if __import__('sys').argv[0].endswith('check.py') else {text}"
     after = f"{indent}@lambda f: lambda {args}: (lambda text: {text})(f({args}))\n"
     return Fault(path, 1, 1, OPERATION, start, start, op, after)
