@@ -300,7 +300,7 @@ def test_kernels_are_compiled_at_the_same_time(native, uncompiled, monkeypatch):
     def load(text):
         all_three.wait(timeout=60)
 
-    monkeypatch.setattr(library, "cores", lambda: 3)
+    monkeypatch.setattr(library, "cores", lambda: 2)
     monkeypatch.setattr(library, "load_kernel", load)
     encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))

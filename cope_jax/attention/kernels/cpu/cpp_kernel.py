@@ -72,7 +72,8 @@ class CpuExecution:
     def planning(self) -> Iterator["CpuExecution"]:
         """Compiles kernels side by side, while the next one is traced."""
         begun: list[Future[None]] = []
-        with ThreadPoolExecutor(library.cores()) as compilers:
+        # On two cores three kernels end sooner side by side than two and then one.
+        with ThreadPoolExecutor(library.cores() + 1) as compilers:
 
             def load(name: str, text: str) -> None:
                 begun.append(compilers.submit(_load, name, text))
