@@ -307,6 +307,27 @@ def test_kernels_are_compiled_at_the_same_time(native, uncompiled, monkeypatch):
     assert why_not(encoding, prepare(x, x, x, encoding=encoding)) is None
 
 
+def test_a_kernel_that_fails_does_not_wait_for_the_others(native, uncompiled, monkeypatch):
+    texts, go_on, ended = [], threading.Event(), threading.Event()
+
+    def load(text):
+        texts.append(text)
+        if text == texts[0]:
+            raise library.Unavailable("no reason")
+        go_on.wait(timeout=60)
+        ended.set()
+
+    monkeypatch.setattr(library, "cores", lambda: 2)
+    monkeypatch.setattr(library, "load_kernel", load)
+    monkeypatch.setenv(library.SETTING, "1")
+    encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 100, 2, 16))
+    assert "no reason" in why_not(encoding, prepare(x, x, x, encoding=encoding))
+    assert not ended.is_set()
+    go_on.set()
+    assert ended.wait(timeout=60)
+
+
 def test_a_kernel_that_is_required_must_compile(native, uncompiled, monkeypatch):
     monkeypatch.setenv(library.SETTING, "required")
     encoding = encodings.create("alibi", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))

@@ -73,14 +73,17 @@ class CpuExecution:
         """Compiles kernels side by side, while the next one is traced."""
         begun: list[Future[None]] = []
         # On two cores three kernels end sooner side by side than two and then one.
-        with ThreadPoolExecutor(library.cores() + 1) as compilers:
+        compilers = ThreadPoolExecutor(library.cores() + 1)
 
-            def load(name: str, text: str) -> None:
-                begun.append(compilers.submit(_load, name, text))
+        def load(name: str, text: str) -> None:
+            begun.append(compilers.submit(_load, name, text))
 
+        try:
             yield dataclasses.replace(self, load=load)
             for future in begun:
                 future.result()
+        finally:  # at once, also after Ctrl-C
+            compilers.shutdown(wait=False, cancel_futures=True)
 
     def run(self, kernel: TileKernel, name: str) -> PyTree:
         """Compiles the kernel while it is traced, and calls it."""
