@@ -101,8 +101,8 @@ class Records:
         )
 
     def cell(self, heading: str, row: str, column: str, table: int = 0) -> list[float]:
-        """The numbers in a cell of a table below the heading that begins like this."""
-        (name,) = (name for name in self.tables if name.startswith(heading))
+        """The numbers in a cell of a table below this heading, or the one that begins like this."""
+        (name,) = {heading} & {*self.tables} or (n for n in self.tables if n.startswith(heading))
         text = self.tables[name][table][row][column].replace(",", "")
         return [self.number(number) for number in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", text)]
 
