@@ -218,7 +218,7 @@ SELDOM = [(n, wide) for n in (2, 16, 32) for wide in (False, True)]
 @pytest.mark.parametrize(
     ("size", "wide"),
     [pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM]
-    + [(7, False), (64, False), (70, False), (70, True)],
+    + [(7, False), (17, False), (64, False), (70, False), (70, True)],
     indirect=["wide"],
 )
 def test_tables(size, wide):
@@ -232,7 +232,10 @@ def test_tables(size, wide):
         one_hot = index[..., None] == np.arange(size)
         last = np.full_like(index, size - 1)  # neighbours add to one place
         last[3:] -= np.arange(width, dtype=index.dtype) % min(size, 5)
-        for p in (rising, -np.sort(-rising)):
+        starts = np.linspace(-1, size, ROWS)[:, None]
+        steps = random(ROWS, width, seed=4, low=-0.9, high=0.9)
+        wandering = np.clip(starts + np.cumsum(steps, axis=1), 0, size - 1).astype(steps.dtype)
+        for p in (rising, -np.sort(-rising), wandering):
             weights = hats(p, size)
             cases += [
                 (lambda z, p: tile.look_up_p.bind(z, p, descending=False)[0], [z, p]),

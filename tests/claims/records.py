@@ -87,11 +87,7 @@ class Records:
     def better(self, setting: str, split: str = IN) -> set[tuple[str, str]]:
         """The pairs of encodings of which the first is shown to be better."""
         if (setting, split) not in self._better:
-            column = self.views[split][setting]
-            compared = significance.differences(**column._asdict()).items()
-            self._better[setting, split] = {
-                pair if d.mean < 0 else pair[::-1] for pair, d in compared if d.shown
-            }
+            self._better[setting, split] = shown_pairs(self.views[split][setting])
         return self._better[setting, split]
 
     def beats_all(self, name: str, setting: str, split: str = IN) -> bool:
@@ -108,6 +104,12 @@ class Records:
 
     def first(self, heading: str, row: str, column: str, table: int = 0) -> float:
         return self.cell(heading, row, column, table)[0]
+
+
+def shown_pairs(column: grid_cells.Column) -> set[tuple[str, str]]:
+    """The pairs of encodings of which the first is shown to be better in a column."""
+    compared = significance.differences(**column._asdict()).items()
+    return {pair if d.mean < 0 else pair[::-1] for pair, d in compared if d.shown}
 
 
 class Claim(NamedTuple):
