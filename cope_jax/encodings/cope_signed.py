@@ -69,8 +69,8 @@ class CoPESigned(Encoding):
     def _clip(self, sums_BHLM: Array) -> Array:
         last = jnp.asarray(self.config.npos_max - 1, sums_BHLM.dtype)
         # Two selections: in a kernel their derivatives are cheaper than those of minimum and maximum.
-        above_BHLM = jnp.where(sums_BHLM < -last, -last, sums_BHLM)
-        return jnp.where(above_BHLM > last, last, above_BHLM)
+        at_least_BHLM = jnp.where(sums_BHLM < -last, -last, sums_BHLM)
+        return jnp.where(at_least_BHLM > last, last, at_least_BHLM)
 
 
 def _gates(pairs: Pairs) -> Array:

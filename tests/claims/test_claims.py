@@ -8,13 +8,13 @@ import statistics
 import pytest
 
 from cope_jax import encodings
-from tests.claims import grid, records
+from tests.claims import grid, language_claims, records
 from tests.claims import tables as claims_of_tables
 from tests.claims.records import README, RESULTS, ROOT
 from tools import publish
 
-CLAIMS = grid.CLAIMS + claims_of_tables.CLAIMS
-COUNTS = grid.COUNTS + claims_of_tables.TIMES
+CLAIMS = grid.CLAIMS + claims_of_tables.CLAIMS + language_claims.CLAIMS
+COUNTS = grid.COUNTS + language_claims.TIMES
 ARCHIVED = records.read()
 PAGES = {
     claim.page: " ".join((ROOT / claim.page).read_text().split()) for claim in (*CLAIMS, *COUNTS)

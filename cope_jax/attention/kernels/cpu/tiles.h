@@ -168,13 +168,13 @@ INLINE V floor_of(V x) {
 }
 SCALAR(floor_of)
 #if defined(__AVX512F__) && !defined(DOUBLE)
-INLINE V reciprocal_of(V x) {  // of finite x that are not denormal; a quotient takes as long as an exponential
+INLINE V quotient_of(V a, V b) {  // by a normal b; a division takes as long as an exponential
   V y;
-  __asm__("vrcp14ps %1, %0" : "=v"(y) : "v"(x));  // 14 bits
-  return y + y * (1.f - x * y);
+  __asm__("vrcp14ps %1, %0" : "=v"(y) : "v"(b));  // 14 bits
+  return a * (y + y * (1.f - b * y));
 }
 #else
-INLINE V reciprocal_of(V x) { return 1.f / x; }
+INLINE V quotient_of(V a, V b) { return a / b; }
 #endif
 #if defined(DOUBLE)  // for precision, not for speed
 LANES(exp_of, std::exp)
@@ -240,7 +240,7 @@ INLINE V log1p_of(V x) {  // log u, plus what rounding took from u = 1 + x
 SCALAR(log1p_of)
 INLINE V tanh_of(V x) {
   const V size = abs_of(x), e = exp_of(size * -2.f), z = x * x;
-  const V large = (V)((I)((1.f - e) * reciprocal_of(1.f + e)) | ((I)x & INT32_MIN));
+  const V large = (V)((I)quotient_of(1.f - e, 1.f + e) | ((I)x & INT32_MIN));
   V p = all(-5.70498872745e-3f);
   for (float c : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) p = p * z + c;
   return size > 0.625f ? large : x + x * z * p;
@@ -249,7 +249,7 @@ SCALAR(tanh_of)
 #endif
 #if defined(__AVX512F__) && !defined(DOUBLE)
 INLINE V logistic_of(V x) {
-  const V y = reciprocal_of(1.f + exp_of(at_most(-x, all(88.f))));  // finite, for what follows
+  const V y = quotient_of(all(1.f), 1.f + exp_of(at_most(-x, all(88.f))));  // finite, for what follows
   return x < -88.f ? V{} : y;
 }
 #else
@@ -365,7 +365,7 @@ struct Cells {
 };
 INLINE Cells cells(V p, int n) {
   const I cell = truncate(at_most(p > 0.f ? p : V{}, all((real)std::max(0, n - 2))));
-  // Positions of neighbours are near each other. The first and the last are as far from the middle of the vector at `base`.
+  // Positions of neighbours are near each other: the first and the last one are equally far from the ends of the vector.
   const int middle = std::max<integer>(0, (cell[0] + cell[W - 1] - (W - 1)) >> 1), base = std::min(middle, n - W - 1);
   return {p - to_float(cell), cell, base, n > W && in_a_vector(cell - base)};
 }
