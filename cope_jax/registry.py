@@ -17,11 +17,13 @@ T = TypeVar("T")
 
 
 def unknown(kind: str, name: object, choices: Iterable[str], hint: str = "") -> ConfigError:
-    """The error for an unknown name; it suggests the nearest choice, or gives the `hint`, and lists
-    all choices.
+    """The error for an unknown name; it suggests the nearest choices, or gives the `hint`, and
+    lists all choices.
 
     >>> str(unknown("encoding", "rop", ["cope", "rope"]))
     "unknown encoding 'rop': did you mean 'rope'? Choose from cope, rope"
+    >>> str(unknown("encoding", "kope", ["cope", "rope"]))
+    "unknown encoding 'kope': did you mean 'cope' or 'rope'? Choose from cope, rope"
     >>> str(unknown("encoding", "CoPE", ["cope", "rope"]))
     "unknown encoding 'CoPE': did you mean 'cope'? Choose from cope, rope"
     >>> str(unknown("cell", "LSTN", ["GRU", "LSTM"]))
@@ -32,19 +34,21 @@ def unknown(kind: str, name: object, choices: Iterable[str], hint: str = "") -> 
     "unknown split 'dense': choose from pass_20, pass_100"
     """
     choices = sorted(choices, key=_natural)
-    near = next(filter(None, (_near(x, choices) for x in (str(name), str(name).lower()))), None)
+    near = " or ".join(map(repr, _near(str(name), choices)))
     if not choices:
         return ConfigError(f"unknown {kind} {abridged(name)}: no {kind} exists, so leave it out")
-    advice = f"did you mean {near!r}? Choose from" if near else f"{hint}choose from"
+    advice = f"did you mean {near}? Choose from" if near else f"{hint}choose from"
     return ConfigError(f"unknown {kind} {abridged(name)}: {advice} {', '.join(choices)}")
 
 
-def _near(name: str, choices: Iterable[str]) -> str | None:
-    """Returns the choice most like a name, first one with the same letters; None if none is."""
+def _near(name: str, choices: Iterable[str]) -> list[str]:
+    """Returns the choices most like a name; those with the same letters, if any, come alone."""
     choices, name = {choice.lower(): choice for choice in choices}, name.lower()
     swapped = [choice for choice in choices if sorted(choice) == sorted(name)]
-    near = (difflib.get_close_matches(name, among, n=1) for among in (swapped, [*choices]))
-    return next((choices[match] for matches in near for match in matches), None)
+    near = difflib.get_close_matches(name, swapped) or difflib.get_close_matches(name, choices)
+    likeness = {choice: difflib.SequenceMatcher(None, choice, name).ratio() for choice in near}
+    nearest = max(likeness.values(), default=0.0)
+    return [choices[choice] for choice in choices if likeness.get(choice) == nearest]
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
