@@ -73,19 +73,9 @@ class QueryGradients:
 
     def of(self, queries: QueryBlock) -> Any:
         """Converts to the cotangent of `queries`, in the types of `queries`."""
-        like = {
-            "q": queries.q,
-            "rotated_q": queries.rotated_q,
-            "v": queries.v,
-            "features": queries.features,
-        }
-        cast = {
-            name: jax.tree.map(lambda x, y: x.astype(y.dtype), getattr(self, name), y)
-            for name, y in like.items()
-        }
-        cast["features"] = cotangent(cast["features"])
-        none = {"positions": _of_positions(queries.positions), "indices": NONE, "segment_ids": NONE}
-        return dataclasses.replace(queries, **cast, **none)
+        return _cotangent_of(
+            queries, q=self.q, rotated_q=self.rotated_q, v=self.v, features=self.features
+        )
 
     def among(self, first: int, keys: int) -> "QueryGradients":
         """Returns the gradients for `keys` keys, if those of the bias are for some keys from
@@ -120,16 +110,9 @@ class KeyGradients:
         """Converts to the cotangent of `keys`, in the types of `keys`; `bias` is the gradient of
         the bias.
         """
-        k, v = (
-            jnp.swapaxes(self.k, 2, 3).astype(keys.k.dtype),
-            jnp.swapaxes(self.v, 2, 3).astype(keys.v.dtype),
-        )
-        features = cotangent(
-            jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features)
-        )
-        bias = None if bias is None or keys.bias is None else bias.astype(keys.bias.dtype)
-        none = {"positions": _of_positions(keys.positions), "indices": NONE, "segment_ids": NONE}
-        return dataclasses.replace(keys, k=k, v=v, features=features, bias=bias, **none, given=NONE)
+        k, v = jnp.swapaxes(self.k, 2, 3), jnp.swapaxes(self.v, 2, 3)
+        dkeys = _cotangent_of(keys, k=k, v=v, features=self.features, bias=bias)
+        return dataclasses.replace(dkeys, given=NONE)
 
     def add(self, end: Array | int, k: Array, v: Array, features: PyTree) -> "KeyGradients":
         """Adds the gradients `k`, `v` and `features` of the block of keys before `end` (see
@@ -150,10 +133,17 @@ def _add_at(axis: int, start: Array, whole: Array, x: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, old + x.astype(whole.dtype), start, axis)
 
 
-def _of_positions(positions: Any) -> Any:
-    """Returns the cotangent of positions, which are data: 0 if they are real numbers."""
-    real = jnp.issubdtype(positions.dtype, jnp.inexact)
-    return jnp.zeros_like(positions) if real else NONE
+def _cotangent_of(block: Any, **gradients: PyTree) -> Any:
+    """Returns the cotangent of a block, in its types; that of positions, which are data, is 0 if
+    they are real numbers.
+    """
+    cast = {
+        name: cotangent(jax.tree.map(lambda x, y: x.astype(y.dtype), dx, getattr(block, name)))
+        for name, dx in gradients.items()
+    }
+    real = jnp.issubdtype(block.positions.dtype, jnp.inexact)
+    cast["positions"] = jnp.zeros_like(block.positions) if real else NONE
+    return dataclasses.replace(block, **cast, indices=NONE, segment_ids=NONE)
 
 
 def _zeros(x: Array) -> Array:
@@ -241,84 +231,31 @@ def block_gradients(
     saturated: bool,
 ) -> Gradients:
     """Computes what one block of keys contributes to the gradients, and the carry and `dsums` after
-    the block.
+    the block: both stay if all rows are saturated, or if no block follows.
     """
-    pairs = stream.pairs(block, masked)
-    if saturated:
-        return _saturated_block(stream, residuals, block, pairs, carry, dsums)
-    if stream.one_block:
-        return _only_block(stream, residuals, block, pairs, carry, dsums)
-    return _counting_block(stream, residuals, block, pairs, carry, dsums)
+    pairs, farther = stream.pairs(block, masked), not (saturated or stream.one_block)
 
-
-def _saturated_block(
-    stream: Stream,
-    residuals: Residuals,
-    block: KeyBlock,
-    pairs: Pairs,
-    carry: Carry,
-    dsums: tuple[Array, ...],
-) -> Gradients:
-    """`block_gradients` of a block in which all rows are saturated: carry and `dsums` stay."""
-
-    def tail(params: PyTree, pairs: Pairs, carry: Carry) -> Array:
-        return stream.encoding(params).tail(pairs, carry)
-
-    logits_BHLM, vjp = jax.vjp(tail, stream.params, pairs, carry)
-    kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)
-    dparams, dpairs, dcarry = vjp(dlogits_BHLM)
-    dqueries, dkeys = _product_gradients(stream, residuals, block, pairs, dpairs, kept_BHLM)
-    return Gradients(carry, dsums, dcarry._replace(sums=()), dqueries, dparams, dkeys)
-
-
-def _only_block(
-    stream: Stream,
-    residuals: Residuals,
-    block: KeyBlock,
-    pairs: Pairs,
-    carry: Carry,
-    dsums: tuple[Array, ...],
-) -> Gradients:
-    """`block_gradients` if all keys are one block: the sink follows at once, and no block reads the
-    carry after it.
-    """
-
-    def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Array | None]:
+    def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Array | None, Any]:
         encoding = stream.encoding(params)
-        logits_BHLM, carry = encoding.checked_score(pairs, carry)
-        return logits_BHLM, encoding.sink(carry)
+        if saturated:
+            return encoding.tail(pairs, carry), None, None
+        logits_BHLM, after = encoding.checked_score(pairs, carry)
+        # The sink follows the only block at once; farther blocks read the carry.
+        return (logits_BHLM, None, after) if farther else (logits_BHLM, encoding.sink(after), None)
 
-    (logits_BHLM, sink_BHL), vjp = jax.vjp(score, stream.params, pairs, carry)
+    (logits_BHLM, sink_BHL, after), vjp = jax.vjp(score, stream.params, pairs, carry)
     kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)
     dsink_BHL, dq_v = _sink_gradients(stream.queries, residuals, sink_BHL)
-    dparams, dpairs, dcarry = vjp((dlogits_BHLM, dsink_BHL))
-    dqueries, dkeys = _product_gradients(stream, residuals, block, pairs, dpairs, kept_BHLM)
-    return Gradients(carry, dsums, dcarry, dataclasses.replace(dqueries, v=dq_v), dparams, dkeys)
-
-
-def _counting_block(
-    stream: Stream,
-    residuals: Residuals,
-    block: KeyBlock,
-    pairs: Pairs,
-    carry: Carry,
-    dsums: tuple[Array, ...],
-) -> Gradients:
-    """`block_gradients` of a block that changes the carry's sums, which farther blocks read."""
-
-    def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        return stream.encoding(params).checked_score(pairs, carry)
-
-    (logits_BHLM, after), vjp = jax.vjp(score, stream.params, pairs, carry)
-    kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)
-    none = jax.tree.map(jnp.zeros_like, after)
-    if dsums:
-        nearer = jax.tree.leaves(vjp((dlogits_BHLM, cotangent(none)))[-1].sums)
+    dafter = jax.tree.map(jnp.zeros_like, after)
+    if farther and dsums:
+        nearer = jax.tree.leaves(vjp((dlogits_BHLM, None, cotangent(dafter)))[-1].sums)
         dsums = tuple(rest - dsum for rest, dsum in zip(dsums, nearer, strict=True))
-    farther = jax.tree.unflatten(jax.tree.structure(after.sums), dsums)
-    dparams, dpairs, dcarry = vjp((dlogits_BHLM, cotangent(none._replace(sums=farther))))
+        dafter = dafter._replace(sums=jax.tree.unflatten(jax.tree.structure(after.sums), dsums))
+    dparams, dpairs, dcarry = vjp((dlogits_BHLM, dsink_BHL, cotangent(dafter)))
     dqueries, dkeys = _product_gradients(stream, residuals, block, pairs, dpairs, kept_BHLM)
-    return Gradients(after, dsums, dcarry._replace(sums=()), dqueries, dparams, dkeys)
+    dqueries = dataclasses.replace(dqueries, v=dq_v)
+    drest = dcarry if stream.one_block else dcarry._replace(sums=())
+    return Gradients(after if farther else carry, dsums, drest, dqueries, dparams, dkeys)
 
 
 def _softmax_gradients(
@@ -384,9 +321,8 @@ def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTr
             dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
             more, dsink_carry = vjp(dsink_BHL)
             dparams, dcarry = jax.tree.map(add_cotangent, (dparams, dcarry), (more, dsink_carry))
-            dqueries = _add(
-                dqueries, dataclasses.replace(jax.tree.map(jnp.zeros_like, dqueries), v=dq_v)
-            )
+            if dqueries.v is not None and dq_v is not None:
+                dqueries = dataclasses.replace(dqueries, v=dqueries.v + dq_v)
 
     def initial_carry(params: PyTree, q: Array, features: PyTree) -> Carry:
         return stream.encoding(params).initial_carry(q, features)

@@ -20,7 +20,6 @@ from cope_jax.attention.kernels.tile.tile_graph import (
     Graph,
     Node,
     Size,
-    Value,
     common,
     kind_of,
 )
@@ -173,10 +172,6 @@ class CppGraph(Graph):
         value, slope = (self.add("look_up", [z, p], size, "float", at=n) for n in (0, 1))
         return value, slope
 
-    def _spread(self, out: Any, values: list[Value], **_: Any) -> Node:
-        p, z = (node for node, _shape in values)
-        return self._look_up(z, p)[0]
-
 
 def _is_table(x: Argument) -> bool:
     """Returns whether an array has more than PART columns for each query."""
@@ -212,7 +207,7 @@ class CppKernel:
         self.kernel, plan = kernel, kernel.plan
         self.real = jnp.dtype(accumulator_dtype(plan.stream.queries.q.dtype)).name
         self.tiles, self.multiplies = tiles and self.real == "float32", False
-        self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
+        self.places = kernel.places
         self.results = kernel.halves[1][0].results, kernel.results[2]
         self.loop = leaves_of(kernel.loop)
         self.added = {id(x) for x in kernel.outputs[len(self.loop) :]}
@@ -229,17 +224,16 @@ class CppKernel:
             kind_of(x.spec.dtype, self.real)
         if len(kernel.inputs) > MOST or len(self.outputs) >= ANSWER:
             raise NotATile(f"this kernel has more than {MOST} arguments")
-        step_args = leaves_of((*kernel.args, kernel.loop))
-        carry_args = leaves_of((plan.params, kernel.carry(kernel.args, kernel.loop)))
+        carry_args = plan.params, kernel.carry(kernel.args, kernel.loop)
         self.growing: dict[int, Growing] = {}
         self.panels: set[int] = set()
         texts = self._grow()
         for name, (half, programs) in zip(("begin", "end"), kernel.halves, strict=True):
-            leaves = leaves_of(half.results)
-            texts.append(self._step(name, programs, leaves_of(half.args), leaves))
+            texts.append(self._step(name, programs, half.args, leaves_of(half.results)))
         for name, key in STEPS.items():
             if key in kernel.steps:
-                texts.append(self._step(name, kernel.steps[key], step_args, kernel.outputs))
+                args = (*kernel.args, kernel.loop)
+                texts.append(self._step(name, kernel.steps[key], args, kernel.outputs))
         asks = {name: programs for name, programs in kernel.ask.items() if programs is not None}
         for name, programs in asks.items():
             texts += [self._step(f"ask_{name}", programs, carry_args, None), self._ask(name)]
@@ -266,10 +260,7 @@ class CppKernel:
         They are tables of the queries: products with wide tables of a head, and sums as wide.
         """
         begin, programs = self.kernel.halves[0]
-        given = [
-            x for x, use in zip(leaves_of(begin.args), programs.program.used, strict=True) if use
-        ]
-        arguments = [*programs.constants, *given]
+        arguments = programs.arguments(begin.args)
         graph = CppGraph(programs.program, self.real, self.tiles)
         texts = []
         for x, node in zip(leaves_of(begin.results), graph.results, strict=True):
@@ -313,11 +304,10 @@ class CppKernel:
         return list({id(x): x for x in outputs}.values())
 
     def _step(
-        self, name: str, programs: Programs, args: list[Argument], results: list[Argument] | None
+        self, name: str, programs: Programs, args: PyTree, results: list[Argument] | None
     ) -> str:
         """The text of a function that writes `results`, or an answer."""
-        given = [x for x, use in zip(args, programs.program.used, strict=True) if use]
-        arguments = [*programs.constants, *given]
+        arguments = programs.arguments(args)
         graph = CppGraph(programs.program, self.real, self.tiles)
         self.multiplies |= any(node.params.get("parts") for node in graph.nodes)
         if name in STEPS:

@@ -204,9 +204,7 @@ class TritonPrograms:
         return [*body.lines, f"{name} = every({rows})"]
 
     def _body(self, key: Any, programs: Programs, args: PyTree, outside: dict[str, str]) -> Body:
-        leaves = jax.tree.leaves(args, is_leaf=is_argument)
-        used = [x for x, use in zip(leaves, programs.program.used, strict=True) if use]
-        sources = [self._source(x) for x in (*programs.constants, *used)]
+        sources = [self._source(x) for x in programs.arguments(args)]
         return Body(PREFIXES[key], sources, outside, self.precision)
 
     def _source(self, x: Argument) -> Source:

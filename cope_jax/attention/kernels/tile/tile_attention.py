@@ -31,27 +31,37 @@ from cope_jax.errors import ConfigError, first_line
 
 def why_not(encoding: Encoding, request: Request) -> str | None:
     """Returns why kernels that are printed as text cannot run a request; None if they may."""
-    queries, keys, axis = request.queries, request.keys, request.layout.width
-    if not encoding.traits.splits_queries or needs_one_block(encoding, request):
-        return "the encoding needs all keys in one block"
+    axis = request.layout.width
+    if why := why_no_kernels(encoding, request):
+        return why
     if request.blocks is not None:
         return "sizes of blocks are given, and the kernels of this device have their own"
     if axis is not None and jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1:
         return f"axis {axis!r} of the mesh splits the heads, and the kernels of this device cannot"
+    return placement.why_undivided(request.layout.batch, None, 1)
+
+
+def why_no_kernels(encoding: Encoding, request: Request) -> str | None:
+    """Returns why no kernels, for any device, can run a request; None if they may."""
+    queries, keys = request.queries, request.keys
+    if not encoding.traits.splits_queries or needs_one_block(encoding, request):
+        return "the encoding needs all keys in one block"
     if keys.given is not None:
         return "a mask is given, and the kernels know only causality, windows and segments"
     if keys.bias is not None:
         return "a bias is given, and the kernels have none"
     if 0 in (*queries.q.shape, *keys.v.shape):
         return "there are no queries or no keys"
-    return placement.why_undivided(request.layout.batch, None, 1)
+    return None
 
 
-def whole_blocks(encoding: Encoding, request: Request, sizes: BlockSizes) -> Stream:
-    """Returns the stream with whole blocks of queries and of keys."""
-    padding, keys = -request.length % sizes.queries, len(request.keys.indices)
+def whole_blocks(
+    encoding: Encoding, request: Request, sizes: BlockSizes, keys: int | None = None
+) -> Stream:
+    """Returns the stream with whole blocks of queries and of keys, or with `keys` keys."""
+    padding, given = -request.length % sizes.queries, len(request.keys.indices)
     stream = stream_of(encoding, request, sizes, one_block=False, padding=padding)
-    missing = -keys % sizes.near
+    missing = -given % sizes.near if keys is None else keys - given
     if not missing:
         return stream
     padded = along_sequence(pad_by(missing), stream.keys)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from cope_jax.attention.kernels.tile.tile_operations import REDUCTIONS
 from cope_jax.attention.kernels.tile.tile_program import IDENTITIES, INLINED, TileProgram, needed
 from cope_jax.attention.kernels.tile.tile_values import NotATile
 from cope_jax.ops import tile
@@ -103,7 +104,7 @@ class Graph:
         self.kind_of = functools.partial(kind_of, real=real)
         self.nodes: list[Node] = []
         self._known: dict[Any, Node] = {}
-        jaxpr, sizes = program.two_axes()
+        jaxpr, sizes = program.two_axes, program.arguments
         self.inputs = [
             self.add("input", (), size, self.kind_of(dtype), number=n)
             for n, (size, dtype) in enumerate(sizes)
@@ -163,6 +164,11 @@ class Graph:
                     out.shape,
                 )
             ]
+        if name in REDUCTIONS:
+            return [(self._reduce(name.removeprefix("reduce_"), values, params["axes"]), out.shape)]
+        if name in COLLECTING:
+            args, size = [self._sized(node, values[0][1]) for node in nodes], (1, *out.shape)[-2:]
+            return [(self.add(name, args, size, "float"), out.shape)]
         if name == "look_up":
             return [(node, out.shape) for node in self._look_up(nodes[0], nodes[1])]
         if name == "threefry2x32":
@@ -266,15 +272,6 @@ class Graph:
                 node = self.add("mul", [node, count], node.size, node.kind)
         return node
 
-    def _reduce_sum(self, out: Any, values: list[Value], *, axes: Sequence[int], **_: Any) -> Node:
-        return self._reduce("sum", values, axes)
-
-    def _reduce_max(self, out: Any, values: list[Value], *, axes: Sequence[int], **_: Any) -> Node:
-        return self._reduce("max", values, axes)
-
-    def _reduce_min(self, out: Any, values: list[Value], *, axes: Sequence[int], **_: Any) -> Node:
-        return self._reduce("min", values, axes)
-
     def _iota(self, out: Any, values: list[Value], *, dimension: int, **_: Any) -> Node:
         size = (out.shape[0], 1) if dimension == 0 and len(out.shape) == 2 else (1, out.shape[-1])
         node = self.add("iota", (), size, "int")
@@ -334,33 +331,24 @@ class Graph:
             "running_sum", [self._sized(values[0][0], out.shape)], out.shape, "float", suffix=suffix
         )
 
-    def _cells(self, z: Node, p: Node) -> tuple[Node, Node, Node]:
-        """The entries of z below and above p, and how far p is from the one below."""
+    def _look_up(self, z: Node, p: Node) -> tuple[Node, Node]:
+        """The number that z has at p, between its entries below and above, and the slope there."""
         floor = self.add("floor", [p], p.size, "float")
         index = self.add("convert", [floor], p.size, "int")
         after = self.add("add", [index, self.const(1, "int")], p.size, "int")
         above = self.add("min", [after, self.const(z.size[1] - 1, "int")], p.size, "int")
         size = common([z, p])[0], p.size[1]
         low, high = (self.add("take", [z, n], size, "float") for n in (index, above))
-        return low, high, self.add("sub", [p, floor], p.size, "float")
-
-    def _look_up(self, z: Node, p: Node) -> tuple[Node, Node]:
-        low, high, w = self._cells(z, p)
-        slope = self.add("sub", [high, low], low.size, "float")
-        y = self.add(
-            "add", [low, self.add("mul", [w, slope], low.size, "float")], low.size, "float"
-        )
+        w = self.add("sub", [p, floor], p.size, "float")
+        slope = self.add("sub", [high, low], size, "float")
+        y = self.add("add", [low, self.add("mul", [w, slope], size, "float")], size, "float")
         zero = self.const(0.0, "float")
         inside = self.add("gt", [w, zero], w.size, "bool")
-        return y, self.add("select_n", [inside, zero, slope], low.size, "float")
+        return y, self.add("select_n", [inside, zero, slope], size, "float")
 
     def _spread(self, out: Any, values: list[Value], **_: Any) -> Node:
         p, z = (node for node, _shape in values)
-        low, high, w = self._cells(z, p)
-        slope = self.add("sub", [high, low], low.size, "float")
-        return self.add(
-            "add", [low, self.add("mul", [w, slope], low.size, "float")], low.size, "float"
-        )
+        return self._look_up(z, p)[0]
 
     def _take_rows(self, out: Any, values: list[Value]) -> Node:
         (index, _), (z, shape) = values
@@ -373,18 +361,6 @@ class Graph:
         (z, shape), (x, _) = values
         z = self._sized(z, (z.size[0], shape[-1]))
         return self.add("count_below", [z, x], (max(x.size[0], z.size[0]), x.size[1]), "int")
-
-    def _gather_up(self, out: Any, values: list[Value], *, size: int, **_: Any) -> Node:
-        return self._collect("gather_up", values, (out.shape[0], size))
-
-    def _add_rows(self, out: Any, values: list[Value], *, size: int) -> Node:
-        return self._collect("add_rows", values, (out.shape[0], size))
-
-    def _add_table(self, out: Any, values: list[Value], *, size: int) -> Node:
-        return self._collect("add_table", values, (1, size))
-
-    def _collect(self, op: str, values: list[Value], size: Size) -> Node:
-        return self.add(op, [self._sized(node, values[0][1]) for node, _ in values], size, "float")
 
 
 def common(nodes: Sequence[Node]) -> Size:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import PyTree
-from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument, specs
+from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument, leaves_of, specs
 from cope_jax.attention.kernels.tile.tile_plan import Programs, TilePlan
 from cope_jax.attention.kernels.tile.tile_values import Spec
 from cope_jax.encodings import Carry
@@ -90,7 +90,7 @@ class TileKernel:
             self.steps |= {
                 (False, True, blocks): program(False, True, blocks) for blocks in {1, plan.wide}
             }
-        leaves = [jax.tree.leaves(tree, is_leaf=is_argument) for tree in self.results]
+        leaves = [leaves_of(tree) for tree in self.results]
         self.counts = [len(group) for group in leaves]
         nonzero = [
             any(x is not None for x in kinds)
@@ -106,41 +106,23 @@ class TileKernel:
         """The program that tells for each row whether it is `saturated` or `done`; None if no row
         ever is.
         """
-        tree = (self.plan.params, self.carry(self.args, self.loop))
+        rows = Spec((1, 1, self.plan.sizes.queries), jnp.bool_, (2, None))
 
         def function(graph: Any, params: PyTree, carry: Carry) -> Any:
-            return getattr(nnx.merge(graph, params), name)(carry)
+            answer = getattr(nnx.merge(graph, params), name)(carry)
+            return jnp.zeros(rows.shape, rows.dtype) if answer is None else answer
 
-        args = specs(tree)
-        blank = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            args,
-            is_leaf=lambda x: isinstance(x, Spec),
-        )
-        if jax.eval_shape(functools.partial(function, self.plan.own.graphs[0]), *blank) is None:
-            return None
-        programs = self.plan.own.programs(
-            function, args, Spec((1, 1, self.plan.sizes.queries), jnp.bool_, (2, None))
-        )
+        args = specs((self.plan.params, self.carry(self.args, self.loop)))
+        programs = self.plan.own.programs(function, args, rows)
         return None if programs.program.results[0] is None else programs  # always False
 
     def _inputs(self) -> list[Argument]:
         """The arguments that some program uses, each once."""
-        used: dict[int, Argument] = {}
-        step_args = jax.tree.leaves((*self.args, self.loop), is_leaf=is_argument)
-        carry_args = jax.tree.leaves(
-            (self.plan.params, self.carry(self.args, self.loop)), is_leaf=is_argument
-        )
-        programs = [(step, step_args) for step in self.steps.values()] + [
-            (step, carry_args) for step in self.ask.values()
-        ]
-        programs += [
-            (step, jax.tree.leaves(half.args, is_leaf=is_argument)) for half, step in self.halves
-        ]
-        for step, leaves in programs:
-            if step is not None:
-                arguments = (x for x, use in zip(leaves, step.program.used, strict=True) if use)
-                used |= {id(x): x for x in (*arguments, *step.constants)}
-        used |= {id(x): x for x in jax.tree.leaves(self.loop, is_leaf=is_argument)}
+        carry_args = self.plan.params, self.carry(self.args, self.loop)
+        programs = [(step, (*self.args, self.loop)) for step in self.steps.values()]
+        programs += [(step, carry_args) for step in self.ask.values() if step is not None]
+        programs += [(step, half.args) for half, step in self.halves]
+        used = {id(x): x for step, args in programs for x in step.arguments(args)}
+        used |= {id(x): x for x in leaves_of(self.loop)}
         self.used = list(used.values())
         return [x for x in self.used if x.given]

@@ -15,7 +15,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.blocks import KeyBlock, QueryBlock
-from cope_jax.attention.kernels.tile.tile_arguments import Argument, of_block, of_head
+from cope_jax.attention.kernels.tile.tile_arguments import Argument, leaves_of, of_block, of_head
 from cope_jax.attention.kernels.tile.tile_operations import Forms
 from cope_jax.attention.kernels.tile.tile_program import TileProgram
 from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec
@@ -102,6 +102,11 @@ class Programs:
 
     program: TileProgram
     constants: list[Argument]
+
+    def arguments(self, args: PyTree) -> list[Argument]:
+        """What the program reads: its constants, and those of `args` that it uses."""
+        uses = zip(leaves_of(args), self.program.used, strict=True)
+        return [*self.constants, *(x for x, use in uses if use)]
 
 
 class TilePlan:

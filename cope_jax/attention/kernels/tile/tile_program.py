@@ -62,6 +62,8 @@ class TileProgram:
       constants: the arrays that the function closes over, each `[rows, columns]`.
       used: for each leaf of the arguments, whether the result depends on it.
       results: the `Spec` of each leaf of the result; None for a leaf that is always 0.
+      arguments: size and type of each constant, and of each argument that is used.
+      two_axes: the traced program on these, which gives the results that are not 0.
       text: the traced program without its constants, to compare programs.
 
     Raises:
@@ -99,21 +101,18 @@ class TileProgram:
             np.asarray(x).reshape(spec.size)
             for (_, x), (_, spec) in zip(consts, self._hoisted, strict=True)
         ]
-        self.results: list[Spec | None] = []
         wanted = structure[-1].flatten_up_to(results)
 
-        def run(*arrays: Any) -> list[Any]:
+        def run(*arrays: Any) -> list[Array]:
             tiles = self._run(arrays)
-            self.results = [
+            self.results: list[Spec | None] = [
                 None if is_constant(x, 0) else spec for x, spec in zip(tiles, wanted, strict=True)
             ]
-            return [whole(x, spec.axes) for x, spec in zip(tiles, wanted, strict=True)]
+            specs = zip(tiles, self.results, strict=True)
+            return [whole(x, spec.axes) for x, spec in specs if spec is not None]
 
-        blank = (
-            jax.ShapeDtypeStruct(spec.size, spec.dtype)
-            for _, spec in (*self._hoisted, *self._given)
-        )
-        jax.eval_shape(run, *blank)
+        self.arguments = [(spec.size, spec.dtype) for _, spec in (*self._hoisted, *self._given)]
+        self.two_axes = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*x) for x in self.arguments))
 
     def __call__(self, constants: Sequence[Array], args: PyTree) -> list[Array | None]:
         """Runs the program on arrays `[rows, columns]`. Returns the leaves of the result, None
@@ -127,19 +126,6 @@ class TileProgram:
         given = [leaf for leaf, use in zip(leaves, self.used, strict=True) if use]
         tiles = zip(self._run([*constants, *given]), self.results, strict=True)
         return [None if spec is None else whole(x, spec.axes) for x, spec in tiles]
-
-    def two_axes(self) -> tuple[Any, list[tuple[tuple[int, int], Any]]]:
-        """The program as a traced function of the constants and of the arguments that it uses.
-
-        Returns (the function, which gives the results that are not 0; size and type of each argument).
-        """
-        arguments = [(spec.size, spec.dtype) for _, spec in (*self._hoisted, *self._given)]
-
-        def run(*arrays: Any) -> list[Array]:
-            tiles = zip(self._run(arrays), self.results, strict=True)
-            return [whole(x, spec.axes) for x, spec in tiles if spec is not None]
-
-        return jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*x) for x in arguments)), arguments
 
     def _run(self, arrays: Sequence[Any]) -> list[Tile]:
         known = (*self._hoisted, *self._given)

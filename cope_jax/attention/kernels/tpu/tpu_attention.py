@@ -1,9 +1,9 @@
 """Attention on TPUs: runs the two kernels of `tile_flash` over blocks of queries and of keys."""
 
-import dataclasses
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from jax.sharding import AxisType
 
 from cope_jax.array_types import Array
 from cope_jax.attention import placement
-from cope_jax.attention.blocks import BlockSizes, along_sequence, head_major, pad_by
+from cope_jax.attention.blocks import BlockSizes, head_major
 from cope_jax.attention.kernels.tile import tile_attention
 from cope_jax.attention.kernels.tpu.tpu_kernel import TpuExecution
 from cope_jax.attention.request import Plan, Reason, Request
-from cope_jax.attention.stream import Stream, carry_of, needs_one_block, stream_of
+from cope_jax.attention.stream import Stream, carry_of
 from cope_jax.encodings import Carry, Encoding
 
 SUBLANES, LANES = 16, 128  # blocks of queries and of keys are multiples of these
@@ -48,7 +48,7 @@ def plan(
 
     def run() -> Array:
         stream, execution = _prepare(encoding, request, resident, interpret)
-        return head_major(tile_attention.attend(execution, stream)[:, :, : request.length])
+        return head_major(tile_attention.attend(execution, stream())[:, :, : request.length])
 
     return Plan("fused", run)
 
@@ -60,7 +60,7 @@ def refusal(
     why = None if interpret else _refusal_of_chip(request)
     return (
         why
-        or _refusal_of_request(encoding, request)
+        or tile_attention.why_no_kernels(encoding, request)
         or _refusal_of_hooks(encoding, request, resident, interpret)
     )
 
@@ -77,22 +77,11 @@ def _refusal_of_chip(request: Request) -> str | None:
     return placement.why_undivided((*layout.batch, layout.length), layout.width, keys.k.shape[2])
 
 
-def _refusal_of_request(encoding: Encoding, request: Request) -> str | None:
-    if not encoding.traits.splits_queries or needs_one_block(encoding, request):
-        return "the encoding needs all keys in one block"
-    if request.keys.given is not None:
-        return "a mask is given, and the kernels know only causality, windows and segments"
-    if request.keys.bias is not None:
-        return "a bias is given, and the kernels have none"
-    if 0 in request.queries.q.shape or 0 in request.keys.v.shape:
-        return "there are no queries or no keys"
-    return None
-
-
 def _refusal_of_hooks(
     encoding: Encoding, request: Request, resident: int | None, interpret: bool
 ) -> str | None:
-    execution, stream = _shapes(encoding, request, resident, interpret)
+    given, execution = _prepare(encoding, request, resident, interpret)
+    stream = jax.eval_shape(given)
     mesh, layout, segments = (
         jax.sharding.get_abstract_mesh(),
         request.layout,
@@ -112,19 +101,6 @@ def _refusal_of_hooks(
         return f"the scalar memory does not hold what {examples} × {strips} blocks of queries see"
     reason = tile_attention.why_untraced(execution, stream)
     return reason and f"{reason} on {placement.current_device()}"
-
-
-def _shapes(encoding: Encoding, request: Request, *options: Any) -> tuple[TpuExecution, Stream]:
-    """Returns the shapes that `_prepare` gives, without computing anything."""
-    executions: list[TpuExecution] = []
-
-    def stream() -> Stream:
-        stream, execution = _prepare(encoding, request, *options)
-        executions.append(execution)
-        return stream
-
-    shapes = jax.eval_shape(stream)
-    return executions[0], shapes
 
 
 def sizes_of(
@@ -164,19 +140,17 @@ def parts_of(
 
 def _prepare(
     encoding: Encoding, request: Request, resident: int | None, interpret: bool
-) -> tuple[Stream, TpuExecution]:
-    """Returns the stream, with whole blocks of queries and whole parts of keys, and how the kernels
-    run.
+) -> tuple[Callable[[], Stream], TpuExecution]:
+    """Returns the function that gives the stream, with whole blocks of queries and whole parts of
+    keys, and how the kernels run.
     """
-    length, keys = request.length, len(request.keys.indices)
-    sizes = sizes_of(encoding, carry_of(encoding, request), length, keys, request.blocks)
+    keys = len(request.keys.indices)
+    carry = carry_of(encoding, request)
+    sizes = sizes_of(encoding, carry, request.length, keys, request.blocks)
     parts, resident = parts_of(keys, sizes, request.keys.k, request.keys.v, resident)
-    stream = stream_of(encoding, request, sizes, one_block=False, padding=-length % sizes.queries)
-    missing = parts * resident - keys
-    if missing:
-        padded = along_sequence(pad_by(missing), stream.keys)
-        indices = jnp.pad(stream.keys.indices, (0, missing), constant_values=-1)
-        stream = stream.part(stream.queries, dataclasses.replace(padded, indices=indices))
+    stream = functools.partial(
+        tile_attention.whole_blocks, encoding, request, sizes, parts * resident
+    )
     return stream, execution_of(resident, request.layout.width, interpret)
 
 

@@ -179,7 +179,6 @@ class PallasKernel:
     def __init__(self, kernel: TileKernel, execution: TpuExecution):
         self.kernel, self.plan, self.execution = kernel, kernel.plan, execution
         self.inputs, self.outputs = kernel.inputs, kernel.outputs
-        self.places = {id(x): n for n, x in enumerate(kernel.inputs)}
         passed = sum(kernel.counts[:2])
         self.kept = [
             use and x.spec.size[1] > 1
@@ -190,7 +189,7 @@ class PallasKernel:
         """Reads the leaves of a tree; a leaf that no program uses becomes 0."""
 
         def read(x: Argument) -> Any:
-            number = self.places.get(id(x))
+            number = self.kernel.places.get(id(x))
             if number is None and x.fill is None:
                 return np.int32(0)
             ref = None if number is None else refs[number]
@@ -215,18 +214,15 @@ class PallasKernel:
                     jax.lax.fori_loop(0, ref.shape[0], block, None)
 
                 pl.when(first_of_group if shared else first_strip)(clear)
-        (params, queries, keys, drop), *others = self.kernel.args[:4], *self.kernel.args[4:]
-        fixed = self._read((params, queries, drop), inputs)
-        rest = self._read(others, inputs)
+        params, queries, keys, *others = self.kernel.args
+        fixed = self._read((params, queries, None, *others), inputs)
         constants = {
             id(programs): self._read(programs.constants, inputs)
             for programs in (*self.kernel.steps.values(), *self.kernel.ask.values())
             if programs
         }
-        loops, totals = (
-            self.kernel.counts[0],
-            slice(self.kernel.counts[0], sum(self.kernel.counts[:2])),
-        )
+        loops, passed = self.kernel.counts[0], sum(self.kernel.counts[:2])
+        totals = slice(loops, passed)
         tree = jax.tree.structure(self.kernel.loop, is_leaf=is_argument)
 
         def load(columns: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -249,15 +245,8 @@ class PallasKernel:
         ) -> Any:
             loop = load(columns)
             programs = self.kernel.steps[masked, saturated, blocks]
-            own_keys = self._read(keys, inputs, first, blocks)
-            args = (
-                fixed[0],
-                fixed[1],
-                own_keys,
-                fixed[2],
-                *rest,
-                jax.tree.unflatten(tree, loop[0]),
-            )
+            block = self._read(keys, inputs, first, blocks)
+            args = *fixed[:2], block, *fixed[3:], jax.tree.unflatten(tree, loop[0])
             values = programs.program(constants[id(programs)], args)
             new = [
                 jnp.zeros_like(old) if x is None else x
@@ -284,7 +273,7 @@ class PallasKernel:
 
             def ask(columns: list[Any]) -> Array:
                 loop = jax.tree.unflatten(tree, load(columns)[0])
-                carry = self.kernel.carry((fixed[0], fixed[1], None, fixed[2], *rest), loop)
+                carry = self.kernel.carry(fixed, loop)
                 rows: Any = programs.program(constants[id(programs)], (fixed[0], carry))[0]
                 return jnp.min(rows.astype(jnp.float32)) > 0.5
 
