@@ -29,6 +29,8 @@ _WHOLE, _AFTER = 1 << 23, 1 << 10
 _CUT = re.compile(r"(?<=\S)(?:\r?\n(?=\S)|(?= \S))")
 """A line end or space between words. Tokenizers join white space, and a space to the next word."""
 
+_DAMAGED_ZSTD = re.compile("^(ZSTD|Truncated compressed) ")  # pyarrow raises OSError
+
 _ONE_A_LINE = "write one object in each line, as `jq -c '.[]'` does with an array"
 
 Division = Literal["file", "line", "paragraph"]
@@ -133,11 +135,8 @@ def _clear_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        if (
-            in_bucket(path)
-            and isinstance(error, OSError)
-            and not isinstance(error, gzip.BadGzipFile)
-        ):
+        damaged = isinstance(error, gzip.BadGzipFile) or _DAMAGED_ZSTD.search(str(error))
+        if in_bucket(path) and isinstance(error, OSError) and not damaged:
             raise StorageError(
                 f"cannot read {path} ({first_line(error)}): rerun the command later"
             ) from error
@@ -167,48 +166,8 @@ def _unpacked(raw: Any, file: InputFile, stack: contextlib.ExitStack) -> BinaryI
     if file.name.endswith(".gz"):
         return io.BufferedReader(stack.enter_context(gzip.open(raw)))
     if file.name.endswith(".zst"):
-        return io.BufferedReader(_Frames(raw, _package("zstandard", file)))
+        return io.BufferedReader(_package("pyarrow", file).CompressedInputStream(raw, "zstd"))
     return raw
-
-
-class _Frames(io.RawIOBase):
-    """The text of a .zst file: frames, one after the other.
-
-    EOFError: the last frame is not complete, which a reader of zstandard does not say. zlib.error:
-    the file is damaged in another way.
-    """
-
-    def __init__(self, raw: Any, zstandard: Any):
-        self._raw, self._zstandard = raw, zstandard
-        self._frame: Any = None
-        self._packed, self._text = b"", memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._text:
-            # Few bytes, because they may stand for many thousand times as many.
-            self._packed = self._packed or self._raw.read(4096)
-            if not self._packed:
-                if self._frame is not None:
-                    raise EOFError("it ends too early")
-                return 0
-            self._unpack()
-        size = min(len(buffer), len(self._text))
-        buffer[:size], self._text = self._text[:size], self._text[size:]
-        return size
-
-    def _unpack(self) -> None:
-        if self._frame is None:
-            self._frame = self._zstandard.ZstdDecompressor().decompressobj()
-        try:
-            self._text = memoryview(self._frame.decompress(self._packed))
-        except self._zstandard.ZstdError as error:
-            raise zlib.error(str(error)) from error
-        self._packed = self._frame.unused_data
-        if self._frame.eof:
-            self._frame = None
 
 
 def is_prose(name: str) -> bool:
