@@ -1,4 +1,4 @@
-"""Generates tokens: reads the prompts once, then continues token by token with a cache."""
+"""Generates tokens: reads the prompts once, then continues token by token with a cache or a state."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, pad_left
 from cope_jax.generation.sampling import (
     SamplingParams,
-    checked_choices,
     draw,
-    is_key,
     row_keys,
 )
 from cope_jax.models.model import StaticGraphDef
@@ -52,7 +50,8 @@ def generate(
     [5, 5]
 
     Args:
-      model: a module like `cope_jax.models.decoder.Decoder`.
+      model: a module with `prefill` and `decode`, like `cope_jax.models.decoder.Decoder`, or
+        `cope_jax.models.rnn_lm.RNNLM`, whose forward direction generates.
       prompts: the tokens of each prompt. Prompts may differ in length.
       max_new_tokens: maximum number of new tokens of each row.
       key: the random key, or one key for each row, `[B]`, as from `sampling.row_keys`.
@@ -148,18 +147,23 @@ def _request(
 ) -> _Request:
     """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
     if not hasattr(model, "prefill"):
-        other = (
-            "give a transformer, or a recurrent model to cope_jax.generation.rnn_generate.generate"
+        remedy = (
+            "cj.load(folder).model()"
+            if not isinstance(model, nnx.Module)
+            else "a Decoder or an RNNLM"
         )
-        remedy = other if isinstance(model, nnx.Module) else "pass cj.load(folder).model()"
         raise ConfigError(
-            f"generate.model must be a model with a cache, got a {type(model).__name__}: {remedy}"
+            f"generate.model must have prefill and decode, got a {type(model).__name__}: pass {remedy}"
         )
     vocab_size = model.config.vocab_size
     several = isinstance(stop_token, Sequence | np.ndarray) and not isinstance(stop_token, str)
     given: Any = stop_token if several else [stop_token]
     stops = [checked(stop, int, "generate.stop_token") for stop in given if stop is not None]
-    max_new_tokens, temperature, top_k = checked_choices(max_new_tokens, temperature, top_k)
+    max_new_tokens = checked(max_new_tokens, int, "generate.max_new_tokens")
+    temperature = checked(temperature, float, "generate.temperature")
+    top_k = checked(top_k, int | None, "generate.top_k")
+    check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
+    check_at_least(0, "generate", temperature=temperature)
     padded = checked(padded, int, "generate.padded")
     top_p = checked(top_p, float | None, "generate.top_p")
     size = checked(size, int | None, "generate.size")
@@ -188,7 +192,8 @@ def _request(
 
 def _keys(key: Array, rows: int) -> Array:
     """Returns the key of each row, `[B]`."""
-    if not is_key(key, (), (rows,)):
+    typed = isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or key.shape not in ((), (rows,)):
         raise ConfigError(
             f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row"
         )

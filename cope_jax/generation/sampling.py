@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import Array
-from cope_jax.registry import check_at_least, checked
 
 
 @jax.tree_util.register_dataclass
@@ -26,33 +25,6 @@ class SamplingParams:
     stop_S: Any
     top_k: int | None = dataclasses.field(metadata={"static": True})
     size: int | None = dataclasses.field(default=None, metadata={"static": True})
-
-
-def checked_choices(
-    max_new_tokens: Any, temperature: Any, top_k: Any
-) -> tuple[int, float, int | None]:
-    """Returns the choices of `generate` that every model has, as numbers of Python.
-
-    Raises:
-      ConfigError: one of them has a wrong type or is out of range.
-    """
-    max_new_tokens = checked(max_new_tokens, int, "generate.max_new_tokens")
-    temperature = checked(temperature, float, "generate.temperature")
-    top_k = checked(top_k, int | None, "generate.top_k")
-    check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
-    check_at_least(0, "generate", temperature=temperature)
-    return max_new_tokens, temperature, top_k
-
-
-def is_key(key: Any, *shapes: tuple[int, ...]) -> bool:
-    """True for random keys of `jax.random.key` of one of these shapes; () is a single key.
-
-    >>> is_key(jax.random.key(0), ()), is_key(jax.random.PRNGKey(0), ()), is_key(0, ())
-    (True, False, False)
-    """
-    if not isinstance(key, Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return False
-    return key.shape in shapes
 
 
 def row_keys(key: Array, rows: Sequence[int]) -> Array:

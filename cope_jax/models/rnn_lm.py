@@ -136,9 +136,25 @@ class RNNLM(RecurrentLM):
         states, last = self._read(0, self._embed(tokens_BL), carry[0], lengths_B=lengths_B)
         return self.softmax(states[-1], self._tied(), self.config.layout), (last, *carry[1:])
 
-    def step(self, tokens_B: Array, carry: Carries) -> tuple[Array, Carries]:
-        """Returns (logits_BV after `tokens_B`, the state); the backward state is unchanged."""
-        logits_B1V, carry = self(tokens_B[:, None], carry)
+    def prefill(
+        self, tokens_BL: Array, capacity: int, *, lengths_B: Array | None = None
+    ) -> tuple[Array, Carries]:
+        """Reads prompts, of which the last `lengths_B` words of each row are real.
+
+        Returns (logits_BV of each next word, the state); no state depends on `capacity`.
+        """
+        del capacity
+        batch, length = tokens_BL.shape
+        lengths_B = jnp.full(batch, length, jnp.int32) if lengths_B is None else lengths_B
+        # Padding is moved behind the words, so that it does not reach the state.
+        tokens_BL = jax.vmap(jnp.roll)(tokens_BL, lengths_B - length)
+        logits_BLV, carry = self(tokens_BL, lengths_B=lengths_B)
+        last_B11 = (lengths_B - 1)[:, None, None]
+        return jnp.take_along_axis(logits_BLV, last_B11, axis=1)[:, 0], carry
+
+    def decode(self, tokens_B1: Array, carry: Carries) -> tuple[Array, Carries]:
+        """Returns (logits_BV after one more word, the state); the backward state is unchanged."""
+        logits_B1V, carry = self(tokens_B1, carry)
         return logits_B1V[:, 0], carry
 
     def states(

@@ -271,10 +271,9 @@ def test_top_p_at_its_ends():
 MISTAKES = {
     "no cache": (
         dict(model=nnx.Linear(1, 1, rngs=nnx.Rngs(0))),
-        "generate.model must be a model with a cache, got a Linear: give a transformer, or a recurrent model to "
-        "cope_jax.generation.rnn_generate.generate",
+        "generate.model must have prefill and decode, got a Linear: pass a Decoder or an RNNLM",
     ),
-    "no model": (dict(model=3), "with a cache, got a int: pass cj.load(folder).model()"),
+    "no model": (dict(model=3), "prefill and decode, got a int: pass cj.load(folder).model()"),
     "no token": (dict(size=0), "generate.size must be at least 1, got 0"),
     "no prompt": (dict(prompts=[]), "a prompt is empty"),
     "empty prompt": (

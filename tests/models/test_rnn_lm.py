@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.generation.rnn_generate import generate
+from cope_jax.generation.decoding import generate, generate_stream
 from cope_jax.layout import WHOLE
 from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig, RNNLMOptions
 from cope_jax.runs.experiment import Experiment
@@ -328,11 +328,16 @@ def test_generation_takes_the_most_probable_words_one_after_the_other():
         text = np.array([prompt + row.tolist()])
         best = np.asarray(logits(text)).argmax(-1)[0]
         assert row.tolist() == best[len(prompt) - 1 : -1].tolist()
-    drawn = [generate(tested, prompts, 4, key=jax.random.key(seed)).tolist() for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert (
-        generate(tested, prompts, 4, key=jax.random.key(5), top_k=1).tolist() == generated.tolist()
-    )
+    for seed, equal in ((0, True), (1, False)):
+        drawn, again = (
+            np.stack(generate(tested, prompts, 9, key=jax.random.key(key))) for key in (0, seed)
+        )
+        assert np.array_equal(drawn, again) == equal
+    alone = generate(tested, prompts[1:], 4, key=jax.random.key(5), top_k=1, padded=6)
+    assert alone[0].tolist() == generated[1].tolist()
+    stream = generate_stream(tested, prompts, 4, key=jax.random.key(0), temperature=0, chunk=2)
+    parts = zip(*stream, strict=True)
+    assert [np.concatenate(row).tolist() for row in parts] == [row.tolist() for row in generated]
 
 
 def test_options_are_completed_by_the_task():
