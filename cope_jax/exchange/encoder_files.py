@@ -11,13 +11,11 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
 from cope_jax.exchange.bert_files import BERT
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, require, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, require, typed_value
 from cope_jax.models.bert import Bert, BertConfig
-from cope_jax.models.encoder import bert_block
 
 ALIASES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 """Second names of DistilBERT's sizes, which transformers prefers."""
-_LEARNED = EncodingConfig((("learned", {}),))
 _MPNET = EncodingConfig((("learned", {}), ("t5", {"bidirectional": True})))
 _FREE = BERT.free
 _REQUIRED = {name: BERT.required[name] for name in ("is_decoder", "add_cross_attention")}
@@ -25,16 +23,11 @@ _TIED = {"tie_word_embeddings": (True,)}
 _GELU = {"hidden_act": ("gelu",)}  # their head of masked words has no other
 
 
-@dataclasses.dataclass(frozen=True)
-class _Padding:
-    """The token of padding, whose number is also the position of all padding."""
-
-    pad_token_id: int = 1
-
-
 def first_row(values: Mapping[str, Any]) -> int:
-    """The row of position 0 in the table of positions: the one after that of the padding."""
-    pad = typed(_Padding, values, "config.json").pad_token_id
+    """The row of position 0 in the table of positions: the one after that of the padding, all of
+    which has its token's number as position.
+    """
+    pad = typed_value("pad_token_id", 1, values, "config.json")
     if pad < 0:
         raise ConfigError(f"config.json: pad_token_id must be at least 0, got {pad}")
     return pad + 1
@@ -51,18 +44,11 @@ def _head(dense: str, norm: str, bias: str) -> dict[str, str]:
     return {dense: "transform", norm: "transform_norm/norm", bias: ""}
 
 
-def _read(
-    fields: dict[str, Any], block: dict[str, Any], values: Mapping[str, Any], path: str
-) -> BertConfig:
-    del values, path
-    return BertConfig(**fields, encoding=_LEARNED, block=bert_block(**block))
-
-
 def _read_after_padding(
     fields: dict[str, Any], block: dict[str, Any], values: Mapping[str, Any], path: str
 ) -> BertConfig:
     length = fields["max_length"] - first_row(values)
-    return _read(fields | {"max_length": length}, block, values, path)
+    return BERT.read(fields | {"max_length": length}, block, values, path)
 
 
 _MPNET_FIRST_ROW = 2  # whatever its pad_token_id
@@ -73,7 +59,7 @@ def _read_mpnet(
 ) -> BertConfig:
     shared = {"type_vocab_size": 0, "encoding_sharing": "model"}
     length = fields["max_length"] - _MPNET_FIRST_ROW
-    config = _read(fields | shared | {"max_length": length}, block, values, path)
+    config = BERT.read(fields | shared | {"max_length": length}, block, values, path)
     return dataclasses.replace(config, encoding=_MPNET)
 
 
@@ -82,7 +68,7 @@ def _read_distilbert(
 ) -> BertConfig:
     sizes = (block["model_dim"], block["num_heads"], fields["num_layers"])
     require(values, path, **{name: (size,) for name, size in zip(ALIASES, sizes, strict=True)})
-    return _read(fields | {"type_vocab_size": 0}, block, values, path)
+    return BERT.read(fields | {"type_vocab_size": 0}, block, values, path)
 
 
 def _read_electra(
@@ -90,21 +76,12 @@ def _read_electra(
 ) -> BertConfig:
     width = fields["embedding_dim"]
     narrow = {"embedding_dim": None if width == block["model_dim"] else width}
-    return _read(fields | narrow, block, values, path)
-
-
-def _write(config: BertConfig) -> dict[str, Any]:
-    return {
-        "max_position_embeddings": tensor_map.table_length(config),
-        "intermediate_size": config.block.mlp_dim or 4 * config.block.model_dim,
-        "attention_probs_dropout_prob": config.block.dropout,
-        "pad_token_id": 0,
-    }
+    return BERT.read(fields | narrow, block, values, path)
 
 
 def _write_after_padding(config: BertConfig) -> dict[str, Any]:
     length = tensor_map.table_length(config) + first_row({})
-    return _write(config) | {"max_position_embeddings": length, "pad_token_id": 1}
+    return BERT.write(config) | {"max_position_embeddings": length, "pad_token_id": 1}
 
 
 def _write_distilbert(config: BertConfig) -> dict[str, Any]:
@@ -117,7 +94,7 @@ def _write_distilbert(config: BertConfig) -> dict[str, Any]:
 
 
 def _write_electra(config: BertConfig) -> dict[str, Any]:
-    return _write(config) | {"embedding_size": config.embedding_block.model_dim}
+    return BERT.write(config) | {"embedding_size": config.embedding_block.model_dim}
 
 
 def _without(*names: str) -> dict[str, tuple[Any, ...]]:

@@ -7,9 +7,9 @@ and config, and model.safetensors has the model's parameters by path, such as
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.exchange import bert_files, elmo_files, safetensors_io
+from cope_jax.exchange.bert_files import BERT
 from cope_jax.exchange.encoder_files import ENCODERS
 from cope_jax.exchange.gpt2 import GPT2
 from cope_jax.exchange.gpt_neox import GPT_NEOX
@@ -72,7 +73,7 @@ def read_config(folder: str | Path) -> Any:
       ConfigError: there is no model, the model is unknown, or its config is damaged.
     """
     folder, kind = Path(folder), _kind(folder)
-    return elmo_files.read_config(folder) if kind == ELMO else FORMATS[kind].config(folder)
+    return elmo_files.read_config(folder) if kind == ELMO else FORMATS[kind].read_config(folder)
 
 
 def load(folder: str | Path) -> tuple[Any, Params]:
@@ -84,6 +85,8 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     """
     folder, kind = Path(folder), _kind(folder)
     config, params = elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
+    if kind in (OWN, BERT.kind) and isinstance(config, EncoderConfig):
+        bert_files.check_vocabulary(folder, config.vocab_size)
     for path, array in flatten_dict(params).items():
         if not np.isfinite(np.asarray(array)).all():
             raise ConfigError(
@@ -120,9 +123,9 @@ def save(
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     model = FORMATS[form].model
-    if model not in (None, config.name):
+    if model not in (None, MODELS.get(config.name)):
         raise ConfigError(
-            f"the format {form} is for a {model}, but this is a {config.name}: choose the format {OWN}"
+            f"the format {form} is for a {model.Config.name}, but this is a {config.name}: choose the format {OWN}"
         )
     FORMATS[form].save(folder, config, params, tokens=tokens)
 
@@ -147,8 +150,6 @@ def _load(folder: Path) -> tuple[Any, Params]:
             f"{folder / WEIGHTS} and {CONFIG} do not match, because {min(tensors)!r} is not a parameter of the "
             f"{config.name} in {CONFIG} ({len(tensors)} such names): use the files of one model"
         )
-    if isinstance(config, EncoderConfig):
-        bert_files.check_vocabulary(folder, config.vocab_size)
     return config, unflatten_dict(params)
 
 
@@ -229,29 +230,17 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 
-class Format(NamedTuple):
-    """The functions that read and write a folder in one format.
+class Own:
+    """Our own format, with the methods of `tensor_map.Format`, for any model."""
 
-    `model` is the name of the only model that the format supports. If None, the format supports any
-    model.
-    """
-
-    config: Callable[[Path], Any]
-    load: Callable[[Path], tuple[Any, Params]]
-    save: Callable[..., None]
-    model: str | None = None
+    kind, model = OWN, None
+    read_config = staticmethod(_read_config)
+    load = staticmethod(_load)
+    save = staticmethod(_save)
 
 
-FORMATS = {
-    OWN: Format(_read_config, _load, _save),
-    "bert": Format(bert_files.BERT.read_config, bert_files.load, bert_files.save, "bert"),
-    **{
-        form.kind: Format(form.read_config, form.load, form.save, model)
-        for model, forms in (
-            ("bert", (*ENCODERS, MODERNBERT)),
-            ("decoder", (GPT2, LLAMA, *RELATIVES, GPT_NEOX, OPT, GEMMA2, GEMMA3)),
-        )
-        for form in forms
-    },
+_DECODERS = (GPT2, LLAMA, *RELATIVES, GPT_NEOX, OPT, GEMMA2, GEMMA3)
+FORMATS: dict[str, Any] = {
+    form.kind: form for form in (Own, BERT, *ENCODERS, MODERNBERT, *_DECODERS)
 }
 """The formats by the `model_type` in config.json."""

@@ -13,7 +13,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.exchange import llama, tensor_map
 from cope_jax.exchange.llama import LLAMA, read_decoder, read_rope
 from cope_jax.exchange.llama_relatives import GROUPS
-from cope_jax.exchange.safetensors_io import typed
+from cope_jax.exchange.safetensors_io import typed_value
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.models.encoder import bert_block
@@ -36,7 +36,7 @@ def _layers(
 
     It is the `last` or the first of them.
     """
-    step = _value(period, default, values, path)
+    step = typed_value(period, default, values, path)
     if step < 1:
         raise ConfigError(f"{path}: {period} must be at least 1, got {step}")
     number = fields["num_layers"]
@@ -57,12 +57,6 @@ def _layers(
     return tuple(layer for layer in range(number) if types[layer] == FULL)
 
 
-def _value(name: str, default: Any, values: Mapping[str, Any], path: str) -> Any:
-    """A value of config.json of the type of its default."""
-    kind: Any = dataclasses.make_dataclass("Values", [(name, type(default), default)])
-    return getattr(typed(kind, values, path), name)
-
-
 def _ropes(
     values: Mapping[str, Any], path: str, bases: tuple[tuple[str, float], tuple[str, float]]
 ) -> tuple[_Rope, _Rope]:
@@ -80,7 +74,7 @@ def _ropes(
         given = nested.get(kind) or {}
         if not isinstance(given, dict):
             raise ConfigError(f"{path}: rope_parameters.{kind} must be a dict, got {given!r}")
-        base = _value(old, default, values, path)
+        base = typed_value(old, default, values, path)
         if old in values and given.get("rope_theta", base) != base:
             raise ConfigError(f"{path}: {old} and rope_parameters differ: remove the wrong one")
         scaling = values.get("rope_scaling") if kind == FULL else None
@@ -118,7 +112,7 @@ def _gemma_block(
     fields: Mapping[str, Any], block: Mapping[str, Any], values: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of our config and those of its block."""
-    number = _value("query_pre_attn_scalar", 256, values, path)
+    number = typed_value("query_pre_attn_scalar", 256, values, path)
     if number < 1:
         raise ConfigError(f"{path}: query_pre_attn_scalar must be at least 1, got {number}")
     same = number == block["head_dim"]
@@ -243,7 +237,7 @@ def _read_modernbert(
 ) -> BertConfig:
     number = fields["num_layers"]
     layers = _layers(fields, values, path, "global_attn_every_n_layers", 3, False)
-    width = _value("local_attention", 128, values, path)
+    width = typed_value("local_attention", 128, values, path)
     window = None if len(layers) == number else width // 2 + 1
     arranged = _arrange(layers, _ropes(values, path, _BASES_BERT), number)
     chosen = {"activation": "geglu_erf", "norm_position": "pre", "norm_bias": False}

@@ -10,37 +10,10 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.encodings.rope import RoPEConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import TOKENS, require, typed
+from cope_jax.exchange.safetensors_io import TOKENS, require, typed, typed_value
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 from cope_jax.registry import unknown
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rope:
-    """Further values of RoPE in config.json.
-
-    Older files have `rope_scaling`. Since transformers 5, files have `rope_parameters`, which
-    include the base.
-    """
-
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Base:
-    """The base of RoPE, with the default of transformers."""
-
-    rope_theta: float = 10000.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fraction:
-    """The share of the features of a head that RoPE rotates."""
-
-    partial_rotary_factor: float
-
 
 _LENGTH = "original_max_position_embeddings"
 _SCALINGS: dict[str, tuple[str, list[Any]]] = {
@@ -76,10 +49,13 @@ def read_rope(
 
     `fraction` is the default share of the rotated features; if None, all must be rotated.
     """
-    given = typed(_Rope, values, path)
-    if given.rope_scaling and given.rope_parameters and given.rope_scaling != given.rope_parameters:
+    scaling, parameters = (  # the second, with the base in it, since transformers 5
+        typed_value(name, None, values, path, dict[str, Any] | None)
+        for name in ("rope_scaling", "rope_parameters")
+    )
+    if scaling and parameters and scaling != parameters:
         raise ConfigError(f"{path}: rope_scaling and rope_parameters differ: remove the wrong one")
-    rope = dict(given.rope_scaling or given.rope_parameters or {})
+    rope: dict[str, Any] = dict(scaling or parameters or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", *_SCALINGS))
     option, form = _SCALINGS.get(kind, ("", []))
@@ -96,12 +72,11 @@ def read_rope(
                 f"{path} has {name}={values[name]} and {name}={rope[name]}: remove the wrong one"
             )
     require(rope, path, truncate=(True,))
-    options: dict[str, Any] = {"base": typed(_Base, rope, path).rope_theta}
+    options: dict[str, Any] = {"base": typed_value("rope_theta", 10000.0, rope, path)}
     if fraction is None:
         require(rope, path, partial_rotary_factor=(1.0, None))
     else:
-        rope.setdefault("partial_rotary_factor", fraction)
-        options["fraction"] = typed(_Fraction, rope, path).partial_rotary_factor
+        options["fraction"] = typed_value("partial_rotary_factor", fraction, rope, path)
     if option:
         numbers = dataclasses.astuple(typed(dataclasses.make_dataclass(kind, form), rope, path))
         options[option] = numbers if len(numbers) > 1 else numbers[0]

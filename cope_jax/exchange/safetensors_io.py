@@ -51,6 +51,14 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
     return configure(kind, known, path)
 
 
+def typed_value(
+    name: str, default: Any, values: Mapping[str, Any], path: str, kind: Any = None
+) -> Any:
+    """A value of a config, of type `kind`; without one, of the type of its default."""
+    fields = [(name, kind or type(default), default)]
+    return getattr(typed(dataclasses.make_dataclass("Value", fields), values, path), name)
+
+
 def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
     """ConfigError for a value that is not in `known`; if absent, a value is its first choice."""
     for name, choices in known.items():

@@ -153,11 +153,6 @@ class Format:
         """Reads the config of a model, but not its tensors."""
         path = folder / CONFIG
         values = read_object(path)
-        kind = values.get("model_type", "bert")
-        if kind != self.kind:
-            raise ConfigError(
-                f"{path} has the model_type {kind!r}, not {self.kind!r}: give the folder of a {self.kind} model"
-            )
         if (folder / ADAPTER).exists():  # transformers would add it to the weights
             raise ConfigError(
                 f"{folder} has an adapter ({ADAPTER}): merge it into the weights, and remove the file"

