@@ -9,10 +9,11 @@ import random
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cope_jax.cli.config_flags import leaves
 from cope_jax.training import config_files
 from tests.commands.commands import Surroundings
 from tools.fuzz.servers import ANSWERS
@@ -141,7 +142,7 @@ def _fields(rng: random.Random, material: Material, out: Path) -> Case:
     """Odd values of one or two fields of a config."""
     text = rng.random() < 0.3
     flags = material.base(out / "out")["train of shards" if text else "train"]
-    fields = [*_leaves("--config", config_files.named("lm:125m" if text else str(material.config)))]
+    fields = [*leaves("--config", config_files.named("lm:125m" if text else str(material.config)))]
     chosen, absurd = [], False
     for name, default in rng.sample(fields, rng.choice((1, 1, 2))):
         value = rng.choice(rng.choice((JUNK, JUNK, JUNK, NEVER)))
@@ -154,14 +155,6 @@ def _fields(rng: random.Random, material: Material, out: Path) -> Case:
         absurd |= number and value in (NEVER[:4] if may_be_large else NEVER)
         chosen.append(f"{name}={value}")
     return Case("fields", "train", (*flags, *chosen), " ".join(chosen)[:200], absurd)
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, config_files.ConfigDict):
-        yield name, value
-        return
-    for field in value:
-        yield from _leaves(f"{name}.{field}", value[field])
 
 
 def _files(rng: random.Random, material: Material, out: Path) -> Case:

@@ -6,8 +6,8 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from flax.traverse_util import flatten_dict
 from tqdm import tqdm
 
 from cope_jax.encodings.encoding_file import files
@@ -63,7 +63,7 @@ def write(
             cell.folder(grid.workdir).relative_to(grid.workdir).as_posix(),
             shown,
             (grid.environment([cell]).get("commit") or "")[:12],
-            dict(fields(cell.config.recipe())),
+            flatten_dict(cell.config.recipe(), sep="."),
         )
         for cell, shown in _states(grid, state)
         for seed in cell.seeds
@@ -112,19 +112,6 @@ def command(grid: Grid, cell: Cell) -> str:
         flags = [*given.items(), *(("encoding", file) for file in files(cell.config.encoding))]
         words = ["cope-jax", "train", *(f"--{name}={value}" for name, value in flags)]
     return shlex.join(words)
-
-
-def fields(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a config by their dotted paths.
-
-    >>> dict(fields({"encoding": "cope", "training": {"steps": 9}}))
-    {'encoding': 'cope', 'training.steps': 9}
-    """
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from fields(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def curves(grid: Grid, cells: list[Cell]) -> Iterator[Record]:
