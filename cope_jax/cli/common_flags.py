@@ -60,9 +60,8 @@ def DEFINE_models() -> flags.FlagHolder[list[str]]:
 
 def DEFINE_corpora_dir() -> flags.FlagHolder[str | None]:
     """Defines --corpora_dir, the folder of corpora that a command reads."""
-    return flags.DEFINE_string(
+    return DEFINE_text(
         "corpora_dir",
-        None,
         "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
     )
 

@@ -51,10 +51,7 @@ SYSTEMS = (*classification.CLASSIFIERS, *ENCODERS)
 _CONFIG = config_flags.DEFINE_config(
     "config", "spam", "Config of the BERT classifiers; also sets the folds of all systems. "
 )
-_CORPORA_DIR = common_flags.DEFINE_text(
-    "corpora_dir",
-    "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
-)
+_CORPORA_DIR = common_flags.DEFINE_corpora_dir()
 _INPUT = common_flags.DEFINE_text(
     "input",
     "A .csv file with a header and the columns text and label, to read in place of the corpus.",

@@ -52,10 +52,7 @@ _BERT_CONFIG = config_flags.DEFINE_config(
     "bert_config", "tagger:bert", "Config of the BERT taggers. "
 )
 common_flags.DEFINE_encoding()
-_CORPORA_DIR = common_flags.DEFINE_text(
-    "corpora_dir",
-    "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
-)
+_CORPORA_DIR = common_flags.DEFINE_corpora_dir()
 _INPUT = common_flags.DEFINE_text(
     "input",
     "A .csv file with a header and the columns text and label, to read in place of the treebank.",
