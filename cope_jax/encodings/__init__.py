@@ -96,21 +96,24 @@ def create(
       ConfigError: a name or option is unknown, or a value is out of range.
     """
     checked(rngs, nnx.Rngs, "rngs")
-    names_of_parts = [part_name for part_name, _ in EncodingConfig.parse(name).parts]
-    if len(names_of_parts) == 1:
-        ((_, given),) = EncodingConfig.parse(name).parts
-        if twice := sorted({*dict(given)} & {*options}):
+    config = parsed(name, options)
+    shape = AttentionShape(num_heads, head_dim, num_kv_heads, model_dim, max_length)
+    composed = config.build(shape, rngs=rngs)
+    return composed if len(config.parts) > 1 else composed.parts[config.parts[0][0]]
+
+
+def parsed(name: str, options: Mapping[str, Any]) -> EncodingConfig:
+    """Reads the name and the options that `create` takes, with its errors."""
+    parts = {part: dict(given) for part, given in EncodingConfig.parse(name).parts}
+    if len(parts) == 1:
+        options = {part: options for part in parts}
+    for part, given in options.items():
+        if part not in parts:
+            raise unknown(f"part of {name}", part, parts)
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{name}: {part}={given!r} must be a dict of the options of {part}")
+        if twice := sorted(parts[part].keys() & given.keys()):
             raise ConfigError(
                 f"{name}: {twice[0]} is in the name and an argument too: give it once"
             )
-        options = {names_of_parts[0]: options}
-    for part_name, part_options in options.items():
-        if part_name not in names_of_parts:
-            raise unknown(f"part of {name}", part_name, names_of_parts)
-        if not isinstance(part_options, Mapping):
-            raise ConfigError(
-                f"{name}: {part_name}={part_options!r} must be a dict of the options of {part_name}"
-            )
-    shape = AttentionShape(num_heads, head_dim, num_kv_heads, model_dim, max_length)
-    composed = EncodingConfig.parse(name, options).build(shape, rngs=rngs)
-    return composed.parts[names_of_parts[0]] if len(names_of_parts) == 1 else composed
+    return EncodingConfig.parse(name, options)

@@ -73,12 +73,13 @@ class Encoding(nn.Module):
         max_length: int | None = None,
         **options: Any,
     ):
+        from cope_jax import encodings
         from cope_jax.torch import torch_program
 
         super().__init__()
         for word in {"device", "dtype"} & options.keys():
             raise ConfigError(f"{word} is no option of an encoding: create it, then call .to(…)")
-        self.parts = torch_program.parts(name, _fixed(name, options))
+        self.parts = encodings.parsed(name, _fixed(name, options)).parts
         sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
         sizes |= {"model_dim": model_dim, "max_length": max_length}
         self.spec = json.dumps([self.parts, _fixed(name, sizes)])

@@ -172,18 +172,6 @@ class Facts(NamedTuple):
     absolute: bool
 
 
-def parts(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Returns name and options of each part, from the arguments of `encodings.create`."""
-    names = [item for item, _ in encodings.EncodingConfig.parse(name).parts]
-    given = {names[0]: options} if len(names) == 1 else options
-    for key, values in given.items():
-        if key not in names or not isinstance(values, Mapping):
-            raise ConfigError(
-                f"{key}={values!r} is no option of {name}: give each encoding a dict, such as {names[0]}={{…}}"
-            )
-    return encodings.EncodingConfig.parse(name, given).parts
-
-
 def create(encoding: str, seed: int) -> encodings.Encoding:
     """Creates an encoding from its JSON."""
     pairs, sizes = json.loads(encoding)

@@ -235,6 +235,18 @@ def test_options_of_a_part_are_a_dict():
         encodings.create("cope+rope", num_heads=4, head_dim=4, cope=3, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("cope(npos_max=8)", {"npos_max": 16}),
+        ("cope(npos_max=8)+rope", {"cope": {"npos_max": 16}}),
+    ],
+)
+def test_an_option_is_given_once(name, options):
+    with pytest.raises(ConfigError, match=r": npos_max is in the name and an argument too: give"):
+        encodings.create(name, num_heads=4, head_dim=4, rngs=nnx.Rngs(0), **options)
+
+
 OWN = """
 from cope_jax.encodings import ENCODINGS, Encoding
 

@@ -269,6 +269,11 @@ def test_device_and_type_are_not_options(option):
         Encoding("cope", num_heads=2, head_dim=4, **option)
 
 
+def test_an_option_is_given_once():
+    with pytest.raises(ConfigError, match=r": npos_max is in the name and an argument too: give"):
+        Encoding("cope(npos_max=8)", num_heads=2, head_dim=4, npos_max=16)
+
+
 def test_an_encoding_of_the_input():
     learned = Encoding("learned", num_heads=2, head_dim=4, max_length=5)
     x, positions = torch.zeros(1, 3, 8), torch.tensor([[0, 4, 1]])
