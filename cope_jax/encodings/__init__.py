@@ -104,15 +104,17 @@ def create(
 
 def parsed(name: str, options: Mapping[str, Any]) -> EncodingConfig:
     """Reads the name and the options that `create` takes, with its errors."""
-    parts = {part: dict(given) for part, given in EncodingConfig.parse(name).parts}
+    parts = {part_name: dict(given) for part_name, given in EncodingConfig.parse(name).parts}
     if len(parts) == 1:
-        options = {part: options for part in parts}
-    for part, given in options.items():
-        if part not in parts:
-            raise unknown(f"part of {name}", part, parts)
+        options = {part_name: options for part_name in parts}
+    for part_name, given in options.items():
+        if part_name not in parts:
+            raise unknown(f"part of {name}", part_name, parts)
         if not isinstance(given, Mapping):
-            raise ConfigError(f"{name}: {part}={given!r} must be a dict of the options of {part}")
-        if twice := sorted(parts[part].keys() & given.keys()):
+            raise ConfigError(
+                f"{name}: {part_name}={given!r} must be a dict of the options of {part_name}"
+            )
+        if twice := sorted(parts[part_name].keys() & given.keys()):
             raise ConfigError(
                 f"{name}: {twice[0]} is in the name and an argument too: give it once"
             )

@@ -104,7 +104,7 @@ class Programs:
     constants: list[Argument]
 
     def arguments(self, args: PyTree) -> list[Argument]:
-        """What the program reads: its constants, and those of `args` that it uses."""
+        """Returns what the program reads: its constants, and those of `args` that it uses."""
         uses = zip(leaves_of(args), self.program.used, strict=True)
         return [*self.constants, *(x for x, use in uses if use)]
 
