@@ -11,130 +11,211 @@ from cope_jax.evaluation.report import grid_cells
 from tests.claims.records import Claim, Records, shown_pairs
 from tools import publish
 
-LANGUAGE = "Language"
-STICK, FOX, LOSING = ["stick_breaking"], ["fox"], ["rope", "pope", "mapformer"]
+LANGUAGE, SHAKESPEARE, WIKITEXT = "Language", "shakespeare", "wikitext-2"
+TEXTS = (SHAKESPEARE, WIKITEXT)
+STICK, LOSING = ["stick_breaking"], ["rope", "pope", "mapformer"]
 KEEPING = ["cope", "fox", "path", "alibi", "stick_breaking"]
-NEARLY = ["cope", "rope", "fox", "pope"]
+WORST = ["alibi", "cope_signed", "mapformer", "none"]
+"""On Shakespeare, at the length of training."""
 
 
 @functools.cache
-def texts() -> list[dict[str, Any]]:
-    """The records of Shakespeare."""
+def rows_of(text: str) -> list[dict[str, Any]]:
+    """The records of a text."""
     _, finished, _ = publish.archived("language")
-    return [row for row in publish.rows_of(finished) if row["setting"] == "shakespeare"]
+    return [row for row in publish.rows_of(finished) if row["setting"] == text]
 
 
 @functools.cache
-def lower(table: int) -> set[tuple[str, str]]:
-    """The pairs of encodings of which the first is shown to have a lower loss on Shakespeare."""
+def lower(text: str, table: int) -> set[tuple[str, str]]:
+    """The pairs of encodings of which the first is shown to have a lower loss."""
     view = [*publish.VIEWS["language"].values()][table]
-    rows = [row for row in texts() if (row["metric"], row["split"]) == view]
+    rows = [row for row in rows_of(text) if (row["metric"], row["split"]) == view]
     column = grid_cells.column_of(rows, [view[1]])
     assert column.blocks is not None and len(column.blocks) == len(column.errors) == 10
     return shown_pairs(column)
 
 
-def all_lower(table: int, names: Sequence[str], others: Sequence[str]) -> bool:
+def all_lower(text: str, table: int, names: Sequence[str], others: Sequence[str]) -> bool:
     """True if each of these encodings is shown to have a lower loss than each of the others."""
-    return {(name, other) for name in names for other in others} <= lower(table)
+    return {(name, other) for name in names for other in others} <= lower(text, table)
 
 
-def loss(r: Records, table: int, *names: str) -> list[float]:
-    """The losses on Shakespeare of encodings."""
-    return [r.first(LANGUAGE, name, "shakespeare", table) for name in names]
+def loss(r: Records, text: str, table: int, *names: str) -> list[float]:
+    """The losses of encodings."""
+    return [r.first(LANGUAGE, name, text, table) for name in names]
 
 
-def span(r: Records, table: int, but: Sequence[str] = ()) -> list[float]:
-    """The least and the largest loss on Shakespeare of all encodings but some."""
-    losses = loss(r, table, *(r.tables[LANGUAGE][table].keys() - {*but}))
+def span(r: Records, text: str, table: int, but: Sequence[str] = ()) -> list[float]:
+    """The least and the largest loss of all encodings but some."""
+    losses = loss(r, text, table, *(r.tables[LANGUAGE][table].keys() - {*but}))
     return [min(losses), max(losses)]
 
 
-def keeps(*names: str) -> bool:
+def mean(text: str, metric: str, name: str, split: str = "test") -> float:
+    """The mean over the seeds of an encoding, not rounded."""
+    wanted = (metric, name, split)
+    rows = (r for r in rows_of(text) if (r["metric"], r["encoding"], r["split"]) == wanted)
+    return fmean(row["value"] for row in rows)
+
+
+def keeps(text: str, *names: str) -> bool:
     """True if losses in windows of 8 times the length of training are at most 0.01 away, rounded."""
+    pairs = [(mean(text, "loss", n, "length=1024"), mean(text, "loss", n)) for n in names]
+    return all(abs(round(longest - shortest, 2)) <= 0.01 for longest, shortest in pairs)
 
-    def mean(name: str, split: str) -> float:
-        wanted = ("loss", name, split)
-        rows = (row for row in texts() if (row["metric"], row["encoding"], row["split"]) == wanted)
-        return fmean(row["value"] for row in rows)
 
-    return all(abs(round(mean(n, "length=1024") - mean(n, "test"), 2)) <= 0.01 for n in names)
+def order(text: str, metric: str) -> list[str]:
+    """The encodings but ALiBi, RoPE and PaTH, that of the least loss first."""
+    names = {row["encoding"] for row in rows_of(text)} - {"alibi", "rope", "path"}
+    return sorted(names, key=lambda name: mean(text, metric, name))
+
+
+def repeated(text: str) -> int:
+    """The number of targets whose pair with the token before occurred earlier in the window."""
+    wanted = ("repeated_loss", "test")
+    rows = (row for row in rows_of(text) if (row["metric"], row["split"]) == wanted)
+    return int(sum(weight for _, weight in next(rows)["blocks"]))
 
 
 def minutes(*names: str) -> list[float]:
-    """The minutes of training of each seed of encodings, or of all, on Shakespeare."""
-    rows = [row for row in texts() if (row["metric"], row["split"]) == ("loss", "test")]
+    """The minutes of training of each seed of encodings, or of all."""
+    rows = [row for text in TEXTS for row in rows_of(text)]
+    rows = [row for row in rows if (row["metric"], row["split"]) == ("loss", "test")]
     return [row["wall_seconds"] / 60 for row in rows if row["encoding"] in names or not names]
 
 
-def deviation(r: Records, table: int, *names: str) -> list[float]:
-    """The standard deviations over seeds of losses on Shakespeare."""
-    return [r.cell(LANGUAGE, name, "shakespeare", table)[1] for name in names]
+def deviations(r: Records, table: int, *names: str) -> list[float]:
+    """The standard deviation over seeds of each encoding, on both texts."""
+    return [r.cell(LANGUAGE, name, text, table)[1] for name in names for text in TEXTS]
+
+
+def ends(r: Records, text: str) -> list[float]:
+    """The least and the largest deviation at the length of training, without two encodings."""
+    names = r.tables[LANGUAGE][0].keys() - {"mapformer", "cope_signed"}
+    known = [r.cell(LANGUAGE, name, text, 0)[1] for name in names]
+    return [min(known), max(known)]
 
 
 CLAIMS = [
     Claim(
-        "stick-breaking has a loss of {:.2f} nats per token and is shown to be better than all others ({:.2f} to "
-        "{:.2f}). In windows of 8 times the length of training RoPE's loss rises from {:.2f} to {:.2f}, PoPE's from "
-        "{:.2f} to {:.2f}, MapFormer's from {:.2f} to {:.2f}, and those of CoPE, FoX, PaTH, ALiBi and stick-breaking, "
+        "stick-breaking is shown to be better than all others, with a loss of {:.2f} nats per token on Shakespeare "
+        "(others {:.2f} to {:.2f}) and {:.2f} on WikiText-2 ({:.2f} to {:.2f}). CoPE is shown to be better than "
+        "RoPE on WikiText-2 alone ({:.2f} and {:.2f}).",
+        lambda r: [
+            *(x for text in TEXTS for x in (*loss(r, text, 0, *STICK), *span(r, text, 0, STICK))),
+            *loss(r, WIKITEXT, 0, "cope", "rope"),
+        ],
+        lambda r: (
+            all(all_lower(t, 0, STICK, [*(r.tables[LANGUAGE][0].keys() - {*STICK})]) for t in TEXTS)
+            and ("cope", "rope") in lower(WIKITEXT, 0) - lower(SHAKESPEARE, 0)
+        ),
+    ),
+    Claim(
+        "In windows of 8 times the length of training RoPE's loss rises from {:.2f} to {:.2f} on Shakespeare and "
+        "from {:.2f} to {:.2f} on WikiText-2, PoPE's from {:.2f} to {:.2f} and from {:.2f} to {:.2f}, MapFormer's "
+        "from {:.2f} to {:.2f} and from {:.2f} to {:.2f}, and those of CoPE, FoX, PaTH, ALiBi and stick-breaking, "
         "which are shown to be lower than these three, change by at most 0.01.",
         lambda r: [
-            *loss(r, 0, *STICK),
-            *span(r, 0, STICK),
-            *(value for name in LOSING for table in (0, 1) for value in loss(r, table, name)),
+            x
+            for name in LOSING
+            for text in TEXTS
+            for table in (0, 1)
+            for x in loss(r, text, table, name)
         ],
-        lambda r: (
-            all_lower(0, STICK, [*(r.tables[LANGUAGE][0].keys() - {*STICK})])
-            and all_lower(1, KEEPING, LOSING)
-            and keeps(*KEEPING)
+        lambda r: all(all_lower(t, 1, KEEPING, LOSING) and keeps(t, *KEEPING) for t in TEXTS),
+    ),
+    Claim(
+        "stick-breaking is shown to be better than all others on both texts (Shakespeare {:.2f}, others {:.2f} to "
+        "{:.2f}; WikiText-2 {:.2f}, others {:.2f} to {:.2f}).",
+        lambda r: [x for t in TEXTS for x in (*loss(r, t, 0, *STICK), *span(r, t, 0, STICK))],
+        lambda r: all(
+            all_lower(t, 0, STICK, [*(r.tables[LANGUAGE][0].keys() - {*STICK})]) for t in TEXTS
         ),
     ),
     Claim(
-        "stick-breaking ({:.2f}) is shown to be better than all others ({:.2f} to {:.2f}). CoPE, RoPE, FoX and PoPE "
-        "are shown to be better than ALiBi ({:.2f}), `cope_signed` ({:.2f}), MapFormer ({:.2f}) and `none` ({:.2f}). "
-        "FoX ({:.2f}) is shown to be better than RoPE ({:.2f}) and PaTH ({:.2f}), CoPE ({:.2f}) better than neither.",
+        "On Shakespeare CoPE, RoPE, FoX and PoPE are shown to be better than ALiBi ({:.2f}), `cope_signed` "
+        "({:.2f}), MapFormer ({:.2f}) and `none` ({:.2f}); FoX ({:.2f}) is shown to be better than RoPE ({:.2f}) "
+        "and PaTH ({:.2f}), CoPE ({:.2f}) better than neither.",
+        lambda r: loss(r, SHAKESPEARE, 0, *WORST, "fox", "rope", "path", "cope"),
+        lambda r: (
+            all_lower(SHAKESPEARE, 0, ["cope", "rope", "fox", "pope"], WORST)
+            and all_lower(SHAKESPEARE, 0, ["fox"], ["rope", "path"])
+            and not {("cope", "rope"), ("cope", "path")} & lower(SHAKESPEARE, 0)
+        ),
+    ),
+    Claim(
+        "On WikiText-2 FoX ({:.2f}) and PoPE ({:.2f}) are shown to be better than RoPE ({:.2f}), PaTH ({:.2f}) and "
+        "ALiBi ({:.2f}), CoPE ({:.2f}) better than RoPE and ALiBi, and all six better than `cope_signed` ({:.2f}), "
+        "`none` ({:.2f}) and MapFormer ({:.2f}). FoX is shown to be better than PoPE, but not than CoPE.",
+        lambda r: loss(
+            *(r, WIKITEXT, 0, "fox", "pope", "rope", "path", "alibi"),
+            *("cope", "cope_signed", "none", "mapformer"),
+        ),
+        lambda r: (
+            all_lower(WIKITEXT, 0, ["fox", "pope"], ["rope", "path", "alibi"])
+            and all_lower(WIKITEXT, 0, ["cope"], ["rope", "alibi"])
+            and all_lower(WIKITEXT, 0, ["fox", "pope", "rope", "path", "alibi", "cope"], WORST[1:])
+            and ("fox", "pope") in lower(WIKITEXT, 0)
+            and ("fox", "cope") not in lower(WIKITEXT, 0)
+        ),
+    ),
+    Claim(
+        "RoPE's loss rises to {:.2f} on Shakespeare and {:.2f} on WikiText-2, PoPE's to {:.2f} and {:.2f}, "
+        "MapFormer's to {:.2f} and {:.2f} and that of `none` to {:.2f} and {:.2f}; the six others change by at "
+        "most 0.01. CoPE, FoX, PaTH, stick-breaking and ALiBi are shown to be better than these four. Among the "
+        "five no difference is shown on Shakespeare; on WikiText-2 stick-breaking is shown to be better than the "
+        "others, and CoPE and FoX better than PaTH and ALiBi.",
+        lambda r: [x for n in (*LOSING, "none") for t in TEXTS for x in loss(r, t, 1, n)],
+        lambda r: (
+            all(keeps(t, *KEEPING, "cope_signed") for t in TEXTS)
+            and all(all_lower(t, 1, KEEPING, [*LOSING, "none"]) for t in TEXTS)
+            and not {(a, b) for a in KEEPING for b in KEEPING} & lower(SHAKESPEARE, 1)
+            and all_lower(WIKITEXT, 1, STICK, KEEPING[:-1])
+            and all_lower(WIKITEXT, 1, ["cope", "fox"], ["path", "alibi"])
+        ),
+    ),
+    Claim(
+        "each model has a higher loss on repeated pairs (Shakespeare {:.2f} to {:.2f}, WikiText-2 {:.2f} to "
+        "{:.2f}) than on other tokens ({:.2f} to {:.2f}, {:.2f} to {:.2f}); these pairs are rare, {} and {} "
+        "targets.",
         lambda r: [
-            *loss(r, 0, *STICK),
-            *span(r, 0, STICK),
-            *loss(r, 0, "alibi", "cope_signed", "mapformer", "none", "fox", "rope", "path", "cope"),
+            *(x for table in (2, 3) for text in TEXTS for x in span(r, text, table)),
+            *map(repeated, TEXTS),
         ],
+        lambda r: all(span(r, t, 2)[0] > span(r, t, 3)[1] for t in TEXTS),
+    ),
+    Claim(
+        "On Shakespeare nothing is shown between encodings. On WikiText-2 stick-breaking ({:.2f}) and FoX ({:.2f}) "
+        "are shown to be better than PaTH ({:.2f}) and RoPE ({:.2f}), and these four, PoPE, CoPE and ALiBi better "
+        "than `cope_signed` ({:.2f}), `none` ({:.2f}) and MapFormer ({:.2f}). Without ALiBi, RoPE and PaTH the "
+        "order there is that on other tokens, so the probe says little of recall itself.",
+        lambda r: loss(
+            *(r, WIKITEXT, 2, *STICK, "fox", "path", "rope", "cope_signed", "none", "mapformer")
+        ),
         lambda r: (
-            all_lower(0, NEARLY, ["alibi", "cope_signed", "mapformer", "none"])
-            and all_lower(0, FOX, ["rope", "path"])
-            and not {("cope", "rope"), ("cope", "path")} & lower(0)
+            not lower(SHAKESPEARE, 2)
+            and all_lower(WIKITEXT, 2, [*STICK, "fox"], ["path", "rope"])
+            and all_lower(WIKITEXT, 2, [*KEEPING, "pope", "rope"], WORST[1:])
+            and order(WIKITEXT, "repeated_loss") == order(WIKITEXT, "other_loss")
         ),
     ),
     Claim(
-        "RoPE's loss rises to {:.2f}, PoPE's to {:.2f}, MapFormer's to {:.2f} and that of `none` to {:.2f}; the six "
-        "others change by at most 0.01. CoPE, FoX, PaTH, stick-breaking and ALiBi are shown to be better than these "
-        "four, and among the five no difference is shown.",
-        lambda r: loss(r, 1, *LOSING, "none"),
-        lambda r: (
-            keeps(*KEEPING, "cope_signed")
-            and all_lower(1, KEEPING, [*LOSING, "none"])
-            and not {(a, b) for a in KEEPING for b in KEEPING} & lower(1)
-        ),
-    ),
-    Claim(
-        "each model has a higher loss on repeated pairs ({:.2f} to {:.2f}) than on other tokens ({:.2f} to {:.2f}); "
-        "these pairs are rare. Between encodings nothing is shown:",
-        lambda r: [*span(r, 2), *span(r, 3)],
-        lambda r: span(r, 2)[0] > span(r, 3)[1] and not lower(2),
-    ),
-    Claim(
-        "at the length of training the standard deviation is {:.2f} to {:.2f}, of MapFormer {:.2f} and of "
-        "`cope_signed` {:.2f}; in the longest windows RoPE has {:.2f}, PoPE {:.2f} and MapFormer {:.2f}.",
+        "at the length of training the standard deviation is {:.2f} to {:.2f} on Shakespeare and {:.2f} to {:.2f} "
+        "on WikiText-2, but of MapFormer {:.2f} and {:.2f} and of `cope_signed` {:.2f} and {:.2f}; in the longest "
+        "windows RoPE has {:.2f} and {:.2f}, PoPE {:.2f} and {:.2f}, and MapFormer {:.2f} and {:.2f}.",
         lambda r: [
-            *(end(deviation(r, 0, *NEARLY, *KEEPING, "none")) for end in (min, max)),
-            *deviation(r, 0, "mapformer", "cope_signed"),
-            *deviation(r, 1, *LOSING),
+            *(x for text in TEXTS for x in ends(r, text)),
+            *deviations(r, 0, "mapformer", "cope_signed"),
+            *deviations(r, 1, *LOSING),
         ],
     ),
 ]
 
 TIMES = [
     Claim(
-        "half of the cells trained for at most {:.1f} minutes, on one core each, those of PaTH for {:.1f} to {:.1f}.",
+        "half of the cells trained for at most {:.1f} minutes, on one core each, those of PaTH for {:.1f} to "
+        "{:.1f}.",
         lambda _: [np.median(minutes()), min(minutes("path")), max(minutes("path"))],
     )
 ]
