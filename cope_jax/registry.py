@@ -34,7 +34,8 @@ def unknown(kind: str, name: object, choices: Iterable[str], hint: str = "") -> 
     "unknown split 'dense': choose from pass_20, pass_100"
     """
     choices = sorted(choices, key=_natural)
-    near = " or ".join(map(repr, _near(str(name), choices)))
+    nearest = [*map(repr, _near(str(name), choices))]
+    near = " or ".join(filter(None, (", ".join(nearest[:-1]), *nearest[-1:])))
     if not choices:
         return ConfigError(f"unknown {kind} {abridged(name)}: no {kind} exists, so leave it out")
     advice = f"did you mean {near}? Choose from" if near else f"{hint}choose from"
@@ -42,13 +43,15 @@ def unknown(kind: str, name: object, choices: Iterable[str], hint: str = "") -> 
 
 
 def _near(name: str, choices: Iterable[str]) -> list[str]:
-    """Returns the choices most like a name; those with the same letters, if any, come alone."""
+    """Returns the choices most like a name; those with the same letters, if any, come first."""
     choices, name = {choice.lower(): choice for choice in choices}, name.lower()
     swapped = [choice for choice in choices if sorted(choice) == sorted(name)]
-    near = difflib.get_close_matches(name, swapped) or difflib.get_close_matches(name, choices)
-    likeness = {choice: difflib.SequenceMatcher(None, choice, name).ratio() for choice in near}
-    nearest = max(likeness.values(), default=0.0)
-    return [choices[choice] for choice in choices if likeness.get(choice) == nearest]
+    for among in (swapped, choices):
+        likeness = {x: difflib.SequenceMatcher(None, x, name).ratio() for x in among}
+        nearest = max(likeness.values(), default=0.0)
+        if nearest >= 0.6:
+            return [choices[x] for x in among if likeness[x] == nearest]
+    return []
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

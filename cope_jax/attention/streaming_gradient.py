@@ -134,7 +134,7 @@ def _add_at(axis: int, start: Array, whole: Array, x: Array) -> Array:
 
 
 def _cotangent_of(block: Any, **gradients: PyTree) -> Any:
-    """Returns the cotangent of a block, in its types; that of positions, which are data, is 0 if
+    """Returns the cotangent of a block, in its types. Positions are data: their cotangent is 0 if
     they are real numbers.
     """
     cast = {
@@ -235,13 +235,14 @@ def block_gradients(
     """
     pairs, farther = stream.pairs(block, masked), not (saturated or stream.one_block)
 
+    # Farther blocks read the carry; the sink follows the only block at once.
     def score(params: PyTree, pairs: Pairs, carry: Carry) -> tuple[Array, Array | None, Any]:
         encoding = stream.encoding(params)
         if saturated:
             return encoding.tail(pairs, carry), None, None
         logits_BHLM, after = encoding.checked_score(pairs, carry)
-        # The sink follows the only block at once; farther blocks read the carry.
-        return (logits_BHLM, None, after) if farther else (logits_BHLM, encoding.sink(after), None)
+        sink_BHL = None if farther else encoding.sink(after)
+        return logits_BHLM, sink_BHL, after if farther else None
 
     (logits_BHLM, sink_BHL, after), vjp = jax.vjp(score, stream.params, pairs, carry)
     kept_BHLM, dlogits_BHLM = _softmax_gradients(stream, residuals, block, pairs, logits_BHLM)

@@ -29,7 +29,7 @@ _WHOLE, _AFTER = 1 << 23, 1 << 10
 _CUT = re.compile(r"(?<=\S)(?:\r?\n(?=\S)|(?= \S))")
 """A line end or space between words. Tokenizers join white space, and a space to the next word."""
 
-_DAMAGED_ZSTD = re.compile("^(ZSTD|Truncated compressed) ")  # pyarrow raises OSError
+_DAMAGED_ZSTD = re.compile("(ZSTD|Truncated compressed) ")  # pyarrow raises OSError
 
 _ONE_A_LINE = "write one object in each line, as `jq -c '.[]'` does with an array"
 
@@ -135,7 +135,7 @@ def _clear_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        damaged = isinstance(error, gzip.BadGzipFile) or _DAMAGED_ZSTD.search(str(error))
+        damaged = isinstance(error, gzip.BadGzipFile) or _DAMAGED_ZSTD.match(str(error))
         if in_bucket(path) and isinstance(error, OSError) and not damaged:
             raise StorageError(
                 f"cannot read {path} ({first_line(error)}): rerun the command later"

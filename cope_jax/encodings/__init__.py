@@ -96,13 +96,13 @@ def create(
       ConfigError: a name or option is unknown, or a value is out of range.
     """
     checked(rngs, nnx.Rngs, "rngs")
-    config = parsed(name, options)
+    config = config_of(name, options)
     shape = AttentionShape(num_heads, head_dim, num_kv_heads, model_dim, max_length)
     composed = config.build(shape, rngs=rngs)
     return composed if len(config.parts) > 1 else composed.parts[config.parts[0][0]]
 
 
-def parsed(name: str, options: Mapping[str, Any]) -> EncodingConfig:
+def config_of(name: str, options: Mapping[str, Any]) -> EncodingConfig:
     """Reads the name and the options that `create` takes, with its errors."""
     parts = {part_name: dict(given) for part_name, given in EncodingConfig.parse(name).parts}
     if len(parts) == 1:

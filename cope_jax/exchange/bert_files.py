@@ -82,6 +82,7 @@ def _write(config: BertConfig) -> dict[str, Any]:
         "intermediate_size": config.block.mlp_dim or 4 * config.block.model_dim,
         "attention_probs_dropout_prob": config.block.dropout,
         "pad_token_id": 0,
+        "position_embedding_type": "absolute",
     }
 
 

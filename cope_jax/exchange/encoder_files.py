@@ -24,8 +24,8 @@ _GELU = {"hidden_act": ("gelu",)}  # their head of masked words has no other
 
 
 def first_row(values: Mapping[str, Any]) -> int:
-    """The row of position 0 in the table of positions: the one after that of the padding, all of
-    which has its token's number as position.
+    """Returns the row of position 0. The rows before it belong to padding, whose position is the
+    number of its token.
     """
     pad = typed_value("pad_token_id", 1, values, "config.json")
     if pad < 0:

@@ -85,7 +85,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     """
     folder, kind = Path(folder), _kind(folder)
     config, params = elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
-    if kind in (OWN, BERT.kind) and isinstance(config, EncoderConfig):
+    if isinstance(config, EncoderConfig):
         bert_files.check_vocabulary(folder, config.vocab_size)
     for path, array in flatten_dict(params).items():
         if not np.isfinite(np.asarray(array)).all():
@@ -123,7 +123,7 @@ def save(
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     model = FORMATS[form].model
-    if model not in (None, MODELS.get(config.name)):
+    if model is not None and model.Config.name != config.name:
         raise ConfigError(
             f"the format {form} is for a {model.Config.name}, but this is a {config.name}: choose the format {OWN}"
         )
@@ -230,7 +230,7 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 
-class Own:
+class OwnFormat:
     """Our own format, with the methods of `tensor_map.Format`, for any model."""
 
     kind, model = OWN, None
@@ -241,6 +241,6 @@ class Own:
 
 _DECODERS = (GPT2, LLAMA, *RELATIVES, GPT_NEOX, OPT, GEMMA2, GEMMA3)
 FORMATS: dict[str, Any] = {
-    form.kind: form for form in (Own, BERT, *ENCODERS, MODERNBERT, *_DECODERS)
+    form.kind: form for form in (OwnFormat, BERT, *ENCODERS, MODERNBERT, *_DECODERS)
 }
 """The formats by the `model_type` in config.json."""

@@ -54,7 +54,9 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
 def typed_value(
     name: str, default: Any, values: Mapping[str, Any], path: str, kind: Any = None
 ) -> Any:
-    """A value of a config, of type `kind`; without one, of the type of its default."""
+    """Returns the value `name` of a config, or `default`; its type must be `kind`, by default that
+    of `default`.
+    """
     fields = [(name, kind or type(default), default)]
     return getattr(typed(dataclasses.make_dataclass("Value", fields), values, path), name)
 

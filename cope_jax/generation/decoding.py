@@ -12,11 +12,7 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, pad_left
-from cope_jax.generation.sampling import (
-    SamplingParams,
-    draw,
-    row_keys,
-)
+from cope_jax.generation.sampling import SamplingParams, draw, row_keys
 from cope_jax.models.model import StaticGraphDef
 from cope_jax.registry import check_at_least, check_tokens, checked
 
@@ -147,11 +143,8 @@ def _request(
 ) -> _Request:
     """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
     if not hasattr(model, "prefill"):
-        remedy = (
-            "cj.load(folder).model()"
-            if not isinstance(model, nnx.Module)
-            else "a Decoder or an RNNLM"
-        )
+        module = isinstance(model, nnx.Module)
+        remedy = "a Decoder or an RNNLM" if module else "cj.load(folder).model()"
         raise ConfigError(
             f"generate.model must have prefill and decode, got a {type(model).__name__}: pass {remedy}"
         )
@@ -175,9 +168,10 @@ def _request(
     tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
     check_tokens("stop_token", np.array(stops, object), vocab_size)
     longest = int(lengths_B.max())
-    request = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"
-    # The last token is never read, so it needs no position.
-    check_positions(model, longest + max_new_tokens - 1, request, "ask for fewer tokens")
+    if hasattr(model, "encoding"):
+        request = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"
+        # The last token is never read, so it needs no position.
+        check_positions(model, longest + max_new_tokens - 1, request, "ask for fewer tokens")
     graph, state = nnx.split(model)
     params = SamplingParams(
         keys_B=_keys(key, len(tokens_BL)),

@@ -37,13 +37,10 @@ def pad_left(
 
 
 def check_positions(model: Any, length: int, request: str, remedy: str) -> None:
-    """ConfigError if a table of the model's encoding, if any, has fewer than `length` rows
-    (positions).
+    """ConfigError if a table of a model's encoding has fewer than `length` rows (positions).
 
     The message begins with `request`, which says what is too long, and ends with `remedy`.
     """
-    if not hasattr(model, "encoding"):
-        return
     width = model.config.block.model_dim
     positions_1L = np.arange(length, dtype=np.int32)[None]
     x_1LD = jax.ShapeDtypeStruct((*positions_1L.shape, width), jnp.float32)

@@ -139,18 +139,20 @@ class RNNLM(RecurrentLM):
     def prefill(
         self, tokens_BL: Array, capacity: int, *, lengths_B: Array | None = None
     ) -> tuple[Array, Carries]:
-        """Reads prompts, of which the last `lengths_B` words of each row are real.
+        """Reads prompts: the last `lengths_B` words of each row, at least one, or all words.
 
-        Returns (logits_BV of each next word, the state); no state depends on `capacity`.
+        Returns (logits_BV of the next word, the state); no state depends on `capacity`.
         """
         del capacity
         batch, length = tokens_BL.shape
         lengths_B = jnp.full(batch, length, jnp.int32) if lengths_B is None else lengths_B
         # Padding is moved behind the words, so that it does not reach the state.
         tokens_BL = jax.vmap(jnp.roll)(tokens_BL, lengths_B - length)
-        logits_BLV, carry = self(tokens_BL, lengths_B=lengths_B)
-        last_B11 = (lengths_B - 1)[:, None, None]
-        return jnp.take_along_axis(logits_BLV, last_B11, axis=1)[:, 0], carry
+        carry = self._cleared(batch)
+        states, last = self._read(0, self._embed(tokens_BL), carry[0], lengths_B=lengths_B)
+        final_B1D = jnp.take_along_axis(states[-1], (lengths_B - 1)[:, None, None], axis=1)
+        logits_B1V = self.softmax(final_B1D, self._tied(), self.config.layout)
+        return logits_B1V[:, 0], (last, *carry[1:])
 
     def decode(self, tokens_B1: Array, carry: Carries) -> tuple[Array, Carries]:
         """Returns (logits_BV after one more word, the state); the backward state is unchanged."""

@@ -79,7 +79,7 @@ class Encoding(nn.Module):
         super().__init__()
         for word in {"device", "dtype"} & options.keys():
             raise ConfigError(f"{word} is no option of an encoding: create it, then call .to(…)")
-        self.parts = encodings.parsed(name, _fixed(name, options)).parts
+        self.parts = encodings.config_of(name, _fixed(name, options)).parts
         sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
         sizes |= {"model_dim": model_dim, "max_length": max_length}
         self.spec = json.dumps([self.parts, _fixed(name, sizes)])

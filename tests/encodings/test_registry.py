@@ -399,8 +399,3 @@ def test_an_unknown_name_is_one_of_a_file_or_like_another(name):
         encodings.EncodingConfig.parse(name)
     advice = "one of your own needs its file" if name == "mine" else "did you mean 'rope'?"
     assert str(error.value).startswith(f"unknown encoding '{name}': {advice}")
-
-
-def test_an_option_that_is_given_twice_is_one_line():
-    with pytest.raises(ConfigError, match="npos_max is in the name and an argument too: give it o"):
-        encodings.create("cope(npos_max=16)", npos_max=4, num_heads=2, head_dim=4, rngs=nnx.Rngs(0))

@@ -139,8 +139,8 @@ MISTAKES = {
     "no json": (write("config.json", "{"), r"config.json is damaged \(Expecting"),
     "no dict": (write("config.json", "[]"), "it must contain a JSON object, not a list"),
     "another model": (
-        lambda f: reconfigure(f, model_type="gpt2"),
-        "config.json lacks 'n_positions': use a complete config",
+        lambda f: reconfigure(f, model_type="t5"),
+        "has the model_type 't5', which is not supported: choose a model of",
     ),
     "a size is missing": (
         lambda f: reconfigure(f, hidden_size=...),

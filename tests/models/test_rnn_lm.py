@@ -14,6 +14,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.generation.decoding import generate, generate_stream
+from cope_jax.generation.sampling import row_keys
 from cope_jax.layout import WHOLE
 from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig, RNNLMOptions
 from cope_jax.runs.experiment import Experiment
@@ -319,25 +320,34 @@ def test_it_learns_a_text_with_a_memory():
     assert losses[-1] < 0.1
 
 
+PROMPTS = [[1, 2, 3], [4]]
+
+
 @pytest.mark.newest
-def test_generation_takes_the_most_probable_words_one_after_the_other():
-    tested, prompts = model("lstm"), [[1, 2, 3], [4]]
-    generated = generate(tested, prompts, 4, key=jax.random.key(0), temperature=0)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_generation_takes_the_most_probable_words_one_after_the_other(name):
+    tested = model(name)
+    generated = generate(tested, PROMPTS, 4, key=jax.random.key(0), temperature=0)
     logits = jax.jit(lambda tokens: tested(tokens)[0])
-    for row, prompt in zip(generated, prompts, strict=True):
+    for row, prompt in zip(generated, PROMPTS, strict=True):
         text = np.array([prompt + row.tolist()])
         best = np.asarray(logits(text)).argmax(-1)[0]
         assert row.tolist() == best[len(prompt) - 1 : -1].tolist()
-    for seed, equal in ((0, True), (1, False)):
-        drawn, again = (
-            np.stack(generate(tested, prompts, 9, key=jax.random.key(key))) for key in (0, seed)
-        )
-        assert np.array_equal(drawn, again) == equal
-    alone = generate(tested, prompts[1:], 4, key=jax.random.key(5), top_k=1, padded=6)
-    assert alone[0].tolist() == generated[1].tolist()
-    stream = generate_stream(tested, prompts, 4, key=jax.random.key(0), temperature=0, chunk=2)
-    parts = zip(*stream, strict=True)
-    assert [np.concatenate(row).tolist() for row in parts] == [row.tolist() for row in generated]
+
+
+def test_a_row_is_drawn_by_its_key_up_to_a_stop_word():
+    tested, keys = model("both"), row_keys(jax.random.key(0), range(2))
+    options = dict(top_p=0.9, stop_token=[5, 6])
+    drawn = [row.tolist() for row in generate(tested, PROMPTS, 9, key=keys, **options)]
+    other = generate(tested, PROMPTS, 9, key=jax.random.key(1), **options)
+    assert drawn != [row.tolist() for row in other]
+    ends = [[word in (5, 6) for word in row] for row in drawn]
+    assert all(row.index(True) == len(row) - 1 if any(row) else len(row) == 9 for row in ends)
+    assert any(map(any, ends))
+    (alone,) = generate(tested, PROMPTS[1:], 9, key=keys[1:], padded=6, **options)
+    assert alone.tolist() == drawn[1]
+    parts = zip(*generate_stream(tested, PROMPTS, 9, key=keys, chunk=2, **options), strict=True)
+    assert [np.concatenate(row).tolist() for row in parts] == drawn
 
 
 def test_options_are_completed_by_the_task():

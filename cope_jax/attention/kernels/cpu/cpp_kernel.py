@@ -260,7 +260,7 @@ class CppKernel:
         They are tables of the queries: products with wide tables of a head, and sums as wide.
         """
         begin, programs = self.kernel.halves[0]
-        arguments = programs.arguments(begin.args)
+        arguments = programs.reads(begin.args)
         graph = CppGraph(programs.program, self.real, self.tiles)
         texts = []
         for x, node in zip(leaves_of(begin.results), graph.results, strict=True):
@@ -307,7 +307,7 @@ class CppKernel:
         self, name: str, programs: Programs, args: PyTree, results: list[Argument] | None
     ) -> str:
         """The text of a function that writes `results`, or an answer."""
-        arguments = programs.arguments(args)
+        arguments = programs.reads(args)
         graph = CppGraph(programs.program, self.real, self.tiles)
         self.multiplies |= any(node.params.get("parts") for node in graph.nodes)
         if name in STEPS:

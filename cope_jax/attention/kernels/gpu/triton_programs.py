@@ -5,8 +5,6 @@ heads are in the tile programs and their spans, so these know only loops and add
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from cope_jax.array_types import PyTree
 from cope_jax.attention.kernels.gpu.triton_text import (
     Body,
@@ -16,7 +14,7 @@ from cope_jax.attention.kernels.gpu.triton_text import (
     offsets,
     zeros,
 )
-from cope_jax.attention.kernels.tile.tile_arguments import Argument, is_argument
+from cope_jax.attention.kernels.tile.tile_arguments import Argument, leaves_of
 from cope_jax.attention.kernels.tile.tile_graph import Graph, kind_of
 from cope_jax.attention.kernels.tile.tile_kernel import TileKernel
 from cope_jax.attention.kernels.tile.tile_plan import Programs
@@ -43,7 +41,7 @@ class TritonPrograms:
 
     def __init__(self, kernel: TileKernel, precision: str):
         self.kernel, self.plan, self.precision = kernel, kernel.plan, precision
-        self.loop = jax.tree.leaves(kernel.loop, is_leaf=is_argument)
+        self.loop = leaves_of(kernel.loop)
         by_key: dict[Any, Programs | None] = {**kernel.steps, **kernel.ask}
         self.graphs = {key: Graph(x.program) for key, x in by_key.items() if x is not None}
         first, last = kernel.counts[0], sum(kernel.counts[:2])
@@ -204,7 +202,7 @@ class TritonPrograms:
         return [*body.lines, f"{name} = every({rows})"]
 
     def _body(self, key: Any, programs: Programs, args: PyTree, outside: dict[str, str]) -> Body:
-        sources = [self._source(x) for x in programs.arguments(args)]
+        sources = [self._source(x) for x in programs.reads(args)]
         return Body(PREFIXES[key], sources, outside, self.precision)
 
     def _source(self, x: Argument) -> Source:

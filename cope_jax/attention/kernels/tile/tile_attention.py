@@ -58,7 +58,9 @@ def why_no_kernels(encoding: Encoding, request: Request) -> str | None:
 def whole_blocks(
     encoding: Encoding, request: Request, sizes: BlockSizes, keys: int | None = None
 ) -> Stream:
-    """Returns the stream with whole blocks of queries and of keys, or with `keys` keys."""
+    """Returns the stream with whole blocks of queries and of keys. If `keys` is given, the keys are
+    padded to this number.
+    """
     padding, given = -request.length % sizes.queries, len(request.keys.indices)
     stream = stream_of(encoding, request, sizes, one_block=False, padding=padding)
     missing = -given % sizes.near if keys is None else keys - given

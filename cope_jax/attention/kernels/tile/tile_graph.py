@@ -104,7 +104,7 @@ class Graph:
         self.kind_of = functools.partial(kind_of, real=real)
         self.nodes: list[Node] = []
         self._known: dict[Any, Node] = {}
-        jaxpr, sizes = program.two_axes, program.arguments
+        jaxpr, sizes = program.two_axes, program.sizes
         self.inputs = [
             self.add("input", (), size, self.kind_of(dtype), number=n)
             for n, (size, dtype) in enumerate(sizes)

@@ -122,7 +122,7 @@ class TileKernel:
         programs = [(step, (*self.args, self.loop)) for step in self.steps.values()]
         programs += [(step, carry_args) for step in self.ask.values() if step is not None]
         programs += [(step, half.args) for half, step in self.halves]
-        used = {id(x): x for step, args in programs for x in step.arguments(args)}
+        used = {id(x): x for step, args in programs for x in step.reads(args)}
         used |= {id(x): x for x in leaves_of(self.loop)}
         self.used = list(used.values())
         return [x for x in self.used if x.given]

@@ -103,7 +103,7 @@ class Programs:
     program: TileProgram
     constants: list[Argument]
 
-    def arguments(self, args: PyTree) -> list[Argument]:
+    def reads(self, args: PyTree) -> list[Argument]:
         """Returns what the program reads: its constants, and those of `args` that it uses."""
         uses = zip(leaves_of(args), self.program.used, strict=True)
         return [*self.constants, *(x for x, use in uses if use)]

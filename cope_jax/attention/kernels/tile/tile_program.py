@@ -62,7 +62,7 @@ class TileProgram:
       constants: the arrays that the function closes over, each `[rows, columns]`.
       used: for each leaf of the arguments, whether the result depends on it.
       results: the `Spec` of each leaf of the result; None for a leaf that is always 0.
-      arguments: size and type of each constant, and of each argument that is used.
+      sizes: size and type of each constant, and of each argument that is used.
       two_axes: the traced program on these, which gives the results that are not 0.
       text: the traced program without its constants, to compare programs.
 
@@ -101,18 +101,17 @@ class TileProgram:
             np.asarray(x).reshape(spec.size)
             for (_, x), (_, spec) in zip(consts, self._hoisted, strict=True)
         ]
-        wanted = structure[-1].flatten_up_to(results)
+        wanted, nonzero = structure[-1].flatten_up_to(results), list[bool]()
 
         def run(*arrays: Any) -> list[Array]:
             tiles = self._run(arrays)
-            self.results: list[Spec | None] = [
-                None if is_constant(x, 0) else spec for x, spec in zip(tiles, wanted, strict=True)
-            ]
-            specs = zip(tiles, self.results, strict=True)
-            return [whole(x, spec.axes) for x, spec in specs if spec is not None]
+            nonzero[:] = [not is_constant(x, 0) for x in tiles]
+            computed = zip(tiles, wanted, nonzero, strict=True)
+            return [whole(x, spec.axes) for x, spec, use in computed if use]
 
-        self.arguments = [(spec.size, spec.dtype) for _, spec in (*self._hoisted, *self._given)]
-        self.two_axes = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*x) for x in self.arguments))
+        self.sizes = [(spec.size, spec.dtype) for _, spec in (*self._hoisted, *self._given)]
+        self.two_axes = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*size) for size in self.sizes))
+        self.results = [spec if use else None for spec, use in zip(wanted, nonzero, strict=True)]
 
     def __call__(self, constants: Sequence[Array], args: PyTree) -> list[Array | None]:
         """Runs the program on arrays `[rows, columns]`. Returns the leaves of the result, None

@@ -47,8 +47,8 @@ def plan(
         return Reason(why)
 
     def run() -> Array:
-        stream, execution = _prepare(encoding, request, resident, interpret)
-        return head_major(tile_attention.attend(execution, stream())[:, :, : request.length])
+        make_stream, execution = _prepare(encoding, request, resident, interpret)
+        return head_major(tile_attention.attend(execution, make_stream())[:, :, : request.length])
 
     return Plan("fused", run)
 
@@ -80,8 +80,8 @@ def _refusal_of_chip(request: Request) -> str | None:
 def _refusal_of_hooks(
     encoding: Encoding, request: Request, resident: int | None, interpret: bool
 ) -> str | None:
-    given, execution = _prepare(encoding, request, resident, interpret)
-    stream = jax.eval_shape(given)
+    make_stream, execution = _prepare(encoding, request, resident, interpret)
+    stream = jax.eval_shape(make_stream)
     mesh, layout, segments = (
         jax.sharding.get_abstract_mesh(),
         request.layout,
@@ -148,10 +148,10 @@ def _prepare(
     carry = carry_of(encoding, request)
     sizes = sizes_of(encoding, carry, request.length, keys, request.blocks)
     parts, resident = parts_of(keys, sizes, request.keys.k, request.keys.v, resident)
-    stream = functools.partial(
+    make_stream = functools.partial(
         tile_attention.whole_blocks, encoding, request, sizes, parts * resident
     )
-    return stream, execution_of(resident, request.layout.width, interpret)
+    return make_stream, execution_of(resident, request.layout.width, interpret)
 
 
 def execution_of(keys: int, head_axis: str | None, interpret: bool) -> TpuExecution:
