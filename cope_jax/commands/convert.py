@@ -155,7 +155,7 @@ def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
     model = load(folder).config  # as written: a format may express the same config differently
     values = (loaded.experiment or _experiment_with(model.name)).to_dict()
     name, options, folder = values["task"]["name"], values["task"]["options"], folder.resolve()
-    if loaded.experiment is None and model.name in models.able("generate"):
+    if loaded.experiment is None and issubclass(tasks.TASKS.get(name), TextTask):
         tokenizer = loading.find(folder)
         if tokenizer is None:
             raise ConfigError(
@@ -187,17 +187,19 @@ def training_config(loaded: Loaded, folder: Path) -> dict[str, Any]:
 
 
 def _experiment_with(model: str) -> ExperimentConfig:
-    """The experiment of a config with this model: on text if it generates, small if possible."""
-    for name in sorted(
-        config_files.names(), key=lambda name: (":" not in name, name), reverse=True
-    ):
-        config = config_files.config(name)
-        on_text = issubclass(tasks.TASKS.get(config.task.name), TextTask)
-        if config.model.name == model and (on_text or model not in models.able("generate")):
-            return config
-    raise ConfigError(
-        f"no file of cope_jax/configs has the model {model}: add a config file with this model"
-    )
+    """The experiment of a config with this model: on text if there is one, small if possible."""
+    names = sorted(config_files.names(), key=lambda name: (":" not in name, name))
+    configs = [
+        config for name in names if (config := config_files.config(name)).model.name == model
+    ]
+    if not configs:
+        raise ConfigError(
+            f"no file of cope_jax/configs has the model {model}: add a config file with this model"
+        )
+    on_text = [
+        config for config in configs if issubclass(tasks.TASKS.get(config.task.name), TextTask)
+    ]
+    return (on_text or configs)[-1]
 
 
 def config_text(values: Mapping[str, Any]) -> str:

@@ -189,7 +189,7 @@ def _keys(key: Array, rows: int) -> Array:
     typed = isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or key.shape not in ((), (rows,)):
         raise ConfigError(
-            f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row"
+            f"generate.key must be a key from jax.random.key, or one for each row, {rows} in all"
         )
     return key if key.shape else row_keys(key, range(rows))
 

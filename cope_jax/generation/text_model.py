@@ -1,5 +1,6 @@
 """Loads a model that generates text, and its tokenizer, from a run or a folder with a model."""
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ class TextGenerator(NamedTuple):
       model: a module with `prefill` and `decode`.
       codec: turns text into tokens, and tokens into text.
       length: the length of training sequences, in tokens. For a model without a task, the maximum
-        length in its config.
+        length in its config, if there is one.
     """
 
     title: str
@@ -39,7 +40,7 @@ def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
     if loaded.name not in able:
         task = "" if loaded.experiment is None else f" on {loaded.experiment.task.name}"
         raise ConfigError(
-            f"{folder} contains a {loaded.name}{task}; this command cannot generate text with it: "
+            f"{folder} contains the model {loaded.name}{task}; this command cannot generate text with it: "
             f"give a run of a {' or '.join(able)}"
         )
     codec = loaded.codec
@@ -47,5 +48,6 @@ def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
         raise ConfigError(
             f"{folder} has no tokenizer: put tokenizer.json, words.txt, or GPT-2's two files there"
         )
-    length = loaded.config.max_length if loaded.task is None else loaded.task.length("train")
+    most = getattr(loaded.config, "max_length", sys.maxsize)
+    length = most if loaded.task is None else loaded.task.length("train")
     return TextGenerator(loaded.title(seed), loaded.model(seed), codec, length)

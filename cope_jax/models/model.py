@@ -28,7 +28,7 @@ OF_TRAINING = set(
 Ability = Literal["generate", "score", "map"]
 """Abilities of a model in addition to training:
 
-- "generate": commands continue text by its methods `prefill` and `decode`, as in `Decoder`;
+- "generate": the methods `prefill` and `decode` continue prompts, as in `Decoder`;
 - "score": a call of the model returns the logits of each token, given the tokens before it, also in
   packed segments;
 - "map": the method `maps` shows what each layer and head attends to.

@@ -109,6 +109,7 @@ class RNNLM(RecurrentLM):
 
     Options = RNNLMOptions
     Config = RNNLMConfig
+    abilities = frozenset({"generate"})
     softmax: WordSoftmax
 
     def __init__(self, config: RNNLMConfig, *, rngs: nnx.Rngs):

@@ -186,7 +186,8 @@ class Text(TextTask):
 
     def origin(self) -> str:
         source = self._corpora.fingerprint("train")
-        size = f"{source['documents']:,} documents of {source['bytes']:,} bytes to train on"
+        number = source["documents"]
+        size = f"{number:,} document{'s' * (number != 1)} of {source['bytes']:,} bytes to train on"
         source_line = f"{self.config.corpus} from {self._corpora.place}: {size}"
         return "; ".join(filter(None, (source_line, self.left_out())))
 

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_tokens
+from cope_jax.registry import abridged, check_tokens
 from cope_jax.storage.files import read_text
 
 UNKNOWN, EOS = "<unk>", "<eos>"
@@ -83,7 +83,11 @@ class Vocabulary:
         return self._numbers.get(word, self.unknown)
 
     def encode(self, words: Iterable[str]) -> np.ndarray:
-        """Returns the numbers of words, int32 `[n]`."""
+        """Returns the numbers of words, int32 `[n]`. ConfigError: a text in place of words."""
+        if isinstance(words, str):
+            raise ConfigError(
+                f"words must be a list of words, got the text {abridged(words)}: split it"
+            )
         return np.fromiter((self.number(word) for word in words), np.int32)
 
     def decode(self, numbers: Iterable[int]) -> str:

@@ -64,7 +64,7 @@ def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler, m
     compiler.with_name("macros").write_text("#define __AVX2__ 1\n#define __AVX512F__ 1")
     assert library._compiled() != path
     assert times_compiled(compiler) == 3
-    assert caplog.messages == [f"attention: compiling in C++, once, into {path.parent}"]
+    assert caplog.messages == [f"attention: compiling a kernel in C++, kept in {path.parent}"]
     compiler.with_name("macros").write_text("#define __ARM_NEON 1")
     library._compiled()
     assert times_compiled(compiler) == 4
@@ -78,7 +78,7 @@ def test_a_check_that_takes_long_is_said(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(library, "QUIET", 0.1)
     monkeypatch.setattr(library, "_fault", lambda path: time.sleep(0.5) or "")
     library._check(tmp_path / "attention.so")
-    assert caplog.messages == [f"attention: compiling in C++, once, into {tmp_path}"]
+    assert caplog.messages == [f"attention: compiling a kernel in C++, kept in {tmp_path}"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,9 +10,11 @@ from cope_jax.cli.flag_values import by_kind, load_models
 from cope_jax.corpora import sentences_by_corpus
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import nearest_words, pretrained
+from cope_jax.generation.decoding import generate
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid.cell import Cell
 from cope_jax.runs.grid.grid import Grid
+from cope_jax.runs.load import load
 from cope_jax.training.experiment_config import ExperimentConfig
 from tests.commands.pretrained import MODELS
 
@@ -254,6 +257,17 @@ def test_perplexity_is_measured_of_decoders_on_text(start, trained):
         done.error
         == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a decoder trained on text"
     )
+
+
+def test_a_recurrent_model_generates_text(start, trained):
+    flags = ("--prompt=the", "--max_new_tokens=5", "--top_k=1")
+    done = start("generate", f"--model={trained / 'rnn'}", *flags).wait()
+    assert done.status == 0, done.err
+    run = load(trained / "rnn")
+    prompt = [*run.codec.begin, *run.codec.read("the", "--prompt").tolist()]
+    (row,) = generate(run.model(), [prompt], 5, key=jax.random.key(0), temperature=0)
+    assert len(row) == 5
+    assert done.out.split() == ["the", *run.codec.decode(row).split()]
 
 
 def test_own_tables_are_classified_and_tagged(start, tmp_path):

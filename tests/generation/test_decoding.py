@@ -353,7 +353,7 @@ MISTAKES = {
     "large top_p": (dict(top_p=1.1), "generate.top_p must lie in (0, 1], got 1.1"),
     "keys": (
         dict(key=row_keys(KEY, range(3))),
-        "generate.key must be a key from jax.random.key, or 2 keys, one for",
+        "generate.key must be a key from jax.random.key, or one for each row, 2 in all",
     ),
     "old key": (dict(key=jax.random.PRNGKey(0)), "generate.key must be a key from jax.random.key"),
     "table": (

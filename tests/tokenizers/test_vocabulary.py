@@ -53,3 +53,8 @@ def test_wrong_sizes_and_files(tmp_path):
     with pytest.raises(ConfigError, match=r"latin.txt, line 2 is not UTF-8 text") as error:
         Vocabulary.load(tmp_path / "latin.txt")
     assert "\n" not in str(error.value)
+
+
+def test_a_text_is_not_a_list_of_words():
+    with pytest.raises(ConfigError, match=r"must be a list of words, got the text 'a b': split it"):
+        Vocabulary.build(["a", "b"]).encode("a b")

@@ -121,7 +121,8 @@ def _size(experiment: Experiment) -> str:
     """Says in words how many examples of each split an experiment measures."""
     task, examples = experiment.task, experiment.config.evaluation.examples
     counts = {min(examples, task.size(split) or examples) for split in task.evaluation_splits}
-    return f"{'up to ' if len(counts) > 1 else ''}{max(counts):,} examples a split"
+    examples_of = f"{max(counts):,} example{'s' * (max(counts) != 1)}"
+    return f"{'up to ' if len(counts) > 1 else ''}{examples_of} a split"
 
 
 def _markdown_table(

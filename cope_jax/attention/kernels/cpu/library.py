@@ -126,7 +126,9 @@ def _announced(folder: Path) -> Iterator[None]:
 
 @functools.cache
 def _announce(folder: Path) -> None:
-    logging.getLogger("cope_jax").warning("attention: compiling in C++, once, into %s", folder)
+    logging.getLogger("cope_jax").warning(
+        "attention: compiling a kernel in C++, kept in %s", folder
+    )
 
 
 def call(digest: str, shapes: Any, *arrays: Array) -> Any:
