@@ -243,7 +243,10 @@ class Mixture:
             )
         self.weights = tuple(weight for weight, _ in parts)
         self.has_words = WITHOUT_WORDS.isdisjoint(names)
-        indices = {STANDARD_PLACES.get(name, "the small built-in sample") for name in names}
+        indices = {
+            STANDARD_PLACES.get(name, "the small built-in sample (data_dir is not set)")
+            for name in names
+        }
         self.place = " and ".join(sorted(indices)) if data_dir is None else str(data_dir)
         self._readers = [reader(name, data_dir, globs) for name in names]
         self._fingerprints: dict[str, dict[str, Any]] = {}

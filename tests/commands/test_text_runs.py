@@ -211,10 +211,13 @@ def test_processes_with_other_data_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "origin"),
     [
-        ({}, "wikitext-2 from the small built-in sample: 5 documents of 2,844 bytes to train on"),
+        (
+            {},
+            "wikitext-2 from the small built-in sample (data_dir is not set): 5 documents of 2,844 bytes to train on",
+        ),
         (
             {"corpus": "code+files"},
-            "code+files from the small built-in sample and the standard library of the",
+            "code+files from the small built-in sample (data_dir is not set) and the standard library of the",
         ),
         ({"data_dir": "DATA"}, "wikitext-2 from DATA: 5 documents"),
     ],
