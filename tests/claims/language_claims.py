@@ -11,8 +11,8 @@ from cope_jax.evaluation.report import grid_cells
 from tests.claims.records import Claim, Records, shown_pairs
 from tools import publish
 
-LANGUAGE, SHAKESPEARE, WIKITEXT = "Language", "shakespeare", "wikitext-2"
-TEXTS = (SHAKESPEARE, WIKITEXT)
+LANGUAGE = "Language"
+TEXTS = SHAKESPEARE, WIKITEXT, CODE = "shakespeare", "wikitext-2", "code"
 STICK, LOSING = ["stick_breaking"], ["rope", "pope", "mapformer"]
 KEEPING = ["cope", "fox", "path", "alibi", "stick_breaking"]
 WORST = ["alibi", "cope_signed", "mapformer", "none"]
@@ -60,9 +60,9 @@ def mean(text: str, metric: str, name: str, split: str = "test") -> float:
 
 
 def keeps(text: str, *names: str) -> bool:
-    """True if losses in windows of 8 times the length of training are at most 0.01 away, rounded."""
+    """True if losses in windows of 8 times the length of training are at most 0.02 away, rounded."""
     pairs = [(mean(text, "loss", n, "length=1024"), mean(text, "loss", n)) for n in names]
-    return all(abs(round(longest - shortest, 2)) <= 0.01 for longest, shortest in pairs)
+    return all(abs(round(longest - shortest, 2)) <= 0.02 for longest, shortest in pairs)
 
 
 def order(text: str, metric: str) -> list[str]:
@@ -86,7 +86,7 @@ def minutes(*names: str) -> list[float]:
 
 
 def deviations(r: Records, table: int, *names: str) -> list[float]:
-    """The standard deviation over seeds of each encoding, on both texts."""
+    """The standard deviation over seeds of each encoding, on each text."""
     return [r.cell(LANGUAGE, name, text, table)[1] for name in names for text in TEXTS]
 
 
@@ -100,34 +100,38 @@ def ends(r: Records, text: str) -> list[float]:
 CLAIMS = [
     Claim(
         "stick-breaking is shown to be better than all others, with a loss of {:.2f} nats per token on Shakespeare "
-        "(others {:.2f} to {:.2f}) and {:.2f} on WikiText-2 ({:.2f} to {:.2f}). CoPE is shown to be better than "
-        "RoPE on WikiText-2 alone ({:.2f} and {:.2f}).",
+        "(others {:.2f} to {:.2f}), {:.2f} on WikiText-2 ({:.2f} to {:.2f}) and {:.2f} on code ({:.2f} to {:.2f}). "
+        "CoPE is shown to be better than RoPE on WikiText-2 ({:.2f} and {:.2f}), RoPE better than CoPE on code "
+        "({:.2f} and {:.2f}), and neither on Shakespeare.",
         lambda r: [
             *(x for text in TEXTS for x in (*loss(r, text, 0, *STICK), *span(r, text, 0, STICK))),
             *loss(r, WIKITEXT, 0, "cope", "rope"),
+            *loss(r, CODE, 0, "rope", "cope"),
         ],
         lambda r: (
             all(all_lower(t, 0, STICK, [*(r.tables[LANGUAGE][0].keys() - {*STICK})]) for t in TEXTS)
-            and ("cope", "rope") in lower(WIKITEXT, 0) - lower(SHAKESPEARE, 0)
+            and ("cope", "rope") in lower(WIKITEXT, 0)
+            and ("rope", "cope") in lower(CODE, 0)
+            and not {("cope", "rope"), ("rope", "cope")} & lower(SHAKESPEARE, 0)
         ),
     ),
     Claim(
-        "In windows of 8 times the length of training RoPE's loss rises from {:.2f} to {:.2f} on Shakespeare and "
-        "from {:.2f} to {:.2f} on WikiText-2, PoPE's from {:.2f} to {:.2f} and from {:.2f} to {:.2f}, MapFormer's "
-        "from {:.2f} to {:.2f} and from {:.2f} to {:.2f}, and those of CoPE, FoX, PaTH, ALiBi and stick-breaking, "
-        "which are shown to be lower than these three, change by at most 0.01.",
+        "In windows of 8 times the length of training RoPE's loss is {:.2f}, {:.2f} and {:.2f} ({:.2f}, {:.2f} and "
+        "{:.2f} at the length of training), PoPE's {:.2f}, {:.2f} and {:.2f} ({:.2f}, {:.2f} and {:.2f}), "
+        "MapFormer's {:.2f}, {:.2f} and {:.2f} ({:.2f}, {:.2f} and {:.2f}); those of CoPE, FoX, PaTH, ALiBi and "
+        "stick-breaking, which are shown to be lower than these three, change by at most 0.02.",
         lambda r: [
             x
             for name in LOSING
+            for table in (1, 0)
             for text in TEXTS
-            for table in (0, 1)
             for x in loss(r, text, table, name)
         ],
         lambda r: all(all_lower(t, 1, KEEPING, LOSING) and keeps(t, *KEEPING) for t in TEXTS),
     ),
     Claim(
-        "stick-breaking is shown to be better than all others on both texts (Shakespeare {:.2f}, others {:.2f} to "
-        "{:.2f}; WikiText-2 {:.2f}, others {:.2f} to {:.2f}).",
+        "stick-breaking is shown to be better than all others on each text (Shakespeare {:.2f}, others {:.2f} to "
+        "{:.2f}; WikiText-2 {:.2f}, others {:.2f} to {:.2f}; code {:.2f}, others {:.2f} to {:.2f}).",
         lambda r: [x for t in TEXTS for x in (*loss(r, t, 0, *STICK), *span(r, t, 0, STICK))],
         lambda r: all(
             all_lower(t, 0, STICK, [*(r.tables[LANGUAGE][0].keys() - {*STICK})]) for t in TEXTS
@@ -161,24 +165,41 @@ CLAIMS = [
         ),
     ),
     Claim(
-        "RoPE's loss rises to {:.2f} on Shakespeare and {:.2f} on WikiText-2, PoPE's to {:.2f} and {:.2f}, "
-        "MapFormer's to {:.2f} and {:.2f} and that of `none` to {:.2f} and {:.2f}; the six others change by at "
-        "most 0.01. CoPE, FoX, PaTH, stick-breaking and ALiBi are shown to be better than these four. Among the "
-        "five no difference is shown on Shakespeare; on WikiText-2 stick-breaking is shown to be better than the "
-        "others, and CoPE and FoX better than PaTH and ALiBi.",
+        "On code FoX ({:.2f}) is shown to be better than all others but stick-breaking, RoPE ({:.2f}) better than "
+        "CoPE ({:.2f}), and RoPE, PoPE ({:.2f}), PaTH ({:.2f}) and CoPE better than ALiBi ({:.2f}); all of these "
+        "are shown to be better than `none` ({:.2f}), `cope_signed` ({:.2f}) and MapFormer ({:.2f}).",
+        lambda r: loss(
+            *(r, CODE, 0, "fox", "rope", "cope", "pope", "path"),
+            *("alibi", "none", "cope_signed", "mapformer"),
+        ),
+        lambda r: (
+            all_lower(CODE, 0, ["fox"], [*(r.tables[LANGUAGE][0].keys() - {*STICK, "fox"})])
+            and ("rope", "cope") in lower(CODE, 0)
+            and all_lower(CODE, 0, ["rope", "pope", "path", "cope"], WORST)
+            and all_lower(CODE, 0, [*KEEPING, "rope", "pope"], WORST[1:])
+        ),
+    ),
+    Claim(
+        "RoPE's loss rises to {:.2f} on Shakespeare, {:.2f} on WikiText-2 and {:.2f} on code, PoPE's to {:.2f}, "
+        "{:.2f} and {:.2f}, MapFormer's to {:.2f}, {:.2f} and {:.2f} and that of `none` to {:.2f}, {:.2f} and "
+        "{:.2f}; the six others change by at most 0.02. CoPE, FoX, PaTH, stick-breaking and ALiBi are shown to be "
+        "better than these four. Among the five no difference is shown on Shakespeare; on the other texts "
+        "stick-breaking is shown to be better than the others, on WikiText-2 CoPE and FoX better than PaTH and "
+        "ALiBi, and on code FoX better than CoPE and ALiBi.",
         lambda r: [x for n in (*LOSING, "none") for t in TEXTS for x in loss(r, t, 1, n)],
         lambda r: (
             all(keeps(t, *KEEPING, "cope_signed") for t in TEXTS)
             and all(all_lower(t, 1, KEEPING, [*LOSING, "none"]) for t in TEXTS)
             and not {(a, b) for a in KEEPING for b in KEEPING} & lower(SHAKESPEARE, 1)
-            and all_lower(WIKITEXT, 1, STICK, KEEPING[:-1])
+            and all(all_lower(t, 1, STICK, KEEPING[:-1]) for t in TEXTS[1:])
             and all_lower(WIKITEXT, 1, ["cope", "fox"], ["path", "alibi"])
+            and all_lower(CODE, 1, ["fox"], ["cope", "alibi"])
         ),
     ),
     Claim(
         "each model has a higher loss on repeated pairs (Shakespeare {:.2f} to {:.2f}, WikiText-2 {:.2f} to "
-        "{:.2f}) than on other tokens ({:.2f} to {:.2f}, {:.2f} to {:.2f}); these pairs are rare, {} and {} "
-        "targets.",
+        "{:.2f}, code {:.2f} to {:.2f}) than on other tokens ({:.2f} to {:.2f}, {:.2f} to {:.2f}, {:.2f} to "
+        "{:.2f}); these pairs are rare, {:,}, {:,} and {:,} targets.",
         lambda r: [
             *(x for table in (2, 3) for text in TEXTS for x in span(r, text, table)),
             *map(repeated, TEXTS),
@@ -186,24 +207,26 @@ CLAIMS = [
         lambda r: all(span(r, t, 2)[0] > span(r, t, 3)[1] for t in TEXTS),
     ),
     Claim(
-        "On Shakespeare nothing is shown between encodings. On WikiText-2 stick-breaking ({:.2f}) and FoX ({:.2f}) "
-        "are shown to be better than PaTH ({:.2f}) and RoPE ({:.2f}), and these four, PoPE, CoPE and ALiBi better "
-        "than `cope_signed` ({:.2f}), `none` ({:.2f}) and MapFormer ({:.2f}). Without ALiBi, RoPE and PaTH the "
-        "order there is that on other tokens, so the probe says little of recall itself.",
+        "On Shakespeare and code nothing is shown between encodings. On WikiText-2 stick-breaking ({:.2f}) and FoX "
+        "({:.2f}) are shown to be better than PaTH ({:.2f}) and RoPE ({:.2f}), and these four, PoPE, CoPE and "
+        "ALiBi better than `cope_signed` ({:.2f}), `none` ({:.2f}) and MapFormer ({:.2f}). Without ALiBi, RoPE and "
+        "PaTH the order there is that on other tokens, so the probe says little of recall itself.",
         lambda r: loss(
             *(r, WIKITEXT, 2, *STICK, "fox", "path", "rope", "cope_signed", "none", "mapformer")
         ),
         lambda r: (
             not lower(SHAKESPEARE, 2)
+            and not lower(CODE, 2)
             and all_lower(WIKITEXT, 2, [*STICK, "fox"], ["path", "rope"])
             and all_lower(WIKITEXT, 2, [*KEEPING, "pope", "rope"], WORST[1:])
             and order(WIKITEXT, "repeated_loss") == order(WIKITEXT, "other_loss")
         ),
     ),
     Claim(
-        "at the length of training the standard deviation is {:.2f} to {:.2f} on Shakespeare and {:.2f} to {:.2f} "
-        "on WikiText-2, but of MapFormer {:.2f} and {:.2f} and of `cope_signed` {:.2f} and {:.2f}; in the longest "
-        "windows RoPE has {:.2f} and {:.2f}, PoPE {:.2f} and {:.2f}, and MapFormer {:.2f} and {:.2f}.",
+        "at the length of training the standard deviation is {:.2f} to {:.2f} on Shakespeare, {:.2f} to {:.2f} on "
+        "WikiText-2 and {:.2f} to {:.2f} on code, but of MapFormer {:.2f}, {:.2f} and {:.2f} and of `cope_signed` "
+        "{:.2f}, {:.2f} and {:.2f}; in the longest windows RoPE has {:.2f}, {:.2f} and {:.2f}, PoPE {:.2f}, {:.2f} "
+        "and {:.2f}, and MapFormer {:.2f}, {:.2f} and {:.2f}.",
         lambda r: [
             *(x for text in TEXTS for x in ends(r, text)),
             *deviations(r, 0, "mapformer", "cope_signed"),
