@@ -60,8 +60,9 @@ def DEFINE_models() -> flags.FlagHolder[list[str]]:
 
 def DEFINE_corpora_dir() -> flags.FlagHolder[str | None]:
     """Defines --corpora_dir, the folder of corpora that a command reads."""
-    return DEFINE_text(
+    return flags.DEFINE_string(
         "corpora_dir",
+        None,
         "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
     )
 
