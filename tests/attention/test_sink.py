@@ -199,6 +199,21 @@ class Coupled(Encoding):
         return pairs.logits - pairs.logits.mean(axis=2, keepdims=True), carry
 
 
+def test_values_of_the_queries_have_a_gradient_where_all_keys_are_one_block():
+    encoding = create("stick_breaking(remainder=own)", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    encoding.traits = dataclasses.replace(encoding.traits, splits_keys=False)
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, dout = (jax.random.normal(key, (1, 12, 2, 4)) for key in keys)
+
+    def gradient(implementation):
+        def loss(v):
+            return (attend(q, k, v, encoding=encoding, implementation=implementation) * dout).sum()
+
+        return jax.grad(loss)(v)
+
+    np.testing.assert_allclose(gradient("blockwise"), gradient("full"), atol=1e-5)
+
+
 def test_a_part_cannot_take_the_name_of_a_hook():
     with pytest.raises(ConfigError, match="rename the encoding 'sink'"):
         Composed({"sink": StickBreaking()}, SHAPE)
