@@ -57,7 +57,12 @@ npos_max, position, scale_position_logits, slope
             options.
         """
         parts = []
-        for piece in split_outside_parentheses(checked(text, str, "encoding"), "+"):
+        unclosed = checked(text, str, "encoding").count("(") - text.count(")")
+        if unclosed:
+            raise ConfigError(
+                f"cannot read the encoding {text!r}: a {')' if unclosed > 0 else '('} is missing"
+            )
+        for piece in split_outside_parentheses(text, "+"):
             match = _PART.fullmatch(piece)
             if not match:
                 raise ConfigError(

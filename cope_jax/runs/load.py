@@ -1,6 +1,5 @@
 """Loads a run, or an exported or published model: config, task, tokenizer and parameters."""
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -269,17 +268,19 @@ def find(folder: str | Path | None) -> Path:
         raise ConfigError("no model is given: give the folder of a model")
     checked(folder, str | os.PathLike, "the folder of a model")
     path, name = bert_files.find_minilm() if str(folder) == MINILM else Path(folder), str(folder)
-    with contextlib.suppress(OSError):  # the name is too long
-        if path.is_dir():
-            return path
+    if os.path.isdir(path):  # Path.is_dir fails for a name that is too long
+        return path
     trained = {trained_folder.name: trained_folder for trained_folder in sorted(TRAINED.iterdir())}
     if name in trained:
         return trained[name]
+    shown = name if name.isprintable() else repr(name)
+    if os.path.exists(path):
+        raise ConfigError(f"{shown} is no folder: give the folder of a model")
     near = difflib.get_close_matches(name, trained, n=1, cutoff=0.75)
     hint = f"did you mean {near[0]}? Or " if near else ""
     raise ConfigError(
-        f"there is no folder {name if name.isprintable() else repr(name)}: {hint}train a model there, give another "
-        f"folder, or choose a trained model of the package ({', '.join(trained)})"
+        f"there is no folder {shown}: {hint}train a model there, give another folder, or choose a "
+        f"trained model of the package ({', '.join(trained)})"
     )
 
 

@@ -289,7 +289,9 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
     ("changes", "message"),
     [
         ({"encoding": "ropee"}, "unknown encoding 'ropee': did you mean 'rope'"),
-        ({"encoding": "cope("}, r"cannot read the encoding 'cope\('"),
+        ({"encoding": "cope(,rope"}, r"cannot read the encoding 'cope\(,rope': a \) is missing"),
+        ({"encoding": "cope()) "}, r"cannot read the encoding 'cope\(\)\) ': a \( is missing"),
+        ({"encoding": "cope)("}, r"cannot read the encoding 'cope\)\(': write name, name\(option"),
         ({"encoding": "cope(gate=neither)"}, "neither"),
         ({"encodings": {"cope": {"p_max": 3}}}, "unknown option of cope 'p_max'"),
         ({"encoding": "learned(max_length=4)"}, "max_length"),

@@ -180,6 +180,8 @@ def test_every_format_is_known_without_its_tensors(folders):
 def test_what_holds_no_model_is_one_line(run, tmp_path):
     with pytest.raises(ConfigError, match=r"^there is no folder nowhere: "):
         load("nowhere")
+    with pytest.raises(ConfigError, match=r"test_load.py is no folder: give the folder of a model"):
+        load(__file__)
     with pytest.raises(
         ConfigError,
         match=r"^.* holds no model: give a folder with the checkpoints of a run, with config.json",
