@@ -28,19 +28,29 @@ def gradients(subject: Subject) -> Measure:
     that is more. A kink of f at one side of x is no fault: the best of two ε counts, and with the
     shorter the slopes from x − εu to x and from there to x + εu do too.
     """
+    return _slopes_of(subject)
+
+
+@law("gradients under a mask", "mask")
+def gradients_under_a_mask(subject: Subject) -> Measure:
+    """The same with a mask: even tokens see even ones, odd see odd."""
+    return _slopes_of(subject, **broadcast(subject, {"mask": alternating(subject)[None, None]}))
+
+
+def _slopes_of(subject: Subject, **data: Any) -> Measure:
     arrays, dout = _one_example(subject)
-    every = _pull(subject, arrays, dout)
+    every = _pull(subject, arrays, dout, **data)
     if broken := _not_finite(every):
         return broken
     if subject.short or any(array.dtype.itemsize == 2 for array in arrays):
         raise Unchecked("inputs or results have 16 bits, too few for slopes: check it in float32")
     groups = np.array_split(np.arange(subject.length), min(MOST_GROUPS, subject.length))
     pairs = [(gradient, tokens) for gradient in _by_inputs(every) for tokens in groups]
-    bound, apart, words = _against_slopes(subject, arrays, dout, pairs)
+    bound, apart, words = _against_slopes(subject, arrays, dout, pairs, data)
     wrong = pairs[int((apart > bound).argmax())]
     if apart.max() > bound and len(wrong[1]) > 1:  # which token of the first wrong group is it?
         pairs = [(wrong[0], wrong[1][n : n + 1]) for n in range(len(wrong[1]))]
-        _, fine, words = _against_slopes(subject, arrays, dout, pairs)
+        _, fine, words = _against_slopes(subject, arrays, dout, pairs, data)
         return Measure(float(apart.max()), bound, words[int((fine > bound).argmax())])
     return Measure(float(apart.max()), bound, words[int((apart > bound).argmax())])
 
@@ -189,7 +199,11 @@ def _not_finite(pulled: list[Gradient]) -> Measure | None:
 
 
 def _against_slopes(
-    subject: Subject, arrays: list[Array], dout: Array, pairs: list[tuple[Gradient, Array]]
+    subject: Subject,
+    arrays: list[Array],
+    dout: Array,
+    pairs: list[tuple[Gradient, Array]],
+    data: dict[str, Any],
 ) -> tuple[float, Array, list[str]]:
     """Returns the bound, relative errors of gradients at tokens, and words for each."""
     wide = subject.rounding < 1e-10
@@ -205,8 +219,8 @@ def _against_slopes(
     # At one side of x a long step is too rough.
     slopes = np.concatenate(
         [
-            _slopes(subject, arrays, dout, directions, long)[:1],
-            _slopes(subject, arrays, dout, directions, short),
+            _slopes(subject, arrays, dout, directions, long, data)[:1],
+            _slopes(subject, arrays, dout, directions, short, data),
         ]
     )
     exact = np.array(
@@ -234,13 +248,14 @@ def _slopes(
     dout: Array,
     directions: list[list[Array]],
     step: float,
+    data: dict[str, Any],
 ) -> Array:
     """Returns three slopes of Σ dout·f in each direction, over both sides of x, before it and after
     it, two examples of a call for each direction.
     """
 
     def totals(inputs: list[Array]) -> Array:
-        out = subject.call(inputs).astype(np.float64)
+        out = subject.call(inputs, **data).astype(np.float64)
         return (out * dout[:1]).reshape(subject.batch, -1).sum(axis=1)
 
     here, slopes, pairs = totals(arrays)[0], [], subject.batch // 2

@@ -50,6 +50,15 @@ def steep(x):
     return 2 * x - jax.lax.stop_gradient(x)
 
 
+@jax.jit
+def steep_under_a_mask(x, mask=None):
+    past = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), x.dtype))
+    if mask is None:
+        return past @ x
+    seen = jnp.where(mask[:, 0], past, 0)
+    return 1.1 * seen @ x - jax.lax.stop_gradient(0.1 * seen @ x)
+
+
 BROKEN = {
     "causality": (
         lambda x: x + x.mean(1, keepdims=True),
@@ -115,6 +124,11 @@ BROKEN = {
         jax.jit(lambda x, real=None: backward_of_the_past(x, real, True)),
         {"padding": "real"},
         "output 8 has the gradient",
+    ),
+    "gradients under a mask": (
+        steep_under_a_mask,
+        {"mask": "mask"},
+        "the gradient of x at token",
     ),
     "gradients of documents": (
         lambda x, ids=None: leaks_backward(x),
