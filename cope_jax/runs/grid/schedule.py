@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from cope_jax.progress import Progress
 from cope_jax.runs.grid.cell import Cell
-from cope_jax.runs.grid.cell_process import FAILED, Job
+from cope_jax.runs.grid.cell_process import FAILED, LOG, Job, last_line
+from cope_jax.runs.grid.claims import WAITS
 from cope_jax.runs.grid.engines import Engine, Waiting
 from cope_jax.training.preemption import GracefulStop
 
@@ -179,18 +180,25 @@ class _View:
         more = done - sum(self._steps.values())
         if not self._compiling:
             rate = (done - self._first) / max(time.monotonic() - self._began, SECONDS)
-            compiling = running and all(steps[cell] == self._before[cell] for cell in running)
-            self._bar.advance(more, "compiling" if compiling else f"{rate:,.3g} steps/s")
+            no_step = running and all(steps[cell] == self._before[cell] for cell in running)
+            self._bar.advance(more, _before_steps(running) if no_step else f"{rate:,.3g} steps/s")
         elif more:
             self._compiling, self._first, self._began = False, done, time.monotonic()
             self._bar.start_clock(more)
         else:
-            self._bar.advance(0, "compiling")
+            self._bar.advance(0, _before_steps(running))
         self._steps = steps
 
     def _label(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
         return f"{self._finished} of {self._total} cells{failed}"
+
+
+def _before_steps(running: Sequence[Path]) -> str:
+    """Says why no cell has done a step."""
+    logs = [folder / LOG for folder in running]
+    waits = logs and all(log.exists() and last_line(log) == WAITS for log in logs)
+    return WAITS if waits else "compiling"
 
 
 def _step(folder: Path) -> int:

@@ -13,9 +13,9 @@ import pytest
 
 import cope_jax as cj
 from cope_jax.errors import ConfigError, Interrupted, NonFiniteError, StorageError
-from cope_jax.runs.grid import engines, schedule
+from cope_jax.runs.grid import claims, engines, schedule
 from cope_jax.runs.grid.cell import Cell
-from cope_jax.runs.grid.cell_process import FAILED, Job
+from cope_jax.runs.grid.cell_process import FAILED, LOG, Job
 from cope_jax.runs.grid.grid import Grid
 
 CONFIGS = {name: cj.config("quick", encoding=name) for name in ("rope", "cope", "fox", "none")}
@@ -277,7 +277,7 @@ def test_the_bar_counts_the_steps_of_all_cells(tmp_path, capsys, monkeypatch):
     ]
 
 
-def test_the_bar_says_where_the_next_cell_compiles(tmp_path, capsys, monkeypatch):
+def test_the_bar_says_where_the_next_cell_waits_or_compiles(tmp_path, capsys, monkeypatch):
     jobs = jobs_of(tmp_path, 2)
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -287,15 +287,16 @@ def test_the_bar_says_where_the_next_cell_compiles(tmp_path, capsys, monkeypatch
                 now[0] += 40
                 job.folder.mkdir(parents=True, exist_ok=True)
                 (job.folder / "metrics.jsonl").write_text(f'{{"step": {steps}, "seed": 0}}\n')
+                (job.folder / LOG).write_text("trains" if steps else f"text\n{claims.WAITS}\n")
                 view.show([job.folder])
             view.end(cell, None, False, 120)
     assert capsys.readouterr().err.splitlines() == [
         "0 of 2 cells: compiling",
-        "0 of 2 cells: 0/1,200 steps, compiling",
+        "0 of 2 cells: 0/1,200 steps, waits for cores or GPUs that other cells use",
         "0 of 2 cells: 200/1,200 steps",
         "0 of 2 cells: 600/1,200 steps, 10 steps/s, 01:00 left",
         "[1/2] rope, seed 0: finished, 02:00",
-        "1 of 2 cells: 600/1,200 steps, compiling, 02:00 left",
+        "1 of 2 cells: 600/1,200 steps, waits for cores or GPUs that other cells use, 02:00 left",
         "1 of 2 cells: 800/1,200 steps, 5 steps/s, 01:20 left",
         "1 of 2 cells: 1,200/1,200 steps, 6.25 steps/s",
         "[2/2] rope, seed 1: finished, 02:00",
