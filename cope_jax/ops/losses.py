@@ -21,8 +21,10 @@ def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
 
 
 def is_wrong(logits_BLV: Array, targets_BL: Array) -> Array:
-    """Returns whether another token than the target is the most probable, `[B, L]`."""
-    return jax.lax.argmax(logits_BLV, 2, jnp.int32) != targets_BL.astype(jnp.int32)
+    """Returns whether another token than the target is the most probable, or none is, `[B, L]`."""
+    best_BL = jax.lax.argmax(logits_BLV, 2, jnp.int32)  # the first NaN if there is one
+    best_BL1 = jnp.take_along_axis(logits_BLV, best_BL[..., None], axis=-1)
+    return (best_BL != targets_BL.astype(jnp.int32)) | jnp.isnan(best_BL1[..., 0])
 
 
 def token_measures(

@@ -37,7 +37,8 @@ class ShardedText(TextTask):
     of the batch.
 
     With several folders, each training example comes from one of them, by weight. The other splits
-    contain the examples of all folders, one folder after the other.
+    contain the examples of all folders, interleaved evenly, so that a few examples represent all
+    of them.
 
     The headline metric is the perplexity per word if every folder was made from a corpus with an
     agreed division into words, and else the perplexity per token.
@@ -180,6 +181,8 @@ class ShardedText(TextTask):
                 raise ConfigError(
                     f"there is no example {index}: give an index of at least 0 and less than {size}"
                 )
+            if split != "train" and len(self._parts) > 1:
+                index = _interleaved(tuple(shards.size(split) for shards in self._parts))[index]
             for shards in self._parts:
                 if index < shards.size(split):
                     rows.append(shards.take(split, index))
@@ -222,3 +225,14 @@ class ShardedText(TextTask):
 
     def _digests(self) -> dict[str, Any]:
         return {"manifests": [shards.manifest.digest for shards in self._parts]}
+
+
+@functools.lru_cache(maxsize=2)
+def _interleaved(sizes: tuple[int, ...]) -> np.ndarray:
+    """An even order of the examples of all folders, which are numbered one folder after the other.
+
+    >>> _interleaved((4, 2)).tolist()
+    [0, 4, 1, 2, 5, 3]
+    """
+    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    return np.argsort(places, kind="stable")

@@ -41,6 +41,13 @@ def test_a_target_beyond_the_vocabulary_is_loud():
     assert np.isnan(cross_entropy(jnp.zeros((1, 2, 5)), np.array([[5, -1]], np.int32))).all()
 
 
+def test_without_a_most_probable_token_every_target_is_wrong():
+    """The largest of numbers that are not finite is at index 0."""
+    logits_BLV = jnp.array([[[0.0, jnp.nan], [jnp.nan, 0.0], [jnp.nan, jnp.nan], [1.0, 0.0]]])
+    measures = token_measures(logits_BLV, jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4)))
+    assert (measures["token_error"][0], measures["sequence_error"][0]) == (3, 1)
+
+
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.int32, jnp.uint32])
 def test_targets_may_be_integers_of_any_type(dtype):
     """Token 260 is not token 4, though it is in a byte."""

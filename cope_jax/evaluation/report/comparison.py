@@ -148,14 +148,18 @@ def _markdown_table(
 def _caption(records: Sequence[Record]) -> str:
     """The caption: steps, seeds, and the content of a cell."""
     steps = sorted({record["step"] for record in records})
-    seeds = {record["seed"] for record in records}
+    seeds: dict[str, set[int]] = {}
+    for record in records:
+        seeds.setdefault(record["encoding"], set()).add(record["seed"])
     if not records:
         return "Nothing measured yet"
     trained = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
-    if len(seeds) == 1:
+    counts = sorted({len(of_encoding) for of_encoding in seeds.values()})
+    if counts == [1]:
         return f"{trained}, 1 seed"
-    below = "; below: median [best, worst]" if len(seeds) >= MANY_SEEDS else ""
-    return f"{trained}, {len(seeds)} seeds: mean ± standard deviation{below}"
+    below = "; below: median [best, worst]" if counts[-1] >= MANY_SEEDS else ""
+    number = " to ".join(str(count) for count in sorted({counts[0], counts[-1]}))
+    return f"{trained}, {number} seeds: mean ± standard deviation{below}"
 
 
 def _time(runs: Sequence[Record]) -> str:

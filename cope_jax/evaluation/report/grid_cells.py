@@ -32,7 +32,7 @@ class Column(NamedTuple):
     """
 
     errors: Errors
-    examples: int | None
+    examples: float | None
     blocks: Mapping[str, np.ndarray] | None = None
     sets: Mapping[str, float] | None = None
 
@@ -42,7 +42,10 @@ class Column(NamedTuple):
         return self.examples is not None or self.blocks is not None
 
 
-IN, OUT = "in distribution", "out of distribution"
+FIRST = "in_distribution"
+"""The first split of a task that also measures errors out of distribution."""
+
+IN, OUT = words(FIRST), "out of distribution"
 
 MANY_SEEDS = 3
 """From this number of seeds on, a comparison also shows median, best and worst."""
@@ -145,7 +148,10 @@ def _measured(row: Record) -> tuple[Any, ...]:
 
 
 def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
-    """The tables by name, each with its columns; of one setting, a table with its splits."""
+    """The tables by name, each with its columns; of one setting, a table with its splits.
+
+    Settings whose first split is not in distribution have a column in a table for each split.
+    """
     splits: dict[str, list[str]] = {}
     for row in rows:
         known = splits.setdefault(row["setting"], [])
@@ -153,11 +159,15 @@ def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
     if len(splits) == 1:
         (names,) = splits.values()
         return {"all splits": {words(name): column_of(rows, [name]) for name in names}}
-    views: dict[str, dict[str, Column]] = {IN: {}, OUT: {}}
+    views: dict[str, dict[str, Column]] = {}
     for setting, names in splits.items():
         selected = [row for row in rows if row["setting"] == setting]
-        views[IN][setting] = column_of(selected, names[:1])
-        views[OUT][setting] = column_of(selected, names[1:] or names)
+        groups = {IN: names[:1], OUT: names[1:]}
+        if names[0] != FIRST:  # such as validation and test of a text
+            groups = {words(name): [name] for name in names}
+        for view, chosen in groups.items():
+            if chosen:
+                views.setdefault(view, {})[setting] = column_of(selected, chosen)
     return views
 
 
@@ -181,7 +191,9 @@ def column_of(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     }
     bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
     fewest = [min(counts) for counts in examples.values()]
-    total = sum(fewest) if bounded and all(fewest) else None
+    # A mean over k splits of nᵢ examples varies like one of k²/Σ 1/nᵢ examples.
+    known = bounded and fewest and all(fewest)
+    total = len(fewest) ** 2 / sum(1 / n for n in fewest) if known else None
     whole = _means(blocks) if blocks.keys() == errors.keys() else None
     sets = {name: significance.test_sets(seeds.values()) for name, seeds in data_seeds.items()}
     return Column(errors, total, whole, sets)
@@ -314,11 +326,11 @@ def _uncovered(views: Mapping[str, Mapping[str, Column]]) -> str:
     )
 
 
-def legend(unit: Unit, mark: str, uncovered: str = "") -> str:
-    """Legend of the tables; `mark` names the look of the best cells, `uncovered` is as in `Tables`."""
+def legend(tables: Tables, mark: str) -> str:
+    """Legend of the tables; `mark` names the look of the best cells."""
+    over = f"; {OUT} is the mean over all splits but the first" if OUT in tables.cells else ""
     text = (
-        f"Mean ± standard deviation over seeds{unit.suffix(', in ')}; out of distribution is the mean over all splits "
-        f"but the first. {mark}: no other encoding is shown to be better ({significance.TEST}), in a column that shows "
-        "any difference."
+        f"Mean ± standard deviation over seeds{tables.unit.suffix(', in ')}{over}. {mark}: no other encoding is "
+        f"shown to be better ({significance.TEST}), in a column that shows any difference."
     )
-    return f"{text} {uncovered}" if uncovered else text
+    return f"{text} {tables.uncovered}" if tables.uncovered else text

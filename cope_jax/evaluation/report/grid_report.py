@@ -141,7 +141,7 @@ def _check(row: Record, path: Path) -> None:
 def _states(grid: Grid, state: State) -> Iterator[tuple[Cell, str]]:
     """Each cell with its progress."""
     for cell in state.finished:
-        yield cell, tqdm.format_interval(grid.records([cell])[0]["wall_seconds"])
+        yield cell, tqdm.format_interval(grid.seconds(cell))
     for cell, line in state.failed.items():
         yield cell, f"failed: {line}"
     for cell in state.left:

@@ -74,7 +74,7 @@ def write(
     shared = shared_fields(runs)
     content = {
         "facts": facts,
-        "legend": f"{legend(tables.unit, 'Underlined')} {LEGEND} {tables.uncovered}".rstrip(),
+        "legend": f"{legend(tables, 'Underlined')} {LEGEND}",
         "encodings": tables.encodings,
         "views": tables.cells,
         "shares": shares,

@@ -89,7 +89,7 @@ def steps_to_solve(
 COSTS = {
     "error": "mean error over splits",
     "seconds": "training time of a seed in s",
-    "GiB": "memory of the process in GiB",
+    "GiB": "peak memory in GiB",
 }
 """Titles of fields of costs; the others are their names."""
 

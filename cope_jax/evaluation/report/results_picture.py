@@ -47,5 +47,5 @@ def picture(tables: Tables, title: str) -> Figure:
                 weight = "bold" if cell and cell.best else "normal"
                 text = cell_text(cell).replace(" ± ", "\n± ")
                 axes.text(column, row, text, ha="center", va="center", fontsize=5, weight=weight)
-    add_caption(figure, legend(tables.unit, "Bold", tables.uncovered))
+    add_caption(figure, legend(tables, "Bold"))
     return figure

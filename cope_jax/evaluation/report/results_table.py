@@ -11,9 +11,7 @@ def markdown(tables: Tables) -> str:
     views = tables.cells.items()
     parts = [results_table(view, tables.encodings, cells, "`").markdown() for view, cells in views]
     metrics = escaped(_metrics(tables))
-    return (
-        "\n\n".join([*parts, f"{legend(tables.unit, 'Bold', tables.uncovered)} {metrics}"]) + "\n"
-    )
+    return "\n\n".join([*parts, f"{legend(tables, 'Bold')} {metrics}"]) + "\n"
 
 
 def latex(tables: Tables) -> str:
@@ -21,9 +19,7 @@ def latex(tables: Tables) -> str:
     parts = ["% needs \\usepackage{booktabs}"]
     for view, columns in tables.cells.items():
         table = results_table(view, tables.encodings, columns)
-        caption = _latex(
-            f"Errors, {table.title}. {legend(tables.unit, 'Bold', tables.uncovered)} {_metrics(tables)}"
-        )
+        caption = _latex(f"Errors, {table.title}. {legend(tables, 'Bold')} {_metrics(tables)}")
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(_latex, table.headings)) + r" \\", r"\midrule"]

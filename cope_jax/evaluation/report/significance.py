@@ -90,11 +90,12 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
     """Compares two losses on the same blocks of text by the paired t test; None for one block.
 
     Neighbouring blocks may be of one chapter, so they are joined to at most `STRETCHES` stretches of
-    about the same weight. With dᵢ the difference of the losses of stretch i and wᵢ its weight, the
-    mean is d = Σwᵢdᵢ/Σwᵢ. Its squared standard error for n stretches is n/(n − 1) · Σ(wᵢ(dᵢ − d)/Σwᵢ)²,
-    and t has n − 1 degrees of freedom; with equal weights this is the paired t test. The stretches
-    are a sample of the text, so the interval says what other text would give with the same trained
-    models, not what other seeds would.
+    about the same weight. Of two, the lighter must have a quarter of the weight, or the text counts
+    as one block. With dᵢ the difference of the losses of stretch i and wᵢ its weight, the mean is
+    d = Σwᵢdᵢ/Σwᵢ. Its squared standard error for n stretches is n/(n − 1) · Σ(wᵢ(dᵢ − d)/Σwᵢ)², and
+    t has n − 1 degrees of freedom; with equal weights this is the paired t test. The stretches are a
+    sample of the text, so the interval says what other text would give with the same trained models,
+    not what other seeds would.
 
     >>> first, second = np.array([[2.0, 9], [3.0, 9], [4.0, 9]]), np.array([[1.5, 9], [2.0, 9], [3.5, 9]])
     >>> compared = paired(first, second)
@@ -121,7 +122,8 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
     weights = np.bincount(stretches_N, weights_N)
     sums = np.bincount(stretches_N, weights_N * differences_N)
     mean, count = float(sums.sum()), int((weights > 0).sum())
-    if count < 2 or not math.isfinite(mean):
+    lightest = weights[weights > 0].min()
+    if count < 2 or (count == 2 and lightest < 0.25) or not math.isfinite(mean):
         return None
     residuals = sums - weights * mean
     error = math.sqrt(count / (count - 1) * float(residuals @ residuals))
@@ -133,7 +135,7 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
 def difference(
     first: Mapping[int, float],
     second: Mapping[int, float],
-    examples: int | None = None,
+    examples: float | None = None,
     blocks: tuple[np.ndarray, np.ndarray] | None = None,
     sets: tuple[float, float] = (1, 1),
 ) -> Difference | None:
@@ -226,7 +228,7 @@ def _rank_sums(ranks: tuple[int, ...], chosen: int) -> np.ndarray:
 
 def differences(
     errors: Mapping[str, Mapping[int, float]],
-    examples: int | None = None,
+    examples: float | None = None,
     blocks: Mapping[str, np.ndarray] | None = None,
     sets: Mapping[str, float] | None = None,
 ) -> dict[tuple[str, str], Difference]:
@@ -262,7 +264,7 @@ def differences(
 
 def indistinguishable(
     errors: Mapping[str, Mapping[int, float]],
-    examples: int | None = None,
+    examples: float | None = None,
     blocks: Mapping[str, np.ndarray] | None = None,
     sets: Mapping[str, float] | None = None,
 ) -> set[str]:

@@ -20,7 +20,7 @@ from cope_jax.corpora.packing import Pieces, cut, fit, lay_out
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions
 from cope_jax.models.model import StaticGraphDef
-from cope_jax.ops.losses import cross_entropy
+from cope_jax.ops.losses import cross_entropy, is_wrong
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 
@@ -181,4 +181,4 @@ def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> tu
     logits_BLV = model(
         batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"]
     )
-    return cross_entropy(logits_BLV, targets), logits_BLV.argmax(axis=-1) == targets
+    return cross_entropy(logits_BLV, targets), ~is_wrong(logits_BLV, targets)

@@ -265,6 +265,10 @@ class Grid:
         """Writes results.json and results.csv of finished cells, and returns their paths."""
         return recording.write_results(self.workdir, self.records(), self.environment())
 
+    def seconds(self, cell: Cell) -> float:
+        """The training time of a finished cell; its records have that of a single seed."""
+        return self._records(cell)[0]["wall_seconds"] * len(cell.seeds)
+
     def seconds_left(self, waiting: Iterable[Cell], finished: Iterable[Cell]) -> float | None:
         """The estimated training time of cells, one after the other.
 
@@ -273,7 +277,7 @@ class Grid:
         """
         times: dict[tuple[str, ...], list[float]] = {}
         for cell in finished:
-            seconds = self._records(cell)[0]["wall_seconds"]
+            seconds = self.seconds(cell)
             for key in ((), (cell.setting,), (cell.setting, cell.label)):
                 times.setdefault(key, []).append(seconds)
         if not times:

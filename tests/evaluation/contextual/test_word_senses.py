@@ -202,6 +202,16 @@ def test_interval_is_that_of_an_explicit_bootstrap(macro):
     assert senses.interval() == senses.interval()
 
 
+def test_an_interval_has_a_width_where_all_predictions_are_right():
+    z = 1.959963984540054
+    low, high = SenseScore("m", "l", {"a": 8}, {"a": 8}).interval()
+    assert (low, high) == pytest.approx((8 / (8 + z**2), 1.0))
+    senses = SenseScore("m", "l", {"a": 4, "b": 0, "c": 5}, {"a": 4, "b": 4, "c": 5})
+    for macro, share, size in ((False, 9 / 13, 13), (True, 2 / 3, 9 / (1 / 4 + 1 / 4 + 1 / 5))):
+        for end in senses.interval(macro=macro):  # where the normal test of the end gives z
+            assert abs(end - share) == pytest.approx(z * (end * (1 - end) / size) ** 0.5)
+
+
 def test_a_cap_keeps_order_and_counts():
     kept = cap(TRAIN, 12)
     assert Counter(o.lemma for o in kept) == dict.fromkeys(LEMMAS, 12)

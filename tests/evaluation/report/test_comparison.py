@@ -66,6 +66,12 @@ def test_of_one_seed_no_deviation_is_promised():
     assert "1,000 steps, 1 seed.\n" in text
 
 
+def test_a_caption_says_that_encodings_have_different_numbers_of_seeds():
+    errors = {"cope": {"dense": [0.1, 0.2, 0.3]}, "rope": {"dense": [0.1]}}
+    text = markdown(TASK, records(errors), list(errors))
+    assert "1,000 steps, 1 to 3 seeds: mean ± standard deviation; below: median" in text
+
+
 def test_errors_that_are_all_100_percent_say_where_to_look():
     errors = {name: {split: [1.0] for split in TASK.evaluation_splits} for name in ("cope", "rope")}
     assert "look at the other metrics" in table(TASK, records(errors), list(errors)).caption

@@ -381,7 +381,7 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert shown["folders"] == ["cells/0", "cells/1", "cells/2", "cells/3"]
     head, first, second = shown["costs"]
     assert head == ["encoding", "mean error over splits", "training time of a seed in s", "parameters",
-        "memory of the process in GiB", "steps to solve", "decoding"]  # fmt: skip
+        "peak memory in GiB", "steps to solve", "decoding"]  # fmt: skip
     assert first == ["cope", "5.5 %", "21.5", "1,000", "3.5", "100", "2"]
     assert second == ["rope", "65 %", "21.5", "1,000", "3.5", "not solved", "0.5"]
     assert shown["by"] == head[2:]

@@ -160,7 +160,7 @@ def test_paired_losses_of_blocks():
         assert (compared.low, compared.high) == pytest.approx(expected.confidence_interval(0.95))
     for count in (2, 3, 12, 40, 130):
         text = np.cumsum(rng.normal(0, 0.1, count))
-        weights = rng.integers(1, 90, count).astype(float)
+        weights = rng.integers(30, 90, count).astype(float)
         blocks = blocks_of(text + rng.normal(0, 0.05, count), weights), blocks_of(0 * text, weights)
         mean, error, stretches = text_losses.paired(*blocks)
         compared = significance.paired(*blocks)
@@ -185,6 +185,9 @@ def test_paired_losses_need_the_same_blocks_and_more_than_one():
     assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
     assert significance.paired(losses, losses - [0.5, 0]).p == 0
     assert significance.paired(losses[:1], losses[:1]) is None
+    for weights, known in (([3.0, 1.0], True), ([4.0, 1.0], False), ([1.0, 1024.0], False)):
+        blocks = blocks_of(np.array([4.0, 5.0]), weights)
+        assert bool(significance.paired(blocks, losses * [1, 0] + blocks * [0, 1])) == known
     assert significance.paired(losses, losses * [math.nan, 1]) is None
     for other in (blocks_of(np.array([4.0, 5.0]), 63.0), blocks_of(np.array([4.0, 5.0, 6.0]))):
         with pytest.raises(

@@ -70,7 +70,7 @@ def errors_of(data_seed):
         shared | {"encoding": name, "seed": seed, "split": split, **data_seed(seed)}
         for name in ("cope", "rope")
         for seed in range(4)
-        for split in ("near", "far")
+        for split in ("in_distribution", "far")
     ]
 
 
@@ -85,9 +85,40 @@ def errors_of(data_seed):
 )
 def test_a_column_counts_the_test_sets(data_seed, sets):
     """Seeds whose data have an unknown seed count as one."""
-    for splits in (["near"], ["near", "far"]):
+    for splits in (["in_distribution"], ["in_distribution", "far"]):
         column = grid_cells.column_of(errors_of(data_seed), splits)
         assert column.sets == {"cope": sets, "rope": sets}
+
+
+def test_a_mean_over_splits_of_different_sizes_varies_like_that_of_fewer_examples(rng):
+    rows = [
+        row | {"examples": 10_000 if row["split"] == "far" else 100}
+        for row in errors_of(lambda seed: {})
+    ]
+    column = grid_cells.column_of(rows, ["in_distribution", "far"])
+    shares = (rng.binomial(n, 0.5, 100_000) / n for n in (100, 10_000))
+    variance = np.var(np.mean(list(shares), axis=0))
+    assert column.examples == pytest.approx(0.25 / variance, rel=0.02)
+    assert grid_cells.column_of(rows, ["far"]).examples == 10_000
+
+
+def test_validation_and_test_of_a_text_are_not_out_of_distribution():
+    text = list(perplexities(splits=("validation", "test")))
+    other = [row | {"setting": "code"} for row in text]
+    known = {"text": stored_task("words"), "code": stored_task("words")}
+    tables = grid_cells.create([*text, *other], known)
+    assert {view: [*columns] for view, columns in tables.cells.items()} == {
+        "validation": ["text", "code", "mean rank"],
+        "test": ["text", "code", "mean rank"],
+    }
+    assert "distribution" not in grid_cells.legend(tables, "Bold")
+    copies = [row | {"step": 9} for row in errors_of(lambda seed: {})]
+    mixed = grid_cells.create([*text, *copies], known | {"copy": tasks.create("mqar")})
+    assert [*mixed.cells] == ["validation", "test", "in distribution", "out of distribution"]
+    assert "out of distribution is the mean" in grid_cells.legend(mixed, "Bold")
+    alone = [row for row in copies if row["split"] == "in_distribution"]
+    once = grid_cells.create([*text, *alone], known | {"copy": tasks.create("mqar")})
+    assert [*once.cells] == ["validation", "test", "in distribution"]
 
 
 def test_all_seeds_share_the_examples_of_a_stored_task():
@@ -95,7 +126,7 @@ def test_all_seeds_share_the_examples_of_a_stored_task():
     spam = [row | {"metric": "sequence_error"} for row in rows]
     for task, known, sets in ((tasks.create("mqar"), rows, 4), (stored_task(), spam, 1)):
         headlines = grid_cells.headlines(known, {"copy": task})
-        assert set(grid_cells.column_of(headlines, ["near"]).sets.values()) == {sets}
+        assert set(grid_cells.column_of(headlines, ["in_distribution"]).sets.values()) == {sets}
 
 
 def stored_task(name="spam"):

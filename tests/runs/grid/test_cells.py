@@ -356,6 +356,9 @@ def test_the_state_is_read_from_disk(tmp_path):
     assert grid.seconds_left([cell("fox", setting="other")], finished) == 80.0
     assert grid.seconds_left([cell("fox")], finished) == 20.0
     assert grid.seconds_left([cell("fox", setting="third")], finished) == 40.0
+    together = Cell(cell("fox").config, (2, 3), "quick")
+    finish(together, tmp_path, 7.0)
+    assert grid.seconds_left([together], [together]) == 14.0
     assert grid.seconds_left(cells, []) is None
 
 
