@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
+from cope_jax.corpora import document_files
+from cope_jax.corpora.export_sources import Files
 from cope_jax.data import pipeline, tfds_builder
+from cope_jax.data.shard_export import Vocabulary, export
+from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError
 
 EXAMPLES = 10
@@ -315,3 +319,27 @@ def test_a_mixture_goes_on_exactly_and_is_shared_by_processes():
         ConfigError, match=r"^text samples a mixture by its weights: do not set training.examples$"
     ):
         pipeline.train_iterator(task, batch_size=4, examples=8, **SEEDS)
+
+
+def test_the_first_examples_of_several_folders_are_of_each_by_its_size(tmp_path):
+    folders, options = [], {"length": 8, "tokenizer": "bytes"}
+    for name, count in (("few", 100), ("many", 300)):
+        lines = [json.dumps({"text": f"{name} {n} " + name * (n % 7)}) for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        documents = Files(tuple(document_files.find([f"{tmp_path}/{name}.jsonl"])), held_out=0.2)
+        folders.append(str(tmp_path / name))
+        export(documents, folders[-1], Vocabulary("bytes"), Options(length=8))
+    task = tasks.create("sharded_text", folders=tuple(folders), **options)
+    single = [tasks.create("sharded_text", folders=(folder,), **options) for folder in folders]
+    for split in ("train", "validation", "test"):
+        whole = task.dataset(split, task.size(split))["targets"]
+        few, many = (t.dataset(split, t.size(split))["targets"] for t in single)
+        if split == "train":  # which draws from folders by their weights
+            np.testing.assert_array_equal(whole, np.concatenate([few, many]))
+            continue
+        known = {row.tobytes() for row in few}
+        of_few = np.array([row.tobytes() in known for row in whole])
+        np.testing.assert_array_equal(whole[of_few], few)
+        np.testing.assert_array_equal(whole[~of_few], many)
+        counts = np.cumsum(of_few) - np.arange(1, len(whole) + 1) * len(few) / len(whole)
+        assert np.abs(counts).max() <= 1

@@ -359,27 +359,6 @@ def test_damage_is_one_line_with_the_file(written):
         task.take("train", np.array([-1]))
 
 
-def test_examples_of_several_folders_are_mixed_where_they_are_evaluated(written, tmp_path, small):
-    texts = [text.swapcase() for text in TEXTS]
-    export(web(tmp_path / "more", texts), tmp_path / "other", BYTES, small)
-    folders = written, tmp_path / "other"
-    both, single = create(*folders), [create(folder) for folder in folders]
-    for split in ("validation", "test"):
-        sizes = [task.size(split) for task in single]
-        assert min(sizes) > 1
-        for shown in (sum(sizes), sum(sizes) // 2):
-            rows = both.take(split, np.arange(shown))["inputs"].tolist()
-            counts = []
-            for task, size in zip(single, sizes, strict=True):
-                known = task.take(split, np.arange(size))["inputs"].tolist()
-                counts.append(sum(row in known for row in rows))
-                kept = iter(rows)
-                assert all(row in kept for row in known) == (shown == sum(sizes))  # in this order
-            assert abs(counts[0] - shown * sizes[0] / sum(sizes)) <= 1
-    rows = both.take("train", np.arange(single[0].size("train")))["inputs"]
-    np.testing.assert_array_equal(rows, single[0].take("train", np.arange(len(rows)))["inputs"])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
