@@ -40,7 +40,7 @@ class ConfigError(ValueError):
 
 
 class NonFiniteError(RuntimeError):
-    """A loss, gradient or update is not finite; the message names the step. Exit status 3."""
+    """A loss, gradient, update or logit is not finite; the message says where. Exit status 3."""
 
 
 class StorageError(OSError):

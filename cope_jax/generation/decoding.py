@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, NonFiniteError
 from cope_jax.generation.prompts import check_positions, pad_left
 from cope_jax.generation.sampling import SamplingParams, draw, row_keys
 from cope_jax.models.model import StaticGraphDef
@@ -69,10 +69,11 @@ def generate(
     Raises:
       ConfigError: an argument has a wrong type or is out of range, or a table of the encoding has
         too few positions.
+      NonFiniteError: the highest logit of a row is not finite.
     """
     arguments = (key, temperature, top_k, top_p, stop_token, padded, size)
     new_BT, count_B = _generate(_request(model, prompts, max_new_tokens, *arguments))
-    return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
+    return _rows(np.asarray(new_BT), np.zeros(len(new_BT), np.int32), np.asarray(count_B))
 
 
 def generate_stream(
@@ -246,7 +247,20 @@ def _chunks(request: _Request, chunk: int) -> Iterator[list[np.ndarray]]:
         # speed.
         loop = _next(request, loop, np.int32(until))
         new_BT, count_B = np.array(loop.new_BT), np.array(loop.count_B)
-        yield [row[seen:count] for row, seen, count in zip(new_BT, seen_B, count_B, strict=True)]
+        yield _rows(new_BT, seen_B, count_B)
         if until == request.max_new_tokens or not np.asarray(loop.running_B).any():
             return
         seen_B, until = count_B, min(until + chunk, request.max_new_tokens)
+
+
+def _rows(new_BT: np.ndarray, seen_B: np.ndarray, count_B: np.ndarray) -> list[np.ndarray]:
+    """Returns the tokens of each row that are not seen yet. NonFiniteError: a row has no logits."""
+    rows = [row[seen:count] for row, seen, count in zip(new_BT, seen_B, count_B, strict=True)]
+    for number, row in enumerate(rows):
+        if (row < 0).any():
+            at = seen_B[number] + int(np.argmax(row < 0)) + 1
+            raise NonFiniteError(
+                f"the logits of new token {at} of row {number} are not finite: look for parameters "
+                "that are not finite, or too large for the compute type"
+            )
+    return rows

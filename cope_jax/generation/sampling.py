@@ -53,19 +53,24 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
 def sample(
     logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None
 ) -> Array:
-    """Samples an int32 token for each row. Temperature 0 takes the first of the highest logits."""
+    """Samples an int32 token for each row. Temperature 0 takes the first of the highest logits.
+
+    A row whose highest logit is not finite has the token −1.
+    """
     # Some processors treat numbers below the smallest normal number as 0. With this line all
     # processors do so.
     drawn_at_all = temperature >= jnp.finfo(jnp.float32).tiny
     # Logits are taken relative to their maximum, so that no quotient is +∞ at any temperature.
-    below_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
+    highest_B1 = logits_BV.max(axis=-1, keepdims=True)
+    below_BV = logits_BV - highest_B1
     scaled_BV = below_BV / jnp.where(drawn_at_all, temperature, 1)
     if top_k is not None:
         scaled_BV = keep_top_k(scaled_BV, top_k)
     if top_p is not None:
         scaled_BV = keep_top_p(scaled_BV, top_p)
     drawn_B = jax.random.categorical(key, scaled_BV)
-    return jnp.where(drawn_at_all, drawn_B, jnp.argmax(logits_BV, axis=-1)).astype(jnp.int32)
+    token_B = jnp.where(drawn_at_all, drawn_B, jnp.argmax(logits_BV, axis=-1))
+    return jnp.where(jnp.isfinite(highest_B1[:, 0]), token_B, -1).astype(jnp.int32)
 
 
 def keep_top_k(logits_BV: Array, k: int) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, NonFiniteError
 from cope_jax.generation import decoding, sampling
 from cope_jax.generation.decoding import generate, generate_stream
 from cope_jax.generation.sampling import keep_top_k, keep_top_p, row_keys
@@ -38,6 +38,26 @@ class Counter(nnx.Module):
 
     def _logits(self, tokens_BL):
         return 5 * jax.nn.one_hot(tokens_BL[:, -1] + 1, self.config.vocab_size)
+
+
+class Breaking(Counter):
+    """After token 7 no logit is finite."""
+
+    def _logits(self, tokens_BL):
+        return jnp.where(tokens_BL[:, -1:] == 7, jnp.nan, super()._logits(tokens_BL))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+@pytest.mark.parametrize("stop", [None, 11])
+def test_logits_that_are_not_finite_are_no_tokens(temperature, stop):
+    options = {"key": KEY, "temperature": temperature, "stop_token": stop}
+    message = r"^the logits of new token 3 of row 1 are not finite: look for parameters"
+    with pytest.raises(NonFiniteError, match=message):
+        generate(Breaking(), [[1], [5]], 6, **options)
+    parts = generate_stream(Breaking(), [[1], [5]], 6, chunk=1, **options)
+    assert [[row.tolist() for row in next(parts)] for _ in range(2)] == [[[2], [6]], [[3], [7]]]
+    with pytest.raises(NonFiniteError, match=message):
+        next(parts)
 
 
 @pytest.mark.newest

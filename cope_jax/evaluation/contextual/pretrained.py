@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.data import pipeline
-from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.errors import ConfigError, NonFiniteError, clear_storage_errors
 from cope_jax.evaluation.contextual.embedders import embed
 from cope_jax.exchange import bert_files
 from cope_jax.exchange.safetensors_io import require
@@ -151,7 +151,10 @@ def check_sources(grid: Grid) -> None:
 
 
 def classify(workdir: Path, split: str = "test") -> np.ndarray:
-    """Predicts the class of each example of a split with the bert_classifier in `workdir`."""
+    """Predicts the class of each example of a split with the bert_classifier in `workdir`.
+
+    NonFiniteError: a logit is not finite.
+    """
     run = load_run(workdir)
     task = run.task  # with the vocabulary of the encoder
     graph, state = nnx.split(run.model())
@@ -159,13 +162,19 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
     @jax.jit
     def predict(state: Any, batch: Mapping[str, Any]) -> Any:
         logits_BC = nnx.merge(graph, state)(batch["inputs"], batch["segments"], batch["mask"])
-        return jnp.argmax(logits_BC, axis=-1)
+        return jnp.where(jnp.isfinite(logits_BC).all(axis=-1), jnp.argmax(logits_BC, axis=-1), -1)
 
     size, classes = task.size(split), []
     assert size is not None
     for batch in pipeline.evaluation_batches(task, split, examples=size, batch_size=64, seed=0):
         classes.append(np.asarray(predict(state, batch)))
-    return np.concatenate(classes)[:size]
+    predicted = np.concatenate(classes)[:size]
+    if (predicted < 0).any():
+        raise NonFiniteError(
+            f"the logits of example {np.argmax(predicted < 0)} of {split!r} are not finite: train "
+            f"{workdir} again with a lower optimizer.learning_rate in a new workdir"
+        )
+    return predicted
 
 
 def mix_weights(workdir: Path) -> list[float] | None:

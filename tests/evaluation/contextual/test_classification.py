@@ -1,8 +1,14 @@
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, recall_score
 
-from cope_jax.errors import ConfigError
+from cope_jax import tasks
+from cope_jax.errors import ConfigError, NonFiniteError
+from cope_jax.evaluation.contextual import pretrained
 from cope_jax.evaluation.contextual.classification import (
     CLASSIFIERS,
     CrossValidation,
@@ -113,3 +119,28 @@ def test_wrong_input_is_named():
         corrected_interval([0.5], 0.1)
     with pytest.raises(ConfigError, match="unknown analyzer 'chars': did you mean 'char'"):
         tfidf_svm("chars")
+
+
+class Ham(nnx.Module):
+    """Stands for a classifier, with a logit for each example and class."""
+
+    def __init__(self, logits_NC):
+        self.logits_NC = nnx.Param(jnp.asarray(logits_NC))
+
+    def __call__(self, inputs_BL, segments_BL, mask_BL):
+        return self.logits_NC[: len(inputs_BL)]
+
+
+def test_logits_that_are_not_finite_are_no_class(monkeypatch):
+    logits_NC = np.tile([[0.0, 1.0]], (64, 1))
+    task = tasks.create("spam", length=16)
+
+    def classes():
+        run = SimpleNamespace(task=task, model=lambda: Ham(logits_NC))
+        monkeypatch.setattr(pretrained, "load_run", lambda folder: run)
+        return pretrained.classify("runs/spam")
+
+    assert (classes() == 1).all()
+    logits_NC[3] = np.nan
+    with pytest.raises(NonFiniteError, match=r"^the logits of example 3 of 'test' are not finite"):
+        classes()
