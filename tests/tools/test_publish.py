@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report import significance
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.grid import grid_file, search
 from cope_jax.runs.grid.grid import Grid
@@ -77,8 +78,9 @@ def test_the_tables_of_what_is_complete(workdir, tmp_path, monkeypatch):
         "| encoding | near | far |\n| --- | ---: | ---: |\n| `rope` | 12.5 ± 17.7 | 12.5 ± 17.7 |",
         "**out of distribution**",
         "| encoding | near | far |\n| --- | ---: | ---: |\n| `rope` | 37.5 ± 17.7 | 37.5 ± 17.7 |",
-        publish.grid_cells.legend(publish.grid_cells.SHARE, "Bold")
-        + " The errors are sequence error: near, far.",
+        "Mean ± standard deviation over seeds, in %; out of distribution is the mean over all splits but the first. "
+        f"Bold: no other encoding is shown to be better ({significance.TEST}), in a column that shows any difference. "
+        "The errors are sequence error: near, far.",
         "**rate**",
         "| encoding | near | far |\n| --- | ---: | ---: |\n| `rope` | 0.002 | 0.001 |",
         "<!-- end -->",

@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 LEAST = 4
 """The fewest seeds that can show a difference: of 3 and 3, one order in ten is separated."""
 
-TEST = "exact rank sum test over all seeds, false discovery rate 5 %"
+TEST = "exact rank sum test over all seeds, false discovery rate 5 % in a column"
 """Name of the test that shows differences."""
 
 

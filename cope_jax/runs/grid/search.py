@@ -45,7 +45,7 @@ def trials(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def choose(cell: Cell, workdir: Path) -> tuple[Cell, dict[str, Any]]:
-    """The cell with the values whose trial has the lowest loss in distribution, and these values.
+    """The cell with the values whose trial has the lowest loss on the first split, and these values.
 
     A cell without `search`, or whose trials have all diverged, stays as it is. A trial that failed
     is never chosen.
