@@ -107,13 +107,17 @@ def main() -> None:
             )
     elif safetensors_io.holds_model(source):
         tokens = safetensors_io.read_tokens(source)
+    companions = [name for name in COMPANIONS if (source / name).exists()]
+    for name in companions:
+        if not (source / name).is_file():
+            raise ConfigError(f"{source / name} is not a file: delete it, or put the right one there")
     config, params = loaded.config, jax.device_get(loaded.params(_SEED.value))
     formats.save(target, config, params, _FORMAT.value, tokens)
     workdirs.write_files(target, texts)
     if isinstance(loaded, LoadedRun) and _FORMAT.value == formats.OWN:
         workdirs.write_json(target / RUN, about(loaded, _SEED.value))
-    for name in COMPANIONS:
-        if (source / name).exists() and not (target / name).exists():
+    for name in companions:
+        if not (target / name).exists():
             with clear_storage_errors(target / name):
                 shutil.copyfile(source / name, target / name)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -22,8 +22,11 @@ _IDENTITY = "export.json"
 _TOKENIZER = (BPE.file, Words.file, "tokenizer_config.json")  # what `loading.files` may name
 
 
-def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
+def claim(out: epath.Path, identity: Mapping[str, Any]) -> bool:
     """Writes what the export is, or compares it with what an earlier call wrote.
+
+    Returns:
+      whether this is the first call for the folder.
 
     Raises:
       ConfigError: the folder contains another export with shards, or other files.
@@ -34,7 +37,7 @@ def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
         if any(name != _IDENTITY and not name.startswith(PARTIAL) for name in others):
             raise ConfigError(f"{out} contains other files: choose an empty folder")
         write_file(out, _IDENTITY, json.dumps(identity, indent=1) + "\n")
-        return
+        return True
     claimed = read_object(file, "choose an empty folder")
     if other := next((name for name in identity if claimed.get(name) != identity[name]), None):
         if glob_in(out / "parts", "*.json"):
@@ -45,6 +48,7 @@ def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
         for name in _TOKENIZER:  # learned for the earlier call, which has written no shard
             (out / name).unlink(missing_ok=True)
         write_file(out, _IDENTITY, json.dumps(identity, indent=1) + "\n")
+    return False
 
 
 def _difference(name: str, existing: Any, given: Any) -> str:

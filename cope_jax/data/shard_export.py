@@ -104,7 +104,7 @@ def export(
     is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     identity = _identity(source, vocabulary, given, options)
-    claim(out, identity)
+    is_first = claim(out, identity)
     forget_missing(out, len(source.weights))
     remove_abandoned(out)
     if (out / MANIFEST).exists():
@@ -125,9 +125,9 @@ def export(
         write_file(out, MANIFEST, manifest.text)
         return manifest
     except ConfigError as error:
-        # Nothing is there that a later call could use.
+        # Nothing is there that a later call could use, and nothing was there before.
         if isinstance(error, _EmptySplitError) or (
-            hosts == 1 and not glob_in(out / "parts", "*.json")
+            hosts == 1 and is_first and not glob_in(out / "parts", "*.json")
         ):
             discard(out, identity, is_new)
         raise

@@ -87,12 +87,16 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     config, params = elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
     if isinstance(config, EncoderConfig):
         bert_files.check_vocabulary(folder, config.vocab_size)
+    _check_finite(params, folder)
+    return config, params
+
+
+def _check_finite(params: Mapping[Any, Any], owner: object) -> None:
     for path, array in flatten_dict(params).items():
         if not np.isfinite(np.asarray(array)).all():
             raise ConfigError(
-                f"{folder}: the parameter {_name(path)} is NaN or infinite in places: use intact weights"
+                f"{owner}: the parameter {_name(path)} is NaN or infinite in places: use intact weights"
             )
-    return config, params
 
 
 def _kind(folder: str | Path) -> str:
@@ -118,7 +122,8 @@ def save(
     config.json.
 
     Raises:
-      ConfigError: the format cannot represent this model, or the parameters do not fit the config.
+      ConfigError: the format cannot represent this model, or the parameters do not fit the config
+        or are not finite.
     """
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
@@ -127,6 +132,7 @@ def save(
         raise ConfigError(
             f"the format {form} is for a {model.Config.name}, but this is a {config.name}: choose the format {OWN}"
         )
+    _check_finite(params, f"cannot write {folder}")
     FORMATS[form].save(folder, config, params, tokens=tokens)
 
 

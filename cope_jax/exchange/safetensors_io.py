@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
-from cope_jax.storage.files import inside, read_object, replacing, write_atomically
+from cope_jax.storage.files import inside, read_object, replacing
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
@@ -158,9 +158,10 @@ def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes config.json and model.safetensors, each completely or not at all.
+    """Writes config.json and model.safetensors, both or none of them.
 
-    Creates the folder if it is missing.
+    Creates the folder if it is missing. A process that is killed leaves both old files, or no
+    config.json, but never one new and one old file.
 
     Raises:
       ConfigError: the folder cannot be written to.
@@ -169,11 +170,13 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndar
     from safetensors.numpy import save_file
 
     try:
-        with replacing(folder / WEIGHTS) as partial:
+        with replacing(folder / CONFIG) as partial_config, replacing(folder / WEIGHTS) as partial:
+            text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+            partial_config.write_text(text, encoding="utf-8")
             contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
             save_file(contiguous, partial, metadata={"format": "pt"})
-        # The config is written last, because without it a folder has no model.
-        write_atomically(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+            # The weights are replaced first, and without a config the folder has no model.
+            (folder / CONFIG).unlink(missing_ok=True)
     except StorageError:
         raise
     except OSError as error:

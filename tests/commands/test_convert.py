@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
+import shutil
 
 import jax
 import numpy as np
@@ -292,6 +294,8 @@ def test_rows_for_no_token_are_left_out_where_the_vocabulary_shows_them(tmp_path
 
 def test_wrong_input_is_one_line(start, run, tmp_path):
     folder = write(tmp_path / "llama", LLAMA, tensors(LLAMA, np.float32))
+    beside = shutil.copytree(folder, tmp_path / "beside")
+    os.mkfifo(beside / "tokenizer.model")
     new = f"--out={tmp_path / 'new'}"
     cases = [
         (
@@ -318,6 +322,10 @@ def test_wrong_input_is_one_line(start, run, tmp_path):
             "unknown --format 'onnx': choose from bert, cope_jax",
         ),
         ((new,), "missing --model"),
+        (
+            (f"--model={beside}", new),
+            f"{beside / 'tokenizer.model'} is not a file: delete it, or put the right one there",
+        ),
     ]
     running = [(start("convert", *flags), message) for flags, message in cases]
     for command, message in running:

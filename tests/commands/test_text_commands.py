@@ -181,6 +181,13 @@ def test_flags_are_checked_before_the_model_is_read(start, flag, message):
     assert (done.status, message in done.error) == (2, True), done.err
 
 
+def test_a_command_that_fails_leaves_no_file(start, tmp_path):
+    out = tmp_path / "out"
+    done = start("generate", "--model=no_such_model", "--prompt=The", f"--out={out}").wait()
+    assert done.status == 2 and "there is no folder no_such_model" in done.error
+    assert not out.exists()
+
+
 @pytest.mark.slow
 def test_control_characters_do_not_reach_a_terminal(runs):
     """Others get the text as it is."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import socket
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -94,6 +95,24 @@ def test_a_failed_export_leaves_nothing_that_a_later_one_cannot_use(tmp_path, be
         with pytest.raises(ConfigError, match=r"line 41 is not a JSON record"):
             export(wrong, out, vocabulary, OPTIONS)
         assert contents(out) == kept
+
+
+def test_a_failed_repair_leaves_what_was_there(tmp_path, monkeypatch):
+    options, vocabulary = Options(length=8, shard_tokens=9999), Vocabulary("bpe", size=280)
+    written = tmp_path / "out"
+    export(source(tmp_path / "in"), written, vocabulary, options)
+    whole = contents(written)
+    next(written.glob("validation-*")).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_export, "_write_units", mock.Mock(side_effect=ConfigError("line 9")))
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="line 9"):
+                export(source(tmp_path / "in"), written, vocabulary, options)
+    kept = contents(written)
+    assert {"tokenizer.json", "export.json"} < kept.keys()
+    assert sorted(name.split("-")[0] for name in kept if "array" in name) == ["test", "train"]
+    export(source(tmp_path / "in"), written, vocabulary, options)
+    assert contents(written) == whole
 
 
 def test_a_claim_without_a_shard_does_not_keep_the_folder(tmp_path):

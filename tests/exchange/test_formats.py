@@ -2,8 +2,11 @@
 
 import copy
 import dataclasses
+import errno
 import itertools
 import json
+from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from cope_jax import models
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, StorageError
 from cope_jax.exchange import formats, safetensors_io
 from cope_jax.models.bert import BertConfig
 from cope_jax.models.bert_heads import BertClassifierConfig, BertTaggerConfig
@@ -314,6 +317,41 @@ def test_what_a_format_has_no_place_for(tmp_path):
     with pytest.raises(ConfigError, match=r"\S+ is missing from the parameters"):
         formats.save(tmp_path, DECODER, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fails", ["config.json", "model.safetensors"])
+def test_a_model_is_replaced_as_a_whole_or_not_at_all(fails, tmp_path, monkeypatch):
+    other = dataclasses.replace(DECODER, encoding=EncodingConfig.parse("alibi"))
+    formats.save(tmp_path, DECODER, noise(DECODER)[1])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left"):
+        failure = OSError(errno.ENOSPC, "cannot write")
+        patch.setattr(Path, "write_text", mock.Mock(side_effect=failure))
+        formats.save(tmp_path, other, noise(other)[1])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    replace = Path.replace
+
+    def full(path, target):
+        if target.name == fails:
+            raise OSError(errno.ENOSPC, "cannot write")
+        replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StorageError, match=fails):
+        formats.save(tmp_path, other, noise(other)[1])
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "config.json" not in left and left.keys() <= before.keys()
+    with pytest.raises(ConfigError, match=r"config\.json \(No such file"):
+        formats.load(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    params = noise(DECODER)[1]
+    params["embedding"]["embedding"][2, 1] = np.nan
+    for form in (formats.OWN, "llama"):
+        with pytest.raises(ConfigError, match=r"^cannot write .*: the parameter embedding.embedding"):
+            formats.save(tmp_path / "new", DECODER, params, form)
+    assert not (tmp_path / "new").exists()
 
 
 def test_saving_checks_sizes(tmp_path):
