@@ -110,7 +110,9 @@ def main() -> None:
     companions = [name for name in COMPANIONS if (source / name).exists()]
     for name in companions:
         if not (source / name).is_file():
-            raise ConfigError(f"{source / name} is not a file: delete it, or put the right one there")
+            raise ConfigError(
+                f"{source / name} is not a file: delete it, or put the right one there"
+            )
     config, params = loaded.config, jax.device_get(loaded.params(_SEED.value))
     formats.save(target, config, params, _FORMAT.value, tokens)
     workdirs.write_files(target, texts)

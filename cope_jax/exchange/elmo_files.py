@@ -1,6 +1,7 @@
 """Reads and writes ELMo's published files: `options.json`, and HDF5 with the names of `bilm-tf`."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,9 +84,15 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     """
     config = _config(Path(options_path))
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    model = nnx.merge(graphdef, zeros)
     with _open(weights_path, "r") as file:
+        numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+        if numbers > Path(weights_path).stat().st_size:  # before so many are allocated
+            raise ConfigError(
+                f"{weights_path} is too small for the {numbers:,} numbers of {options_path}: use the two files of one "
+                "model"
+            )
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        model = nnx.merge(graphdef, zeros)
         try:
             _read_weights(model, file, weights_path, options_path)
         except ConfigError:

@@ -43,7 +43,7 @@ def _layers(
     check_at_least(1, path, MOST_LAYERS, num_hidden_layers=number)
     regular = {layer for layer in range(number) if (layer + last) % step == 0}
     kinds = [FULL if layer in regular else WINDOW for layer in range(number)]
-    types = values.get("layer_types") or kinds
+    types = kinds if values.get("layer_types") is None else values["layer_types"]
     if (
         not isinstance(types, list)
         or len(types) != number
@@ -64,20 +64,24 @@ def _ropes(
 
     `bases` are the names of their bases in files before transformers 5, with the defaults.
     """
-    nested = values.get("rope_parameters") or {}
+    nested = {} if values.get("rope_parameters") is None else values["rope_parameters"]
     if not isinstance(nested, dict) or not nested.keys() <= {FULL, WINDOW}:
         raise ConfigError(
             f"{path}: rope_parameters must have {FULL!r} and {WINDOW!r}, each with its options, got {nested!r}"
         )
     options = []
     for kind, (old, default) in zip((FULL, WINDOW), bases, strict=True):
-        given = nested.get(kind) or {}
+        given = {} if nested.get(kind) is None else nested[kind]
         if not isinstance(given, dict):
             raise ConfigError(f"{path}: rope_parameters.{kind} must be a dict, got {given!r}")
         base = typed_value(old, default, values, path)
+        if base < 2:  # as `rope.base` says, without the file
+            raise ConfigError(f"{path}: {old} must be at least 2, got {base}")
         if old in values and given.get("rope_theta", base) != base:
             raise ConfigError(f"{path}: {old} and rope_parameters differ: remove the wrong one")
         scaling = values.get("rope_scaling") if kind == FULL else None
+        if not isinstance(scaling, dict | None):
+            raise ConfigError(f"{path}: rope_scaling must be a dict, got {scaling!r}")
         if scaling and given:
             raise ConfigError(f"{path} has rope_scaling and rope_parameters: remove one of them")
         given = {"rope_theta": base, **given}

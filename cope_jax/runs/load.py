@@ -288,6 +288,11 @@ def _about(folder: Path) -> dict[str, Any]:
     kinds: dict[str, type] = {"config": dict, "seeds": list, "step": int, "seconds": float}
     about = read_object(folder / RUN, "convert the run again", **kinds)
     check_seeds(about["seeds"], folder / RUN)
+    for name in ("step", "seconds"):
+        if not about[name] >= 0:
+            raise ConfigError(
+                f"{folder / RUN} is damaged ({name} is {about[name]}): convert the run again"
+            )
     return about
 
 

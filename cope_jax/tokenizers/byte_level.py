@@ -15,6 +15,7 @@ import numpy as np
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.registry import check_tokens
 from cope_jax.tokenizers import declared
+from cope_jax.tokenizers.characters import encodable
 from cope_jax.tokenizers.declared import alphabet
 
 END = "<|endoftext|>"
@@ -53,7 +54,9 @@ class Bytes:
         return 257
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        return [np.frombuffer(_bytes(text), np.uint8).astype(np.int32) for text in texts]
+        return [
+            np.frombuffer(encodable(text).encode(), np.uint8).astype(np.int32) for text in texts
+        ]
 
     def decode(self, tokens: np.ndarray) -> str:
         """The text of the bytes. Invalid UTF-8 becomes �; `end` becomes `<|endoftext|>`.
@@ -179,7 +182,7 @@ class BPE:
             initial_alphabet=sorted(alphabet()),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator((encodable(text) for text in texts), trainer)
         return cls(tokenizer)
 
     def __len__(self) -> int:
@@ -188,7 +191,7 @@ class BPE:
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         numbers: list[np.ndarray] = []
         for start in range(0, len(texts), _CHUNK):
-            chunk = [_bytes(text).decode() for text in texts[start : start + _CHUNK]]
+            chunk = [encodable(text) for text in texts[start : start + _CHUNK]]
             with clear_panics():
                 encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
             numbers += [np.array(encoding.ids, np.int32) for encoding in encoded]
@@ -215,7 +218,7 @@ class BPE:
     def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
         if not self.may_change:
             return 0, 0
-        written, back = _bytes(text).decode(), self.decode(tokens)
+        written, back = encodable(text), self.decode(tokens)
         return int(written.split() != back.split()), int(written != back)
 
     @property
@@ -228,7 +231,3 @@ def _split_as_gpt2(tokenizer: Any) -> None:
 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "ignore")  # half of a surrogate pair cannot be encoded

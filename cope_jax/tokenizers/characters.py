@@ -36,13 +36,17 @@ def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np
     rows_NC = np.full((len(words), max_characters), PADDING, np.int32)
     rows_NC[:, 0] = BEGIN_WORD
     for row_C, word in zip(rows_NC, words, strict=True):
-        # Half of a surrogate pair cannot be encoded, and is left out.
-        encoded = np.frombuffer(word.encode("utf-8", "ignore")[: max_characters - 2], np.uint8)
+        encoded = np.frombuffer(encodable(word).encode()[: max_characters - 2], np.uint8)
         end = len(encoded) + 1
         row_C[1:end] = encoded
         row_C[1:end] += 1
         row_C[end] = END_WORD
     return rows_NC
+
+
+def encodable(text: str) -> str:
+    """Leaves out each half of a surrogate pair, which UTF-8 cannot have."""
+    return text.encode("utf-8", "ignore").decode()
 
 
 def sentence_mark(mark: int, max_characters: int = MAX_CHARACTERS) -> np.ndarray:

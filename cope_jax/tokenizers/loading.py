@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from etils import epath
 
-from cope_jax.errors import ConfigError, first_line
+from cope_jax.errors import ConfigError, first_line, without_stderr
+from cope_jax.registry import unknown
 from cope_jax.storage.files import glob_in, in_bucket, read_object, read_text
 from cope_jax.tokenizers.byte_level import BPE, ENDS, Bytes, clear_panics
 from cope_jax.tokenizers.tokenizer import Tokenizer
@@ -39,8 +40,12 @@ def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenize
     If `size` is None, the limit is 8,192 tokens for "bpe", and there is no limit for "words".
 
     Raises:
-      ConfigError: `size` has no room for the tokens that every vocabulary must have.
+      ConfigError: the kind is unknown, `texts` is a single text, or `size` has no room for the
+        tokens that every vocabulary must have.
     """
+    _check_kind(kind)
+    if isinstance(texts, str):
+        raise ConfigError("a tokenizer learns from a list of texts, got a text: pass [text]")
     if kind == "words":
         return Words.train(texts, size)
     if kind == "bytes":
@@ -61,6 +66,7 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
       ConfigError: there is no tokenizer of this kind, or the tokenizer is damaged or does not
         preserve text.
     """
+    _check_kind(kind)
     in_bucket(path)  # an error names another kind of URL
     file = epath.Path(path)
     if kind == "bytes":
@@ -95,6 +101,11 @@ def files(tokenizer: Tokenizer) -> dict[str, str]:
     end = getattr(tokenizer, "end_name", ENDS[0])
     beside = {} if end in ENDS else {_END_FILES[0]: json.dumps({"eos_token": end}) + "\n"}
     return beside | {tokenizer.file: tokenizer.text}
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in get_args(Kind):
+        raise unknown("tokenizer", kind, get_args(Kind))
 
 
 def same(first: Tokenizer, second: Tokenizer) -> bool:
@@ -148,7 +159,7 @@ def _tokenizer_json(path: epath.Path) -> BPE:
 
     content = read_text(path)
     try:
-        with clear_panics():
+        with without_stderr(), clear_panics():
             tokenizer = Library.from_str(content)
     except Exception as error:  # the library raises this class itself
         raise ConfigError(
@@ -162,7 +173,8 @@ def _tokenizer_json(path: epath.Path) -> BPE:
         "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
     )
     try:
-        back = bpe.decode(bpe.encode([_PROBE])[0])
+        with without_stderr():  # where the library prints a panic
+            back = bpe.decode(bpe.encode([_PROBE])[0])
     except (
         Exception
     ) as error:  # the library raises this class itself if there is no token for unknown text

@@ -10,6 +10,7 @@ from etils import epath
 from cope_jax.errors import ConfigError
 from cope_jax.registry import abridged, check_tokens
 from cope_jax.storage.files import read_text
+from cope_jax.tokenizers.characters import encodable
 
 UNKNOWN, EOS = "<unk>", "<eos>"
 _OTHER_SPACE = re.compile(r"[^\S \n]|  ")
@@ -134,7 +135,8 @@ class Words:
             raise ConfigError(
                 f"a vocabulary of {size} has no room beyond <unk> and {EOS}: set a larger size"
             )
-        vocabulary = Vocabulary.build((word for text in texts for word in split(text)), size)
+        words = (word for text in texts for word in split(encodable(text)))
+        vocabulary = Vocabulary.build(words, size)
         if EOS not in vocabulary:  # a text of one line without a newline, or a tiny vocabulary
             vocabulary = Vocabulary([*vocabulary.words[: None if size is None else size - 1], EOS])
         return cls(vocabulary)

@@ -15,6 +15,7 @@ from etils import epath
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_tokens
 from cope_jax.storage.files import read_text
+from cope_jax.tokenizers.characters import encodable
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MAX_ALPHABET = 1000
@@ -84,7 +85,7 @@ class WordPiece:
         # special pieces, give the same vocabulary in every run.
         counts: collections.Counter[str] = collections.Counter()
         for text in texts:
-            normal = tokenizer.normalizer.normalize_str(text)
+            normal = tokenizer.normalizer.normalize_str(encodable(text))
             counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
         characters: collections.Counter[str] = collections.Counter()
         for word, count in counts.items():
@@ -129,7 +130,7 @@ class WordPiece:
 
     def encode(self, text: str) -> list[int]:
         """Returns the numbers of a text's pieces, without special pieces before and after them."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokenizer.encode(encodable(text), add_special_tokens=False).ids
 
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Returns (the numbers of the pieces of words, the index of each word's first piece).

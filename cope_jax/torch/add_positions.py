@@ -91,10 +91,18 @@ def from_pretrained(folder: str, **options: Any) -> Any:
         raise ConfigError(
             f"{folder} has no positions of add_positions: load it with transformers, then call add_positions"
         )
-    name = (getattr(config, "architectures", None) or ["?"])[0]
+    parts = stored.get("parts") if isinstance(stored, dict) else None
+    damaged = f"the entry {NAME!r} in config.json of {folder} is damaged: copy the folder again"
+    if not parts or not isinstance(parts, list):
+        raise ConfigError(damaged)
+    for part in parts:  # a name and its options
+        if not isinstance(part, list) or [*map(type, part)] != [str, dict]:
+            raise ConfigError(damaged)
+    named = getattr(config, "architectures", None)
+    name = named[0] if isinstance(named, list) and named else named
     plain: Any = getattr(transformers, str(name), None)
     is_model = isinstance(plain, type) and issubclass(plain, transformers.PreTrainedModel)
-    if not is_model:
+    if not is_model or plain.config_class is None:
         raise ConfigError(
             f"{folder}: config.json names {name!r}, which is no model of transformers"
         )
@@ -103,8 +111,8 @@ def from_pretrained(folder: str, **options: Any) -> Any:
         plain.__init__(self, config, *arguments, **keywords)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the initial parameters are replaced
-            names, values = zip(*stored["parts"], strict=True)
-            given = values[0] if len(names) == 1 else dict(stored["parts"])
+            names, values = zip(*parts, strict=True)
+            given = values[0] if len(names) == 1 else dict(parts)
             add_positions(self, "+".join(names), **given)
 
     extended: Any = type(plain.__name__, (plain,), {"__init__": create})

@@ -12,7 +12,7 @@ from cope_jax.models import MODELS
 from cope_jax.models.decoder import DecoderOptions
 from cope_jax.models.model import attends
 from cope_jax.positions import SAMPLERS
-from cope_jax.registry import check_at_least, check_fields, configure
+from cope_jax.registry import abridged, check_at_least, check_fields, configure
 from cope_jax.tasks import TASKS, Task
 
 
@@ -285,6 +285,13 @@ class ExperimentConfig:
     def __post_init__(self):
         check_fields(self, "config")
         check_at_least(0, "config", seeds_side_by_side=self.seeds_side_by_side)
+        if not dataclasses.is_dataclass(self.model) or isinstance(self.model, type):
+            raise ConfigError(f"config.model must be options by name, got {abridged(self.model)}")
+        for name, options in self.encodings.items():
+            if not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"config.encodings.{name} must be options by name, got {abridged(options)}"
+                )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ExperimentConfig":

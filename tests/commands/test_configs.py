@@ -277,6 +277,10 @@ def test_a_config_survives_being_kept_in_a_file():
             "evaluation.sweep_examples must be at least 0, got -1",
         ),
         ({"seeds_side_by_side": -1}, "seeds_side_by_side must be at least 0, got -1"),
+        ({"model": None}, "config.model must be options by name, got None"),
+        ({"model": "decoder"}, "config.model must be options by name, got 'decoder'"),
+        ({"model": []}, r"config.model must be options by name, got \[\]"),
+        ({"encodings": {"cope": 5}}, "config.encodings.cope must be options by name, got 5"),
     ],
 )
 def test_a_wrong_config_says_what_is_wrong(mapping, message):

@@ -152,6 +152,7 @@ def changed(path, target, *names, value=None):
             0,
             r"has the dataset 'CNN_high_0/W_carry', .*\(4 such datasets\)",
         ),
+        (("char_cnn", "filters"), [[1, 2**40]], "is too small for the .* numbers of"),
         (("char_cnn", "filters"), [[1, 2]], r"shape \[5, 5\], but .* needs \[2, 2\]"),
     ],
 )

@@ -160,6 +160,26 @@ def test_a_field_with_a_value_that_changes_the_numbers_is_refused(kind):
                 FORMATS[kind]._read(BASES[kind] | {name: value}, "config.json")
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("gemma3_text", {"rope_theta": -1.0}),
+        ("gemma3_text", {"rope_local_base_freq": 0.0}),
+        ("modernbert", {"global_rope_theta": 1.0}),
+        ("modernbert", {"local_rope_theta": 0.0}),
+        *(
+            ("gemma3_text", {name: value})
+            for name in ("rope_parameters", "layer_types", "rope_scaling")
+            for value in (0, "", False, [])
+        ),
+    ],
+)
+def test_a_base_that_is_too_small_and_what_is_no_dict_are_named(kind, values):
+    (name,) = values
+    with pytest.raises(ConfigError, match=f"^config.json: {name} must "):
+        FORMATS[kind]._read(BASES[kind] | values, "config.json")
+
+
 def theirs(kind, values, state=None):
     """(The output of transformers' model for a config, its parameters)."""
     torch.manual_seed(0)

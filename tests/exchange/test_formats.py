@@ -349,7 +349,9 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     params = noise(DECODER)[1]
     params["embedding"]["embedding"][2, 1] = np.nan
     for form in (formats.OWN, "llama"):
-        with pytest.raises(ConfigError, match=r"^cannot write .*: the parameter embedding.embedding"):
+        with pytest.raises(
+            ConfigError, match=r"^cannot write .*: the parameter embedding.embedding"
+        ):
             formats.save(tmp_path / "new", DECODER, params, form)
     assert not (tmp_path / "new").exists()
 

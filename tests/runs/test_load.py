@@ -262,6 +262,8 @@ def test_a_copy_without_its_vocabulary_stays_an_error(tmp_path):
     for wrong, message in (
         ({"step": "x"}, "step must be int, not str"),
         ({"seeds": [-1]}, r"seeds are \[-1\]"),
+        ({"step": -1}, r"run.json is damaged \(step is -1\): convert the run again"),
+        ({"seconds": -0.5}, r"run.json is damaged \(seconds is -0.5\)"),
     ):
         (folder / "run.json").write_text(json.dumps(about | wrong))
         with pytest.raises(ConfigError, match=message):

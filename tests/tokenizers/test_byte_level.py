@@ -55,6 +55,23 @@ def test_half_a_character_is_marked_and_half_a_surrogate_is_left_out(tokenizer):
     assert tokenizer.decode(tokenizer.encode(["a\ud800b"])[0]) == "ab"
 
 
+def test_half_a_surrogate_is_left_out_where_a_vocabulary_is_learned():
+    texts, whole = ["a\ud800b play"] * 3, ["ab play"] * 3
+    assert BPE.train(texts, 262).text == BPE.train(whole, 262).text
+    assert Words.train(texts).text == Words.train(whole).text
+    assert WordPiece.train(texts, 40).text == WordPiece.train(whole, 40).text
+    pieces = WordPiece(["[UNK]", "ab", "play"])
+    assert pieces.encode(texts[0]) == pieces.encode_words(["a\ud800b", "play"])[0] == [1, 2]
+
+
+def test_another_kind_of_tokenizer_is_one_line(tmp_path):
+    for call in (lambda: loading.train("wordz", ["a"]), lambda: loading.load("wordz", tmp_path)):
+        with pytest.raises(ConfigError, match="unknown tokenizer 'wordz': did you mean 'words'"):
+            call()
+    with pytest.raises(ConfigError, match=r"learns from a list of texts, got a text: pass \[text"):
+        loading.train("bpe", "a text")
+
+
 @pytest.mark.parametrize("tokenizer", [*TOKENIZERS.values(), WORDS, WORDS.vocabulary, PIECES])
 @pytest.mark.parametrize("beyond", [None, 0, 43])
 def test_a_token_outside_of_the_vocabulary_is_one_clear_line(tokenizer, beyond):
@@ -403,16 +420,18 @@ def test_gpt2_as_published():
             normalizer={"type": "Precompiled", "precompiled_charsmap": ""}
         ),
         lambda content: content["model"].update(continuing_subword_prefix="##éééééé"),
+        lambda content: content.update(pre_tokenizer={"type": "FixedLength", "length": 0}),
         lambda content: content.update(
             decoder={"type": "Strip", "content": "A", "start": 10**9, "stop": 10**9}
         ),
     ],
-    ids=["while it is read", "while its pairs are read", "while it decodes"],
+    ids=["while it is read", "while its pairs are read", "while it encodes", "while it decodes"],
 )
-def test_a_file_at_which_the_library_panics_is_one_line(change, tmp_path):
+def test_a_file_at_which_the_library_panics_is_one_line(change, tmp_path, capfd):
     content = json.loads(BPE_600.text)
     change(content)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError) as error:
         loading.load("bpe", tmp_path)
     assert "the tokenizer fails (" in str(error.value) and "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""

@@ -291,9 +291,14 @@ def test_a_model_without_positions_is_not_read(tmp_path):
         from_pretrained(tmp_path)
     trained("gpt2").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for names in (None, ["GPT3"], ["logging"]):
+    for names in (None, ["GPT3"], ["logging"], ["PreTrainedModel"], [], "GPT2LMHeadModel "):
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
         with pytest.raises(ConfigError, match="which is no model of transformers"):
+            from_pretrained(tmp_path)
+    for entry in ({}, [], 5, "x", {"parts": 5}, {"parts": []}, {"parts": [["cope"]]},
+                  {"parts": [[1, 2]]}, {"parts": [["cope", 5]]}, {"parts": [5]}):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(config | {"cope_jax": entry}))
+        with pytest.raises(ConfigError, match=r"^the entry 'cope_jax' in config.json of .* is dam"):
             from_pretrained(tmp_path)
 
 
