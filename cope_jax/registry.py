@@ -253,14 +253,28 @@ def check_seeds(seeds: Any, owner: str) -> None:
         )
 
 
-def check_tokens(name: str, tokens: Any, vocab_size: int) -> None:
-    """Raises ConfigError for the first of an array of tokens outside of the vocabulary."""
-    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+def check_tokens(name: str, tokens: Any, vocab_size: int) -> Any:
+    """Returns tokens as an array `[L]`.
+
+    ConfigError: they are no integers, or one is outside of the vocabulary.
+    """
+    import numpy as np  # here, because what only lists names does without it
+
+    try:
+        listed = [] if hasattr(tokens, "shape") else [*tokens]
+        array = np.asarray(tokens if hasattr(tokens, "shape") else listed)
+    except (TypeError, ValueError):
+        listed, array = [], np.array(None)
+    booleans = any(type(token) is bool for token in listed)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu") or booleans:
+        raise ConfigError(f"{name}: tokens must be a list of integers, got {abridged(tokens)}")
+    outside = array[(array < 0) | (array >= vocab_size)]
     if outside.size:
         raise ConfigError(
             f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size} tokens; give tokens from 0 to "
             f"{vocab_size - 1}"
         )
+    return array
 
 
 def check_unused(config: Any, owner: str, **fields: str) -> None:

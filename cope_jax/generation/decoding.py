@@ -150,8 +150,13 @@ def _request(
             f"generate.model must have prefill and decode, got a {type(model).__name__}: pass {remedy}"
         )
     vocab_size = model.config.vocab_size
-    several = isinstance(stop_token, Sequence | np.ndarray) and not isinstance(stop_token, str)
-    given: Any = stop_token if several else [stop_token]
+    given: Any = stop_token
+    if (
+        isinstance(given, str)
+        or not isinstance(given, Sequence | np.ndarray)
+        or getattr(given, "shape", None) == ()
+    ):
+        given = [given]
     stops = [checked(stop, int, "generate.stop_token") for stop in given if stop is not None]
     max_new_tokens = checked(max_new_tokens, int, "generate.max_new_tokens")
     temperature = checked(temperature, float, "generate.temperature")
@@ -167,7 +172,7 @@ def _request(
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
     tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
-    check_tokens("stop_token", np.array(stops, object), vocab_size)
+    check_tokens("stop_token", stops, vocab_size)
     longest = int(lengths_B.max())
     if hasattr(model, "encoding"):
         request = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"

@@ -21,9 +21,13 @@ def pad_left(
     >>> pad_left([[1, 2, 3], [4]], 5)[0].tolist()
     [[1, 2, 3], [0, 0, 4]]
     """
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray | jax.Array):
+    if (
+        isinstance(prompts, str)
+        or not isinstance(prompts, Sequence | np.ndarray | jax.Array)
+        or getattr(prompts, "ndim", 1) == 0
+    ):
         raise ConfigError(f"prompts must be a list of lists of integers, got {abridged(prompts)}")
-    rows = [_row(prompt) for prompt in prompts]
+    rows = [_row(prompt, vocab_size) for prompt in prompts]
     lengths_B = np.array([len(row_L) for row_L in rows], np.int32)
     if not len(rows) or not lengths_B.min():
         raise ConfigError(
@@ -31,7 +35,6 @@ def pad_left(
         )
     tokens_BL = np.zeros((len(rows), max(least, lengths_B.max())), np.int32)
     for padded_L, row_L in zip(tokens_BL, rows, strict=True):
-        check_tokens("prompt", row_L, vocab_size)
         padded_L[len(padded_L) - len(row_L) :] = row_L
     return tokens_BL, lengths_B
 
@@ -50,7 +53,7 @@ def check_positions(model: Any, length: int, request: str, remedy: str) -> None:
         raise ConfigError(f"{request}, because {str(error).partition(':')[0]}: {remedy}") from error
 
 
-def _row(prompt: Any) -> np.ndarray:
+def _row(prompt: Any, vocab_size: int) -> np.ndarray:
     try:
         row_L = np.asarray(prompt)
     except ValueError:  # lists of different lengths
@@ -59,4 +62,4 @@ def _row(prompt: Any) -> np.ndarray:
         raise ConfigError(
             f"prompts must be a list of lists of integers, got the prompt {abridged(prompt)}"
         )
-    return row_L
+    return check_tokens("prompt", prompt, vocab_size)

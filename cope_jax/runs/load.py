@@ -192,7 +192,7 @@ class LoadedRun(Loaded):
 
     def _place(self, seed: int | None) -> int:
         """The index of a seed in the run."""
-        if seed is not None and seed not in self.seeds:
+        if checked(seed, int | None, "the seed of a run") is not None and seed not in self.seeds:
             raise ConfigError(
                 f"{self.folder} holds no seed {seed}: choose from {', '.join(map(str, self.seeds))}"
             )

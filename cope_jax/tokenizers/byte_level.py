@@ -63,7 +63,7 @@ class Bytes:
 
         ConfigError: a token is outside of the vocabulary.
         """
-        check_tokens("bytes", numbers := np.asarray(tokens), len(self))
+        numbers = check_tokens("bytes", tokens, len(self))
         pieces = (END.encode() if token == self.end else bytes([token]) for token in numbers)
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -202,7 +202,7 @@ class BPE:
 
         ConfigError: a token is outside of the vocabulary.
         """
-        check_tokens("BPE", numbers := np.asarray(tokens), len(self))
+        numbers = check_tokens("BPE", tokens, len(self))
         with clear_panics():
             return self._tokenizer.decode(numbers.tolist(), skip_special_tokens=False)
 

@@ -93,7 +93,7 @@ class Vocabulary:
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Returns the words, separated by spaces. ConfigError: a number has no word."""
-        check_tokens("words", tokens := np.array([*numbers], int), len(self))
+        tokens = check_tokens("words", numbers, len(self))
         return " ".join(self.words[token] for token in tokens)
 
 
@@ -156,7 +156,7 @@ class Words:
         return [self.vocabulary.encode(split(text)) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        check_tokens("words", numbers := np.asarray(tokens), len(self))
+        numbers = check_tokens("words", tokens, len(self))
         words = (self.vocabulary.words[number] for number in numbers.tolist())
         return (
             " ".join("\n" if word == EOS else word for word in words)

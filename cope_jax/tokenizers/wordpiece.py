@@ -9,7 +9,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError
@@ -166,7 +165,7 @@ class WordPiece:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the pieces, separated by spaces. ConfigError: a number has no piece."""
-        check_tokens("WordPiece", numbers := np.array([*ids], int), len(self))
+        numbers = check_tokens("WordPiece", ids, len(self))
         return " ".join(self.pieces[number] for number in numbers)
 
     def check_specials(self) -> None:

@@ -329,6 +329,12 @@ MISTAKES = {
         dict(prompts=[[1.7]]),
         "prompts must be a list of lists of integers, got the prompt [1.7]",
     ),
+    "no prompts": (dict(prompts=np.array(5)), "prompts must be a list of lists of integers, got"),
+    "booleans": (
+        dict(prompts=[[3, True]]),
+        "prompt: tokens must be a list of integers, got [3, True]",
+    ),
+    "nested stops": (dict(stop_token=[[1], [2, 3]]), "generate.stop_token must be int, got [1]"),
     "huge token": (
         dict(prompts=[[2**40]]),
         f"prompt: token {2**40} is outside of the vocabulary of {VOCAB}",

@@ -83,6 +83,14 @@ def test_a_token_outside_of_the_vocabulary_is_one_clear_line(tokenizer, beyond):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("tokenizer", [*TOKENIZERS.values(), WORDS, WORDS.vocabulary, PIECES])
+@pytest.mark.parametrize("tokens", [[1.5], [True], "12", [2**70], 5, None, [[1]], np.ones(1)])
+def test_what_is_no_list_of_integers_is_no_text(tokenizer, tokens):
+    with pytest.raises(ConfigError, match=r": tokens must be a list of integers, got ") as error:
+        tokenizer.decode(tokens)
+    assert "\n" not in str(error.value)
+
+
 def test_bytes_are_their_own_numbers():
     assert Bytes().encode(["né"])[0].tolist() == list("né".encode())
     assert (len(Bytes()), Bytes().end) == (257, 256)
