@@ -118,7 +118,7 @@ def against(r: Records, names: Sequence[str], column: str, table: int) -> list[f
 
 
 FOX, MAPFORMER, SIGNED = ["fox"], ["mapformer"], ["cope_signed"]
-CABLE, KERPLE = ["cable"], ["kerple"]
+FIRE, CABLE, KERPLE = ["fire"], ["cable"], ["kerple"]
 STATE = ["stick_breaking", "cope"]
 VERSION_2 = "Abilities, version 2"
 SELECTIVE, FLIP_FLOP, ONE_LAYER = "Selective copy, 32", "Flip-flop, length", "Flip-flop with one"
@@ -154,16 +154,16 @@ CLAIMS = [
         ),
     ),
     Claim(
-        "In copies of longer strings FoX ({} %), CABLE ({} %) and KERPLE ({} %) are shown to be better than all others "
-        "({} to {} %), and in recall beyond the length of training CABLE ({} %) better than all "
+        "In copies of longer strings FoX ({} %), FIRE ({} %), CABLE ({} %) and KERPLE ({} %) are shown to be better than "
+        "all others ({} to {} %), and in recall beyond the length of training CABLE ({} %) better than all "
         "others ({} to {} %) but KERPLE ({} %).",
         lambda r: [
-            *against(r, [*FOX, *CABLE, *KERPLE], "copy_v2", 1),
+            *against(r, [*FOX, *FIRE, *CABLE, *KERPLE], "copy_v2", 1),
             *(against(r, [*CABLE, *KERPLE], "recall_v2", 1)[n] for n in (0, 2, 3, 1)),
         ],
         lambda r: (
-            best(r, [*FOX, *CABLE, *KERPLE], "copy_v2", OUT)
-            and not any(best(r, name, "copy_v2", OUT) for name in (FOX, CABLE, KERPLE))
+            best(r, [*FOX, *FIRE, *CABLE, *KERPLE], "copy_v2", OUT)
+            and not any(best(r, name, "copy_v2", OUT) for name in (FOX, FIRE, CABLE, KERPLE))
             and best(r, CABLE, "recall_v2", OUT, KERPLE)
             and not best(r, CABLE, "recall_v2", OUT)
         ),

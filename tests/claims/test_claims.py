@@ -117,7 +117,7 @@ NO_RESULT = [
     "and encodings differ in what they learn in 1,500 steps, not only in what they can learn.",
     "on one CPU core.",
     "Small models learn a task for each, and are tested on longer examples.",
-    "- [Abilities, version 2](#abilities-version-2), with a search of rates (eleven of 32 encodings so far, five "
+    "- [Abilities, version 2](#abilities-version-2), with a search of rates (thirteen of 32 encodings so far, five "
     "seeds):",
 ]
 """Passages that are no results."""
