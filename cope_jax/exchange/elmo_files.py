@@ -12,11 +12,11 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.models.model import deciding_options
 from cope_jax.registry import configure
-from cope_jax.storage.files import read_object
+from cope_jax.storage.files import read_object, replacing
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 
 OPTIONS = "options.json"
@@ -84,7 +84,7 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     """
     config = _config(Path(options_path))
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
-    with _open(weights_path, "r") as file:
+    with _open(weights_path) as file:
         numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
         if numbers > Path(weights_path).stat().st_size:  # before so many are allocated
             raise ConfigError(
@@ -134,24 +134,36 @@ def _read_weights(
 
 
 def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -> None:
-    """Writes the options of a model, and its weights without the output layer.
+    """Writes the options of a model, and its weights without the output layer, both or none of them.
 
-    Raises ConfigError if a file cannot be written.
+    A process that is killed leaves both old files, or no options. Raises ConfigError if a file cannot
+    be written, and StorageError if the disk is full.
     """
+    import h5py
+
     values = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
     values |= {name: getattr(model.config, field) for name, field in _FIELDS.items()}
     options = unflatten_dict(values, sep=".")
     if deciding_options(_parse(options, OPTIONS)) != deciding_options(model.config):
         raise ConfigError("ELMo's files cannot represent this config: choose the format cope_jax")
+    files = Path(options_path), Path(weights_path)
+    for path in files:
+        if not path.parent.is_dir():
+            raise ConfigError(f"cannot write {path} (there is no such folder): choose another path")
     try:
-        Path(options_path).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+        with replacing(files[0]) as partial_options, replacing(files[1]) as partial:
+            partial_options.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+            with h5py.File(partial, "w", locking=False) as file:  # `replacing` has a lock
+                for entry in _entries(model):
+                    file[entry.name] = entry.read()
+            files[0].unlink(missing_ok=True)  # the weights are replaced first
+    except StorageError:
+        raise
     except OSError as error:
+        reason = error.strerror or first_line(error)
         raise ConfigError(
-            f"cannot write {options_path} ({error.strerror}): choose another path"
+            f"cannot write {' and '.join(map(str, files))} ({reason}): choose other paths"
         ) from error
-    with _open(weights_path, "w") as file:
-        for entry in _entries(model):
-            file[entry.name] = entry.read()
 
 
 def _config(path: Path) -> ElmoConfig:
@@ -177,21 +189,18 @@ def _parse(values: Mapping[str, Any], path: str) -> ElmoConfig:
     return configure(ElmoConfig, {**fields, "vocab_size": 0}, path)
 
 
-def _open(path: str | Path, mode: str) -> Any:
+def _open(path: str | Path) -> Any:
     import h5py
 
     try:
-        if mode == "r" and Path(path).is_fifo():  # it would be waited for
+        if Path(path).is_fifo():  # it would be waited for
             raise OSError
-        return h5py.File(path, mode)
+        return h5py.File(path, "r")
     except OSError as error:
         reason = error.strerror or "it is not an HDF5 file"
-        verb, mend = (
-            ("read", "give the weights of an ELMo")
-            if mode == "r"
-            else ("write", "choose another path")
-        )
-        raise ConfigError(f"cannot {verb} the weights {path} ({reason}): {mend}") from error
+        raise ConfigError(
+            f"cannot read the weights {path} ({reason}): give the weights of an ELMo"
+        ) from error
 
 
 def _datasets(file: Any) -> set[str]:

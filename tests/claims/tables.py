@@ -154,8 +154,8 @@ CLAIMS = [
         ),
     ),
     Claim(
-        "In copies of longer strings FoX ({} %), FIRE ({} %), CABLE ({} %) and KERPLE ({} %) are shown to be better than "
-        "all others ({} to {} %), and in recall beyond the length of training CABLE ({} %) better than all "
+        "In copies of longer strings FoX ({} %), FIRE ({} %), CABLE ({} %) and KERPLE ({} %) are shown to be better "
+        "than all others ({} to {} %), and in recall beyond the length of training CABLE ({} %) better than all "
         "others ({} to {} %) but KERPLE ({} %).",
         lambda r: [
             *against(r, [*FOX, *FIRE, *CABLE, *KERPLE], "copy_v2", 1),

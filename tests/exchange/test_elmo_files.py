@@ -1,8 +1,10 @@
 """The official format: AllenNLP's published fixture, there and back, and files that do not fit."""
 
+import errno
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, StorageError
 from cope_jax.exchange.elmo_files import load_elmo, save_elmo
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.tokenizers.characters import batch_sentences, strip_marks
@@ -180,8 +182,22 @@ def test_files_that_are_none(files, tmp_path):
         load_elmo(options, tmp_path / "group.hdf5")
     with pytest.raises(ConfigError, match=r"cannot write .*options.json"):
         save_elmo(model, tmp_path / "none" / "options.json", tmp_path / "weights.hdf5")
-    with pytest.raises(ConfigError, match="cannot write the weights"):
+    with pytest.raises(ConfigError, match=r"cannot write .*weights.hdf5"):
         save_elmo(model, tmp_path / "options.json", tmp_path / "none" / "weights.hdf5")
+
+
+def test_what_is_written_replaces_both_files_or_none(files, tmp_path):
+    model, options, weights = files
+    paths = [tmp_path / "options.json", tmp_path / "weights.hdf5"]
+    for path, source in zip(paths, (options, weights), strict=True):
+        path.write_bytes(source.read_bytes())
+    full = OSError(errno.ENOSPC, "cannot write")
+    with mock.patch.object(h5py, "File", side_effect=full), pytest.raises(StorageError):
+        save_elmo(model, *paths)
+    assert [path.read_bytes() for path in paths] == [options.read_bytes(), weights.read_bytes()]
+    save_elmo(model, *paths)
+    assert {path.name for path in tmp_path.iterdir()} == {"options.json", "weights.hdf5"}
+    load_elmo(*paths)
 
 
 def replaced(weights, target, write):

@@ -189,7 +189,9 @@ def test_what_holds_no_model_is_one_line(run, tmp_path):
         load(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no seed 4: choose from 3, 5$"):
         load(run[0]).params(4)
-    with pytest.raises(ConfigError, match=r"the seed of a run must be int or None, got True of type bool"):
+    with pytest.raises(
+        ConfigError, match=r"the seed of a run must be int or None, got True of type bool"
+    ):
         load(run[0]).params(True)
     with pytest.raises(ConfigError, match=r"holds no training run: "):
         load_run(tmp_path)
