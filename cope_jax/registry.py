@@ -261,12 +261,14 @@ def check_tokens(name: str, tokens: Any, vocab_size: int) -> Any:
     import numpy as np  # here, because what only lists names does without it
 
     try:
-        listed = [] if hasattr(tokens, "shape") else [*tokens]
-        array = np.asarray(tokens if hasattr(tokens, "shape") else listed)
+        listed = tokens if hasattr(tokens, "shape") else [*tokens]
+        array = np.asarray(listed)
+        # Integers of more than 64 bits are objects.
+        whole = array.dtype.kind in "iu" or all(isinstance(token, int) for token in array)
+        booleans = any(isinstance(token, bool | np.bool_) for token in listed)
     except (TypeError, ValueError):
-        listed, array = [], np.array(None)
-    booleans = any(type(token) is bool for token in listed)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu") or booleans:
+        array, whole, booleans = np.array(None), False, False
+    if array.ndim != 1 or not whole or booleans:
         raise ConfigError(f"{name}: tokens must be a list of integers, got {abridged(tokens)}")
     outside = array[(array < 0) | (array >= vocab_size)]
     if outside.size:
@@ -274,7 +276,7 @@ def check_tokens(name: str, tokens: Any, vocab_size: int) -> Any:
             f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size} tokens; give tokens from 0 to "
             f"{vocab_size - 1}"
         )
-    return array
+    return array.astype(int, copy=False)
 
 
 def check_unused(config: Any, owner: str, **fields: str) -> None:

@@ -95,10 +95,11 @@ def main() -> None:
         if Path(_OUT.value).is_file() and Path(_OUT.value).stat().st_size:
             raise ConfigError(f"{_OUT.value} exists: delete it, or choose another --out")
         with outputs.writing(Path(_OUT.value)):  # so that an error comes before the model is loaded
-            is_new = not Path(_OUT.value).exists()
-            Path(_OUT.value).open("a").close()
+            out = Path(_OUT.value).resolve()  # not the link
+            is_new = not out.exists()
+            out.open("a").close()
             if is_new:
-                Path(_OUT.value).unlink()
+                out.unlink()
     generator = text_model.load(Path(_MODEL.value), _SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
     longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin)

@@ -125,7 +125,7 @@ def export(
         write_file(out, MANIFEST, manifest.text)
         return manifest
     except ConfigError as error:
-        # Nothing is there that a later call could use, and nothing was there before.
+        # All splits are known, or nothing is there that a later call could use.
         if isinstance(error, _EmptySplitError) or (
             hosts == 1 and is_first and not glob_in(out / "parts", "*.json")
         ):

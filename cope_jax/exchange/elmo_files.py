@@ -16,7 +16,7 @@ from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.models.model import deciding_options
 from cope_jax.registry import configure
-from cope_jax.storage.files import read_object, replacing
+from cope_jax.storage.files import read_object, replacing_pair
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 
 OPTIONS = "options.json"
@@ -86,7 +86,7 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
     with _open(weights_path) as file:
         numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-        if numbers > Path(weights_path).stat().st_size:  # before so many are allocated
+        if numbers > Path(weights_path).stat().st_size:  # before they are allocated
             raise ConfigError(
                 f"{weights_path} is too small for the {numbers:,} numbers of {options_path}: use the two files of one "
                 "model"
@@ -134,10 +134,9 @@ def _read_weights(
 
 
 def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -> None:
-    """Writes the options of a model, and its weights without the output layer, both or none of them.
+    """Writes the options of a model, and its weights without the output layer: see `replacing_pair`.
 
-    A process that is killed leaves both old files, or no options. Raises ConfigError if a file cannot
-    be written, and StorageError if the disk is full.
+    Raises ConfigError if a file cannot be written, and StorageError if the disk is full.
     """
     import h5py
 
@@ -151,12 +150,11 @@ def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -
         if not path.parent.is_dir():
             raise ConfigError(f"cannot write {path} (there is no such folder): choose another path")
     try:
-        with replacing(files[0]) as partial_options, replacing(files[1]) as partial:
+        with replacing_pair(files[1], files[0]) as (partial, partial_options):
             partial_options.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
             with h5py.File(partial, "w", locking=False) as file:  # `replacing` has a lock
                 for entry in _entries(model):
                     file[entry.name] = entry.read()
-            files[0].unlink(missing_ok=True)  # the weights are replaced first
     except StorageError:
         raise
     except OSError as error:

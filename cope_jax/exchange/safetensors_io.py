@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
-from cope_jax.storage.files import inside, read_object, replacing
+from cope_jax.storage.files import inside, read_object, replacing_pair
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
@@ -158,10 +158,9 @@ def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes config.json and model.safetensors, both or none of them.
+    """Writes config.json and model.safetensors: see `replacing_pair`.
 
-    Creates the folder if it is missing. A process that is killed leaves both old files, or no
-    config.json, but never one new and one old file.
+    Creates the folder if it is missing.
 
     Raises:
       ConfigError: the folder cannot be written to.
@@ -170,13 +169,11 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndar
     from safetensors.numpy import save_file
 
     try:
-        with replacing(folder / CONFIG) as partial_config, replacing(folder / WEIGHTS) as partial:
+        with replacing_pair(folder / WEIGHTS, folder / CONFIG) as (partial, partial_config):
             text = json.dumps(config, indent=2, sort_keys=True) + "\n"
             partial_config.write_text(text, encoding="utf-8")
             contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
             save_file(contiguous, partial, metadata={"format": "pt"})
-            # The weights are replaced first, and without a config the folder has no model.
-            (folder / CONFIG).unlink(missing_ok=True)
     except StorageError:
         raise
     except OSError as error:

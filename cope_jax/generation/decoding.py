@@ -209,7 +209,7 @@ def _begin(request: _Request) -> _Loop:
     )
     token_B = draw(request.params, jnp.zeros((), jnp.int32), logits_BV)
     new_BT = jnp.zeros((batch, most), jnp.int32).at[:, 0].set(token_B)
-    running_B = jnp.isin(token_B, request.params.stop_S, invert=True)
+    running_B = (token_B >= 0) & jnp.isin(token_B, request.params.stop_S, invert=True)
     return _Loop(jnp.ones((), jnp.int32), running_B, jnp.ones(batch, jnp.int32), new_BT, cache)
 
 
@@ -227,7 +227,7 @@ def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
         )
         token_B = draw(params, step, logits_BV)
         new_BT = new_BT.at[:, step].set(token_B)
-        running = running_B & jnp.isin(token_B, params.stop_S, invert=True)
+        running = running_B & (token_B >= 0) & jnp.isin(token_B, params.stop_S, invert=True)
         return _Loop(step + 1, running, count_B + running_B.astype(jnp.int32), new_BT, cache)
 
     return jax.lax.while_loop(unfinished, next_token, loop)
@@ -265,7 +265,7 @@ def _rows(new_BT: np.ndarray, seen_B: np.ndarray, count_B: np.ndarray) -> list[n
         if (row < 0).any():
             at = seen_B[number] + int(np.argmax(row < 0)) + 1
             raise NonFiniteError(
-                f"the logits of new token {at} of row {number} are not finite: look for parameters "
-                "that are not finite, or too large for the compute type"
+                f"the logits of new token {at} of row {number} of the batch are not finite: look for "
+                "parameters that are not finite, or too large for the compute type"
             )
     return rows

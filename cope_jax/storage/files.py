@@ -275,6 +275,32 @@ def replacing(path: Path) -> Iterator[Path]:
                 partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def replacing_pair(first: Path, last: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields temporary paths of two files that belong together. At the end they replace both.
+
+    `first` is replaced first, while there is no `last`, so that never an old file and a new one are
+    there together. If the block or the first replacement fails, both old files stay. If the process
+    is killed in between, or the second replacement fails, there is no `last`.
+
+    Raises:
+      StorageError: the disk is full or read-only.
+    """
+    aside = last.with_name(f"{last.name}.{secrets.token_hex(8)}.partial")
+    with replacing(last) as partial_last:
+        try:
+            with replacing(first) as partial_first:
+                yield partial_first, partial_last
+                if last.exists():
+                    last.replace(aside)
+        except BaseException:
+            if aside.exists():
+                aside.replace(last)
+            raise
+        finally:
+            aside.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> Path:
     """Writes a UTF-8 file completely or not at all: see `replacing`. Returns `path`."""
     with replacing(path) as partial:

@@ -108,6 +108,7 @@ class ShardedText(TextTask):
             read_manifest(config.folders[0])
         self.tokenizer = loading.load(config.tokenizer, vocab or "")
         self.window_length = config.length
+        self._orders: dict[str, np.ndarray] = {}
         size = -(-len(self.tokenizer) // config.vocab_multiple) * config.vocab_multiple
         super().__init__(config, vocab_size=size, lengths=dict.fromkeys(SPLITS, config.length))
 
@@ -175,14 +176,15 @@ class ShardedText(TextTask):
 
     def take(self, split: str, indices: np.ndarray) -> Batch:
         size = self.size(split)
+        mixed = split != "train" and len(self._parts) > 1
+        order = self._interleaved(split) if mixed else range(size)
         rows = []
         for index in np.asarray(indices).tolist():
             if not 0 <= index < size:
                 raise ConfigError(
                     f"there is no example {index}: give an index of at least 0 and less than {size}"
                 )
-            if split != "train" and len(self._parts) > 1:
-                index = _interleaved(tuple(shards.size(split) for shards in self._parts))[index]
+            index = int(order[index])
             for shards in self._parts:
                 if index < shards.size(split):
                     rows.append(shards.take(split, index))
@@ -194,6 +196,14 @@ class ShardedText(TextTask):
             blank = self._parts[0].take(split, 0)
             return {name: blank[name][None][:0] for name in names}
         return {name: np.stack([row[name] for row in rows]) for name in names}
+
+    def _interleaved(self, split: str) -> np.ndarray:
+        """An even order of the examples of all folders, which are numbered folder by folder."""
+        if split not in self._orders:
+            sizes = (shards.size(split) for shards in self._parts)
+            places = [(np.arange(size) + 0.5) / size for size in sizes]
+            self._orders[split] = np.argsort(np.concatenate(places), kind="stable")
+        return self._orders[split]
 
     def counts(self, split: str) -> Counts:
         self.length(split)
@@ -225,14 +235,3 @@ class ShardedText(TextTask):
 
     def _digests(self) -> dict[str, Any]:
         return {"manifests": [shards.manifest.digest for shards in self._parts]}
-
-
-@functools.lru_cache(maxsize=2)
-def _interleaved(sizes: tuple[int, ...]) -> np.ndarray:
-    """An even order of the examples of all folders, which are numbered one folder after the other.
-
-    >>> _interleaved((4, 2)).tolist()
-    [0, 4, 1, 2, 5, 3]
-    """
-    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
-    return np.argsort(places, kind="stable")

@@ -44,7 +44,7 @@ def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenize
         tokens that every vocabulary must have.
     """
     _check_kind(kind)
-    if isinstance(texts, str):
+    if isinstance(texts, str | bytes):
         raise ConfigError("a tokenizer learns from a list of texts, got a text: pass [text]")
     if kind == "words":
         return Words.train(texts, size)

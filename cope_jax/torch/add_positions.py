@@ -95,8 +95,8 @@ def from_pretrained(folder: str, **options: Any) -> Any:
     damaged = f"the entry {NAME!r} in config.json of {folder} is damaged: copy the folder again"
     if not parts or not isinstance(parts, list):
         raise ConfigError(damaged)
-    for part in parts:  # a name and its options
-        if not isinstance(part, list) or [*map(type, part)] != [str, dict]:
+    for entry in parts:  # a name and its options
+        if not isinstance(entry, list) or [*map(type, entry)] != [str, dict]:
             raise ConfigError(damaged)
     named = getattr(config, "architectures", None)
     name = named[0] if isinstance(named, list) and named else named

@@ -168,7 +168,7 @@ class EvaluationConfig:
       curve_examples: number of examples of each split at the points of the learning curves.
       sweep_examples: number of examples of each length in the error-by-length plot; 0 means no
         plot. For text, this is the number of windows of the longest length, and the other lengths
-        measure the same text, but for what windows of single documents leave out.
+        measure the same text; with the packing "documents" only if all of it is measured.
       batch_size: number of sequences measured at a time.
     """
 

@@ -5,7 +5,6 @@ import json
 import socket
 from unittest import mock
 
-import numpy as np
 import pytest
 from etils import epath
 
@@ -14,7 +13,7 @@ from cope_jax.corpora import document_files, export_sources
 from cope_jax.corpora import shards as shards_module
 from cope_jax.corpora.export_sources import Corpus, Files
 from cope_jax.corpora.shards import Shards
-from cope_jax.data import export_folder, pipeline, shard_export, shard_writer
+from cope_jax.data import export_folder, shard_export, shard_writer
 from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError, StorageError
@@ -309,26 +308,6 @@ def test_a_vocabulary_is_learned_from_as_many_characters_as_asked_for(tmp_path, 
     monkeypatch.setattr(export_sources, "_UNIT", 100)
     for texts in (Corpus("tinyshakespeare"), source(tmp_path / "in")):
         assert sum(map(len, shard_export._sample(texts, 600))) == 600
-
-
-def test_a_fixed_number_of_examples_is_an_epoch_of_them(written):
-    task = tasks.create("sharded_text", folders=(str(written),), length=8, window=7)
-    size = task.size("train")
-    assert size > 60
-
-    def epoch(examples, number):
-        batches = pipeline.train_iterator(
-            task, data_seed=0, shuffle_seed=0, examples=examples, batch_size=1
-        )
-        examples_read = [next(batches)["inputs"].tobytes() for _ in range(number * examples)]
-        return [
-            examples_read[start : start + examples]
-            for start in range(0, len(examples_read), examples)
-        ]
-
-    wanted = sorted(row.tobytes() for row in task.take("train", np.arange(50))["inputs"])
-    for examples_read in epoch(50, 2):
-        assert sorted(examples_read) == wanted
 
 
 @pytest.mark.parametrize(("window", "opened"), [(10**6, 1), (1, 3)])

@@ -15,6 +15,7 @@ from cope_jax.data import pipeline, tfds_builder
 from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError
+from tests.data.test_export_again import BYTES, OPTIONS, source
 
 EXAMPLES = 10
 SEEDS = {"data_seed": 3, "shuffle_seed": 5}
@@ -343,3 +344,24 @@ def test_the_first_examples_of_several_folders_are_of_each_by_its_size(tmp_path)
         np.testing.assert_array_equal(whole[~of_few], many)
         counts = np.cumsum(of_few) - np.arange(1, len(whole) + 1) * len(few) / len(whole)
         assert np.abs(counts).max() <= 1
+
+
+def test_a_fixed_number_of_examples_is_an_epoch_of_them(tmp_path):
+    export(source(tmp_path / "in"), tmp_path / "out", BYTES, OPTIONS)
+    task = tasks.create("sharded_text", folders=(str(tmp_path / "out"),), length=8, window=7)
+    size = task.size("train")
+    assert size > 60
+
+    def epoch(examples, number):
+        batches = pipeline.train_iterator(
+            task, data_seed=0, shuffle_seed=0, examples=examples, batch_size=1
+        )
+        examples_read = [next(batches)["inputs"].tobytes() for _ in range(number * examples)]
+        return [
+            examples_read[start : start + examples]
+            for start in range(0, len(examples_read), examples)
+        ]
+
+    wanted = sorted(row.tobytes() for row in task.take("train", np.arange(50))["inputs"])
+    for examples_read in epoch(50, 2):
+        assert sorted(examples_read) == wanted

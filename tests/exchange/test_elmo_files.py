@@ -194,6 +194,15 @@ def test_what_is_written_replaces_both_files_or_none(files, tmp_path):
     full = OSError(errno.ENOSPC, "cannot write")
     with mock.patch.object(h5py, "File", side_effect=full), pytest.raises(StorageError):
         save_elmo(model, *paths)
+    replace = Path.replace
+
+    def fails(path, target):
+        if target == paths[1]:
+            raise full
+        return replace(path, target)
+
+    with mock.patch.object(Path, "replace", fails), pytest.raises(StorageError):
+        save_elmo(model, *paths)
     assert [path.read_bytes() for path in paths] == [options.read_bytes(), weights.read_bytes()]
     save_elmo(model, *paths)
     assert {path.name for path in tmp_path.iterdir()} == {"options.json", "weights.hdf5"}

@@ -51,7 +51,7 @@ class Breaking(Counter):
 @pytest.mark.parametrize("stop", [None, 11])
 def test_logits_that_are_not_finite_are_no_tokens(temperature, stop):
     options = {"key": KEY, "temperature": temperature, "stop_token": stop}
-    message = r"^the logits of new token 3 of row 1 are not finite: look for parameters"
+    message = r"^the logits of new token 3 of row 1 of the batch are not finite: look for"
     with pytest.raises(NonFiniteError, match=message):
         generate(Breaking(), [[1], [5]], 6, **options)
     parts = generate_stream(Breaking(), [[1], [5]], 6, chunk=1, **options)

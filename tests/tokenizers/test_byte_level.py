@@ -84,11 +84,20 @@ def test_a_token_outside_of_the_vocabulary_is_one_clear_line(tokenizer, beyond):
 
 
 @pytest.mark.parametrize("tokenizer", [*TOKENIZERS.values(), WORDS, WORDS.vocabulary, PIECES])
-@pytest.mark.parametrize("tokens", [[1.5], [True], "12", [2**70], 5, None, [[1]], np.ones(1)])
+@pytest.mark.parametrize(
+    "tokens", [[1.5], [1, True], [1, np.True_], "12", 5, None, [[1]], np.ones(1)]
+)
 def test_what_is_no_list_of_integers_is_no_text(tokenizer, tokens):
     with pytest.raises(ConfigError, match=r": tokens must be a list of integers, got ") as error:
         tokenizer.decode(tokens)
     assert "\n" not in str(error.value)
+
+
+def test_integers_of_many_bits_are_outside_of_the_vocabulary():
+    for token in (2**70, 2**63, -(2**70)):
+        with pytest.raises(ConfigError, match=f"token {token} is outside of the vocabulary of 257"):
+            Bytes().decode([token])
+    assert Bytes().decode([]) == Bytes().decode(iter([])) == ""
 
 
 def test_bytes_are_their_own_numbers():

@@ -124,7 +124,7 @@ def baselines(
     return {name: float(np.mean([a == b for a, b in both])) for name, both in pairs.items()}
 
 
-def wilson_interval(accuracy: float, size: float, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's interval of a binomial share p, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n).
 
     p is `accuracy`, and n is `size`. The default z gives a 95 % interval. The interval stays within

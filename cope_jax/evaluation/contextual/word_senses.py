@@ -6,14 +6,12 @@ Each layer is measured separately. The baseline is the most frequent sense of ea
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
 from cope_jax.corpora.word_sense_corpora import CORPORA, Occurrence
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.embedders import occurrence_vectors
-from cope_jax.evaluation.contextual.probing import wilson_interval
 from cope_jax.evaluation.contextual.word2vec import normalise
 from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
@@ -53,21 +51,20 @@ class SenseScore:
 
         If a share p of n occurrences is correct, n draws with replacement have Binomial(n, p)
         correct occurrences. So the code samples this number directly. Efron and Tibshirani 1993,
-        chapter 13. If all occurrences of each lemma are right or all wrong, the draws do not differ,
-        and the interval is Wilson's of a share of m²/Σ 1/nᵢ occurrences, with nᵢ those of m lemmas
-        (`macro`), or of all occurrences.
+        chapter 13. If all occurrences of each lemma are right or all wrong, such draws do not differ;
+        then each lemma draws as if it had two more right and two more wrong ones, and the draws are
+        shifted to have the mean that was measured. Agresti and Coull 1998.
         """
         rng = np.random.default_rng(seed)
         total = np.array(list(self.total.values()))
-        share = np.array([self.right[lemma] for lemma in self.total]) / total
-        if not (share * (1 - share)).any():
-            size = len(total) ** 2 / (1 / total).sum() if macro else total.sum()
-            z = NormalDist().inv_cdf((1 + confidence) / 2)
-            return wilson_interval(self.macro if macro else self.micro, size, z)
-        right = rng.binomial(total, share, size=(draws, len(total)))
-        values = (right / total).mean(axis=1) if macro else right.sum(axis=1) / total.sum()
-        low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
-        return float(low), float(high)
+        right = np.array([self.right[lemma] for lemma in self.total])
+        weights = 1 / (len(total) * total) if macro else np.full(len(total), 1 / total.sum())
+        more = 0 if (right * (total - right)).any() else 2
+        share = (right + more) / (total + 2 * more)
+        drawn = rng.binomial(total, share, size=(draws, len(total)))
+        values = drawn @ weights + (right - total * share) @ weights
+        ends = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2]).clip(0, 1)
+        return float(ends[0]), float(ends[1])
 
 
 def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[Occurrence]:

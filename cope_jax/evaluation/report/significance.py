@@ -76,6 +76,12 @@ STRETCHES = 6
 """The most stretches of a text that the paired test takes as independent."""
 
 
+LIGHTEST = 0.25
+"""The least weight of the lighter of two stretches: with less their difference says too little, and
+intervals are too narrow; with three or more stretches they are not.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Paired:
     """The mean paired difference of losses, its 95 % interval over the text, and its p."""
@@ -90,7 +96,7 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
     """Compares two losses on the same blocks of text by the paired t test; None for one block.
 
     Neighbouring blocks may be of one chapter, so they are joined to at most `STRETCHES` stretches of
-    about the same weight. Of two, the lighter must have a quarter of the weight, or the text counts
+    about the same weight. Of two, the lighter must have the weight `LIGHTEST`, or the text counts
     as one block. With dᵢ the difference of the losses of stretch i and wᵢ its weight, the mean is
     d = Σwᵢdᵢ/Σwᵢ. Its squared standard error for n stretches is n/(n − 1) · Σ(wᵢ(dᵢ − d)/Σwᵢ)², and
     t has n − 1 degrees of freedom; with equal weights this is the paired t test. The stretches are a
@@ -122,8 +128,11 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired | None:
     weights = np.bincount(stretches_N, weights_N)
     sums = np.bincount(stretches_N, weights_N * differences_N)
     mean, count = float(sums.sum()), int((weights > 0).sum())
-    lightest = weights[weights > 0].min()
-    if count < 2 or (count == 2 and lightest < 0.25) or not math.isfinite(mean):
+    if (
+        count < 2
+        or (count == 2 and weights[weights > 0].min() < LIGHTEST)
+        or not math.isfinite(mean)
+    ):
         return None
     residuals = sums - weights * mean
     error = math.sqrt(count / (count - 1) * float(residuals @ residuals))

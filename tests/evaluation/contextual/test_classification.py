@@ -142,5 +142,7 @@ def test_logits_that_are_not_finite_are_no_class(monkeypatch):
 
     assert (classes() == 1).all()
     logits_NC[3] = np.nan
-    with pytest.raises(NonFiniteError, match=r"^the logits of example 3 of 'test' are not finite"):
+    with pytest.raises(
+        NonFiniteError, match=r"^the logits of example 3 of 'test' in runs/spam are not finite"
+    ):
         classes()

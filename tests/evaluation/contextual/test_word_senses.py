@@ -203,13 +203,22 @@ def test_interval_is_that_of_an_explicit_bootstrap(macro):
 
 
 def test_an_interval_has_a_width_where_all_predictions_are_right():
-    z = 1.959963984540054
     low, high = SenseScore("m", "l", {"a": 8}, {"a": 8}).interval()
-    assert (low, high) == pytest.approx((8 / (8 + z**2), 1.0))
-    senses = SenseScore("m", "l", {"a": 4, "b": 0, "c": 5}, {"a": 4, "b": 4, "c": 5})
-    for macro, share, size in ((False, 9 / 13, 13), (True, 2 / 3, 9 / (1 / 4 + 1 / 4 + 1 / 5))):
-        for end in senses.interval(macro=macro):  # where the normal test of the end gives z
-            assert abs(end - share) == pytest.approx(z * (end * (1 - end) / size) ** 0.5)
+    assert high == 1 and low == pytest.approx(0.676, abs=0.02), "about Wilson's"
+    many = {f"lemma {n}": 4 for n in range(40)}
+    for macro in (False, True):
+        low, high = SenseScore("m", "l", many, many).interval(macro=macro)
+        assert 0.9 < low < 0.96 and high == 1
+
+
+@pytest.mark.parametrize("macro", [False, True])
+def test_an_interval_hardly_changes_with_one_prediction(macro):
+    totals = {"a": 100, "b": 100}
+    widths = [
+        np.ptp(SenseScore("m", "l", {"a": right, "b": 0}, totals).interval(macro=macro))
+        for right in (100, 99, 98)
+    ]
+    assert 0.01 < min(widths) and max(widths) < 0.05
 
 
 def test_a_cap_keeps_order_and_counts():

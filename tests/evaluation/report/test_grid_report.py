@@ -94,6 +94,13 @@ def test_seeds_share_their_test_examples_as_the_configs_say(data_seed, shown, tm
     assert tables.cells["all splits"]["dense"]["cope"].best == shown
 
 
+def test_seeds_that_trained_together_have_the_time_of_all(tmp_path):
+    cell = Cell(cj.config("quick", encoding="cope"), (2, 3))
+    finish(cell, tmp_path, 0.5, {"wall_seconds": 7.0})
+    grid = Grid(tmp_path, [cell])
+    assert list(grid_report._states(grid, grid.state())) == [(cell, "00:14")]
+
+
 def spoil(grid, **changes):
     """Changes the result of the first cell."""
     path = grid.cells[0].folder(grid.workdir) / "result.json"
