@@ -103,6 +103,9 @@ class Encoding(nn.Module):
         """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
         tensors = {"x_BLD": x_BLD, "positions_BL": positions_BL}
         _check_tensors(tensors)
+        if positions_BL.dtype == torch.bool:
+            raise ConfigError("positions_BL must be numbers, got booleans")
+        _check_size("positions_BL", positions_BL)
         whole = not positions_BL.is_floating_point()
         if (
             whole

@@ -393,5 +393,12 @@ def test_an_encoding_that_lacks_something_says_what(spec):
 def test_numbers_of_over_32_bits_are_refused(cope):
     q, k, v, _ = tensors(dtype=torch.float32)
     positions = torch.arange(q.shape[1])[None] + 2**32
+    learned = Encoding("learned(max_length=8)", num_heads=4, head_dim=8)
+    for wrong, message in (
+        (positions, "positions_BL must fit into 32 bits, got 4294967296 to"),
+        (positions > 0, "positions_BL must be numbers, got booleans"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            learned.embed(torch.zeros(1, q.shape[1], 32), wrong)
     with pytest.raises(ConfigError, match="q_positions must fit into 32 bits, got 4294967296 to"):
         attend(q, k, v, encoding=cope, q_positions=positions)
