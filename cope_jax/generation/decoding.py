@@ -143,6 +143,10 @@ def _request(
     size: int | None = None,
 ) -> _Request:
     """Checks the arguments of `generate` and collects them. ConfigError: one is wrong."""
+    if isinstance(model, type):
+        raise ConfigError(
+            f"generate.model must be a model, got the class {model.__name__}: create one"
+        )
     if not hasattr(model, "prefill"):
         module = isinstance(model, nnx.Module)
         remedy = "a Decoder or an RNNLM" if module else "cj.load(folder).model()"

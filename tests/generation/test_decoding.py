@@ -294,6 +294,7 @@ MISTAKES = {
         "generate.model must have prefill and decode, got a Linear: pass a Decoder or an RNNLM",
     ),
     "no model": (dict(model=3), "prefill and decode, got a int: pass cj.load(folder).model()"),
+    "a class": (dict(model=Decoder), "generate.model must be a model, got the class Decoder"),
     "no token": (dict(size=0), "generate.size must be at least 1, got 0"),
     "no prompt": (dict(prompts=[]), "a prompt is empty"),
     "empty prompt": (
