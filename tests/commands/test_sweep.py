@@ -121,7 +121,7 @@ def test_encodings_of_files_enter_a_grid(start, tmp_path):
     named = write_grid(tmp_path, MOCKED.replace('"rope")', '"rope", "my-encoding")'))
     again = start("sweep", f"--grid={named}", *entered[1:]).wait()
     assert again.err.startswith("20 cells, 20 finished"), again.err
-    rank = "my-encoding, in distribution: mean rank 4.00 of 5 over 2 columns, 95 % interval"
+    rank = "my-encoding, dense: mean rank 4.00 of 5 over 2 columns, 95 % interval"
     assert done.out.startswith(rank), done.out
     with tarfile.open(tmp_path / "run" / "my-encoding.tar.xz") as archive:
         packed = archive.getnames()

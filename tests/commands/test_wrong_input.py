@@ -349,6 +349,7 @@ def test_only_a_trained_model_can_be_looked_at(command, start, workdir, tmp_path
         done = start(command, f"--model={path}").wait()
         assert done.status == 2, done.err
         kind = f"{path} holds no training run" if path.is_dir() else f"there is no folder {path}"
+        kind = f"{path} is no folder: give the folder of a model" if path.is_file() else kind
         assert done.error.startswith(kind)
     cell = workdir / "cells/cope/seed_0"
     assert done.error.endswith(f", but a comparison: give one of its runs, such as {cell}")

@@ -225,6 +225,6 @@ def test_pipes_are_no_files_of_weights_or_documents(tmp_path):
     os.mkfifo(tmp_path / "weights.hdf5")
     os.mkfifo(tmp_path / "a.jsonl")
     with pytest.raises(ConfigError, match="cannot read the weights"):
-        elmo_files._open(tmp_path / "weights.hdf5", "r")
+        elmo_files._open(tmp_path / "weights.hdf5")
     with pytest.raises(ConfigError, match="no file matches"):
         document_files.find([f"{tmp_path}/*.jsonl"])
