@@ -261,8 +261,10 @@ def check_tokens(name: str, tokens: Any, vocab_size: int) -> Any:
     import numpy as np  # here, because what only lists names does without it
 
     try:
-        listed = tokens if hasattr(tokens, "shape") else [*tokens]
-        array = np.asarray(listed)
+        listed = (
+            [] if hasattr(tokens, "shape") else [*tokens]
+        )  # an array shows booleans by its type
+        array = np.asarray(tokens if hasattr(tokens, "shape") else listed)
         # Integers of more than 64 bits are objects.
         whole = array.dtype.kind in "iu" or all(isinstance(token, int) for token in array)
         booleans = any(isinstance(token, bool | np.bool_) for token in listed)

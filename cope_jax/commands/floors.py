@@ -10,8 +10,8 @@ cope-jax floors --model=runs/bert_small
   that texts A and B share, on the run's own examples
 - parts of speech: the accuracy of each word's most frequent tag
 
-The most frequent piece and tag are measured on the whole split, the other baselines on the run's own
-examples.
+The most frequent piece and tag are measured on the whole split, the other baselines on the run's
+own examples.
 
 The run need not be finished: it has results after its first evaluation. Writes floors.json and
 floors.md into the run's folder.

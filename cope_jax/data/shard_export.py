@@ -125,7 +125,7 @@ def export(
         write_file(out, MANIFEST, manifest.text)
         return manifest
     except ConfigError as error:
-        # All splits are known, or nothing is there that a later call could use.
+        # No call can give the split a document, or nothing is there that a later one could use.
         if isinstance(error, _EmptySplitError) or (
             hosts == 1 and is_first and not glob_in(out / "parts", "*.json")
         ):

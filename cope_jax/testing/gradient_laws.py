@@ -33,7 +33,7 @@ def gradients(subject: Subject) -> Measure:
 
 @law("gradients under a mask", "mask")
 def gradients_under_a_mask(subject: Subject) -> Measure:
-    """The same with a mask: even tokens see even ones, odd see odd."""
+    """Gradients are finite, and are slopes, where even tokens see even ones, and odd see odd."""
     return _slopes_of(subject, **broadcast(subject, {"mask": alternating(subject)[None, None]}))
 
 

@@ -171,8 +171,8 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
     predicted = np.concatenate(classes)[:size]
     if (predicted < 0).any():
         raise NonFiniteError(
-            f"the logits of example {np.argmax(predicted < 0)} of {split!r} in {workdir} are not finite: "
-            "set a lower --config.optimizer.learning_rate and a new --workdir"
+            f"the logits of example {np.argmax(predicted < 0)} of {split!r} in {workdir} are not "
+            "finite: set a lower --config.optimizer.learning_rate and a new --workdir"
         )
     return predicted
 

@@ -68,8 +68,8 @@ def measure(
 ) -> list[BesideRun]:
     """Measures all baselines of a task on its evaluation splits.
 
-    Baselines are measured on the examples on which `config` measures the run, except the most frequent
-    piece and the most frequent tag of a word on the whole split. `results` are those
+    Baselines are measured on the examples on which `config` measures the run, except the most
+    frequent piece and the most frequent tag of a word, on the whole split. `results` are those
     of the run, from `run_figures`. A baseline may learn from at most `examples` examples.
     """
 
